@@ -1,0 +1,32 @@
+"""Dynamic slimmable networks: one set of weights, many widths, the width chosen for each input."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from dsnet.checkpoint import load, save
+    from dsnet.cost import CostTable
+    from dsnet.extract import extract
+    from dsnet.models import create_model, list_models
+
+_ROOMS = {
+    "CostTable": "dsnet.cost",
+    "create_model": "dsnet.models",
+    "extract": "dsnet.extract",
+    "list_models": "dsnet.models",
+    "load": "dsnet.checkpoint",
+    "save": "dsnet.checkpoint",
+}
+
+__all__ = ["CostTable", "create_model", "extract", "list_models", "load", "save"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that `dsnet --help` does not wait for torch."""
+    if name in _ROOMS:
+        return getattr(import_module(_ROOMS[name]), name)
+    raise AttributeError(f"module 'dsnet' has no attribute {name!r}")

@@ -1,0 +1,116 @@
+"""dsnet info: the widths of one model and what they cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+if TYPE_CHECKING:
+    from dsnet.models import ModelSpec
+    from dsnet.space import Path
+
+HELP = "Show the widths of a model: realised channels, MAdds, parameters, share of the widest."
+
+
+def parser() -> ArgumentParser:
+    parser = ArgumentParser(description=HELP)
+    parser.add_argument("model", help="a name from `dsnet models`, or a folder that dsnet wrote")
+    parser.add_argument("--image_size", type=int | None, default=None, help="pixels of the input's side")
+    parser.add_argument("--num_classes", type=int | None, default=None, help="outputs of the classifier")
+    parser.add_argument("--width", type=float | None, default=None, help="width multiplier of a static model")
+    parser.add_argument(
+        "--path", type=str | None, default=None, help="show this path only, for example 13 or 0,1,2,3 (0 = slimmest)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    return parser
+
+
+def run(args: Namespace) -> None:
+    from dsnet.cli.output import human, print_json, print_table
+    from dsnet.cost import CostTable
+    from dsnet.models import describe, list_models
+
+    spec = find_spec(args)
+    table = CostTable(spec, args.image_size)
+    paths = spec.space.uniform if args.path is None else [parse_path(spec, args.path)]
+    rows: list[dict[str, Any]] = []
+    for path in paths:
+        cost = table.cost(path)
+        rows.append(
+            {
+                "path": list(path),
+                "channels": channels(spec, path),
+                "madds": cost.madds,
+                "madds_layers": cost.layers,
+                "madds_pools": cost.pools,
+                "madds_routers": table.madds(path, dynamic=True) - cost.madds,
+                "params": cost.params,
+                "share": cost.madds / table.widest,
+            }
+        )
+    summary = {
+        "model": spec.name,
+        "image_size": table.image_size,
+        "num_classes": spec.num_classes,
+        "choice_points": len(spec.widths),
+        "paths": spec.space.size,
+        "routing": [list(allowed) for allowed in spec.routing],
+        "front_madds": table.front.madds,
+    }
+    if args.json:
+        print_json({**summary, "widths": rows})
+        return
+    shown = "" if len(paths) == spec.space.size else f"; {len(paths)} of {spec.space.size} paths shown, see --path"
+    if args.model in list_models():
+        print(describe(args.model))
+    print_table(
+        f"{spec.name} at {table.image_size} px, {spec.num_classes} classes{shown}",
+        ["<path", "<channels behind the choice" if spec.widths else "<channels", "MAdds", "parameters", "of widest"],
+        [
+            [
+                ",".join(map(str, row["path"])) or "-",
+                " ".join(map(str, row["channels"])),
+                human(row["madds"]),
+                human(row["params"]),
+                f"{row['share']:.1%}",
+            ]
+            for row in rows
+        ],
+        note=f"Every path shares a front of {human(table.front.madds)} MAdds."
+        if spec.widths and table.front.madds
+        else "",
+    )
+
+
+def find_spec(args: Namespace) -> ModelSpec:
+    from pathlib import Path as File
+
+    from dsnet.checkpoint import description_spec, read_description
+    from dsnet.models import model_spec
+
+    if File(args.model).exists():
+        if args.width is not None or args.num_classes is not None:
+            raise ValueError(f"{args.model} is a saved model: its width and classes are fixed; name a model instead")
+        return description_spec(File(args.model), read_description(args.model))
+    return model_spec(args.model, width=args.width, num_classes=args.num_classes, image_size=args.image_size)
+
+
+def parse_path(spec: ModelSpec, text: str) -> Path:
+    try:
+        path = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"path {text!r} is not a list of width indices; write for example 0,1,2,3") from None
+    return spec.space.validate(path)
+
+
+def channels(spec: ModelSpec, path: Path) -> list[int]:
+    """Output channels of the stages that a choice reaches (of all stages in a static model), repeats left out."""
+    counts: list[int] = []
+    for stage in spec.stages:
+        if stage.block == "max_pool" or (spec.widths and stage.choice is None):
+            continue
+        out = stage.out if isinstance(stage.out, int) else stage.out[path[stage.choice or 0]]
+        if not counts or counts[-1] != out:
+            counts.append(out)
+    return counts

@@ -1,0 +1,58 @@
+"""dsnet models: what can be created."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+HELP = "List the models: choice points, paths, MAdds from slimmest to widest, parameters."
+
+
+def parser() -> ArgumentParser:
+    parser = ArgumentParser(description=HELP)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    return parser
+
+
+def run(args: Namespace) -> None:
+    from dsnet.cli.output import human, print_json, print_table
+    from dsnet.cost import CostTable
+    from dsnet.models import describe, list_models, model_spec
+
+    rows: list[dict[str, Any]] = []
+    for name in list_models():
+        spec = model_spec(name)
+        table = CostTable(spec)
+        rows.append(
+            {
+                "name": name,
+                "description": describe(name),
+                "choice_points": len(spec.widths),
+                "paths": spec.space.size,
+                "image_size": spec.image_size,
+                "madds_slimmest": table.slimmest,
+                "madds_widest": table.widest,
+                "params": table.params(spec.space.widest, dynamic=True),
+            }
+        )
+    if args.json:
+        print_json(rows)
+        return
+    print_table(
+        "Models",
+        ["<name", "choice points", "paths", "px", "MAdds slimmest", "widest", "parameters"],
+        [
+            [
+                row["name"],
+                row["choice_points"],
+                row["paths"],
+                row["image_size"],
+                human(row["madds_slimmest"]),
+                human(row["madds_widest"]),
+                human(row["params"]),
+            ]
+            for row in rows
+        ],
+        note="dsnet info NAME shows every width of one model.",
+    )

@@ -1,0 +1,35 @@
+"""What commands print: tables for people, JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, note: str = "") -> None:
+    """A rich table; columns whose name starts with '<' are left-aligned, the others right-aligned."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", caption=note or None, caption_justify="left")
+    for column in columns:
+        left = column.startswith("<")
+        table.add_column(column.removeprefix("<"), justify="left" if left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*map(str, row))
+    Console(width=None if sys.stdout.isatty() else 140, highlight=False).print(table)
+
+
+def print_json(content: Any) -> None:
+    print(json.dumps(content, indent=1))
+
+
+def human(count: float) -> str:
+    """A count with a unit: 565.4M, 4.01B."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.2f}{unit}" if count < 10 * size else f"{count / size:.1f}{unit}"
+    return str(int(count))

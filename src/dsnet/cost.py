@@ -1,0 +1,160 @@
+"""Exact costs of every path, and the differentiable cost of a mix of paths.
+
+Counted are the multiply-adds of convolutions and linear layers, plus one for each element that an
+average pool reads, which is how the paper's authors counted; norms, activations and element-wise
+products are not. Costs follow from the spec alone: the network is built on the meta device and its
+graph is walked, so no weights are needed and nothing is left behind in a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dsnet.models import ModelSpec, Supernet
+from dsnet.nn.slicing import Sliceable
+from dsnet.nn.tracing import trace
+
+
+@dataclass(frozen=True)
+class Cost:
+    """layers: multiply-adds of convolutions and linear layers; pools: elements average pools read; params."""
+
+    layers: int = 0
+    pools: int = 0
+    params: int = 0
+
+    @property
+    def madds(self) -> int:
+        return self.layers + self.pools
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.layers + other.layers, self.pools + other.pools, self.params + other.params)
+
+
+class CostTable:
+    """Costs of a network at one input size.
+
+    front: the layers that every path shares. steps[i][j][k]: segment i from width j to width k, its gate's
+    attention included. routers[i][j]: the slimming head of segment i at width j, which only the dynamic
+    network runs. heads[k]: the classifier behind width k.
+    """
+
+    def __init__(self, model: Supernet | ModelSpec, image_size: int | None = None) -> None:
+        self.spec = model.spec if isinstance(model, Supernet) else model
+        self.image_size = image_size or self.spec.image_size
+        self.spec.check_size(self.image_size)
+        self.front, self.steps, self.routers, self.heads = _tables(self.spec, self.image_size)
+
+    def cost(self, path: Sequence[int], *, dynamic: bool = False) -> Cost:
+        """Cost of one path as a static network, or with the slimming heads that chose it."""
+        path = self.spec.space.validate(path)
+        total, w_in = self.front, 0
+        for step, router, w_out in zip(self.steps, self.routers, path, strict=True):
+            total = total + step[w_in][w_out] + (router[w_in] if dynamic else Cost())
+            w_in = w_out
+        return total + self.heads[w_in]
+
+    def madds(self, path: Sequence[int], *, dynamic: bool = False) -> int:
+        return self.cost(path, dynamic=dynamic).madds
+
+    def params(self, path: Sequence[int], *, dynamic: bool = False) -> int:
+        """Parameters that the path uses."""
+        return self.cost(path, dynamic=dynamic).params
+
+    @property
+    def slimmest(self) -> int:
+        return self.madds(self.spec.space.slimmest)
+
+    @property
+    def widest(self) -> int:
+        """MAdds of the widest path of the full space: the normaliser of the complexity loss."""
+        return self.madds(self.spec.space.widest)
+
+    def expected(self, mixes: Sequence[Tensor], *, dynamic: bool = True) -> Tensor:
+        """MAdds [B] under one mix [B, K] per choice point: differentiable, exact on one-hot mixes."""
+        if len(mixes) != len(self.steps):
+            raise ValueError(
+                f"got {len(mixes)} mixes but {self.spec.name!r} has {len(self.steps)} choice points; give one for each"
+            )
+        if not mixes:
+            raise ValueError(f"{self.spec.name!r} has no choice points; use madds(())")
+        device = mixes[0].device
+        total = torch.full((len(mixes[0]),), float(self.front.madds), dtype=torch.float64, device=device)
+        before = total.new_ones(len(total), 1)
+        for step, router, mix in zip(self.steps, self.routers, mixes, strict=True):
+            table = [[cost.madds + (router[j].madds if dynamic else 0) for cost in row] for j, row in enumerate(step)]
+            after = mix.double()
+            total = total + torch.einsum("bi,ij,bj->b", before, total.new_tensor(table), after)
+            before = after
+        return total + before @ total.new_tensor([head.madds for head in self.heads])
+
+
+@dataclass(frozen=True)
+class _Use:
+    """One call of a layer: where it stands, the shape of its input, and its width arguments.
+
+    A width argument is the index of a choice point, or None for the one width of a fixed map.
+    """
+
+    name: str
+    layer: Sliceable
+    shape: torch.Size
+    points: tuple[int | None, ...]
+
+    def at(self, chosen: Mapping[int, int]) -> Cost:
+        widths = [0 if point is None else chosen[point] for point in self.points]
+        layer, shape = self.layer, self.shape
+        return Cost(layer.madds(shape, *widths), layer.pools(shape, *widths), layer.params(*widths))
+
+
+class _Uses(fx.Interpreter):
+    """Walks a graph whose widths are symbols, on meta tensors at the widest path, and lists the layers it meets."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__(graph)
+        self.uses: list[_Use] = []
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op == "call_module":
+            name = str(n.target).removeprefix("root.")
+            (x, *_), _ = self.fetch_args_kwargs_from_env(n)
+            # A symbolic width is the node `path[point]`, a fixed one the constant 0.
+            points = tuple(w.args[1] if isinstance(w, fx.Node) else None for w in n.args[1:])
+            self.uses.append(_Use(name, self.fetch_attr(str(n.target)), x.shape, points))  # type: ignore[arg-type]
+        return super().run_node(n)
+
+
+Tables = tuple[Cost, list[list[list[Cost]]], list[list[Cost]], list[Cost]]
+
+
+@lru_cache(maxsize=64)
+def _tables(spec: ModelSpec, image_size: int) -> Tables:
+    with torch.device("meta"):
+        net = Supernet(spec).eval()
+        x = torch.empty(1, spec.in_channels, image_size, image_size)
+    points = range(len(spec.widths))
+    graph = trace(net, lambda x, path: net.run_scored(x, tuple(path[point] for point in points)), inputs=2)
+    walk = _Uses(graph)
+    walk.run(x, spec.space.widest)
+
+    def total(prefix: str, chosen: Mapping[int, int], *, scoring: bool = False) -> Cost:
+        uses = (use for use in walk.uses if use.name.startswith(prefix) and (".slimming." in use.name) == scoring)
+        return sum((use.at(chosen) for use in uses), Cost())
+
+    steps: list[list[list[Cost]]] = []
+    routers: list[list[Cost]] = []
+    before = 1
+    for point, widths in enumerate(spec.widths):
+        prefix = f"segments.{point}."
+        ins = [{point - 1: w_in} for w_in in range(before)]
+        steps.append([[total(prefix, {**at, point: w_out}) for w_out in range(widths)] for at in ins])
+        routers.append([total(prefix, at, scoring=True) for at in ins])
+        before = widths
+    heads = [total("head.", {len(spec.widths) - 1: width}) for width in range(before)]
+    return total("front.", {}), steps, routers, heads

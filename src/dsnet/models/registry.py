@@ -1,0 +1,76 @@
+"""Names to specs to networks."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dsnet.models.spec import ModelSpec, customise
+from dsnet.models.supernet import Supernet
+
+_BUILDERS: dict[str, Callable[..., ModelSpec]] = {}
+
+
+def register(builder: Callable[..., ModelSpec]) -> Callable[..., ModelSpec]:
+    """Make a function that returns a spec available under its own name."""
+    assert builder.__name__ not in _BUILDERS, f"model {builder.__name__} is registered twice"
+    _BUILDERS[builder.__name__] = builder
+    return builder
+
+
+def list_models() -> list[str]:
+    return sorted(_BUILDERS)
+
+
+def describe(name: str) -> str:
+    """First line of a model's documentation."""
+    return (inspect.getdoc(_BUILDERS[name]) or "").split("\n")[0]
+
+
+def model_spec(name: str, *, width: float | None = None, **wishes: Any) -> ModelSpec:
+    """The spec of a registered model; `wishes` as in `create_model`."""
+    if name not in _BUILDERS:
+        close = difflib.get_close_matches(name, _BUILDERS, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(close)}?" if close else "list_models() has them all"
+        raise ValueError(f"model {name!r} is unknown; {hint}")
+    builder = _BUILDERS[name]
+    if width is None:
+        return customise(builder(), **wishes)
+    if "width" not in inspect.signature(builder).parameters:
+        static = [other for other, make in _BUILDERS.items() if "width" in inspect.signature(make).parameters]
+        raise ValueError(f"{name!r} takes no width multiplier; only {', '.join(sorted(static))} do")
+    if not 0 < width <= 4:
+        raise ValueError(f"width multiplier is {width}; it must lie in (0, 4]")
+    return customise(builder(width=width), **wishes)
+
+
+def create_model(
+    name: str,
+    *,
+    num_classes: int | None = None,
+    in_channels: int | None = None,
+    image_size: int | None = None,
+    routing: Sequence[int] | Sequence[Sequence[int]] | None = None,
+    slimming: str | None = None,
+    shared: bool | None = None,
+    width: float | None = None,
+) -> Supernet:
+    """A new network; what is not given is the model's default.
+
+    routing: width indices that the gates may choose, one list for all choice points or one for each.
+    slimming, shared: the gate's design, 'one_hot' or 'scalar', first layer shared with attention or not.
+    width: multiplier of all channels, for the static models.
+    """
+    spec = model_spec(
+        name,
+        width=width,
+        num_classes=num_classes,
+        in_channels=in_channels,
+        image_size=image_size,
+        routing=routing,
+        slimming=slimming,
+        shared=shared,
+    )
+    return Supernet(spec)

@@ -1,0 +1,154 @@
+"""A model as data: stages of blocks, the choice points between them, and what a checkpoint must remember."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal
+
+from dsnet.nn.gate import ACTIVATIONS, Activation, GateSpec
+from dsnet.nn.norm import NormSpec
+from dsnet.space import WidthSpace
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """`repeats` blocks of one kind; the first has the stride.
+
+    out: channels behind each block, one number or one per width of the stage's choice point.
+    choice: index of the choice point that decides `out`; None for layers that no choice reaches.
+    hidden: hidden size of the blocks' gates; None follows the widest input (GateSpec.reduction).
+    tap: name under which `forward_features` gives the stage's output.
+    """
+
+    block: Literal["conv", "max_pool", "depthwise", "bottleneck", "inverted"]
+    out: int | tuple[int, ...]
+    repeats: int = 1
+    stride: int = 1
+    kernel: int = 3
+    expansion: int = 1
+    choice: int | None = None
+    hidden: int | None = None
+    tap: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Everything that is needed to build a network again.
+
+    widths: number of widths at each choice point. gate: None for networks without gates.
+    skip: identity skips around same-shape stride-1 depthwise-separable blocks.
+    features: output channels of a 1x1 convolution before the classifier, if any.
+    routing: allowed width indices per choice point; the slimming heads have one output for each.
+    """
+
+    name: str
+    stages: tuple[StageSpec, ...]
+    widths: tuple[int, ...] = ()
+    norm: NormSpec = field(default_factory=NormSpec)
+    activation: Activation = "relu"
+    gate: GateSpec | None = None
+    skip: bool = False
+    zero_init: bool = False
+    features: int | tuple[int, ...] | None = None
+    num_classes: int = 1000
+    in_channels: int = 3
+    image_size: int = 224
+    routing: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value in (("num_classes", self.num_classes), ("in_channels", self.in_channels)):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation {self.activation!r} is unknown; choose from {', '.join(ACTIVATIONS)}")
+        if self.norm.kind == "batch" and len(self.widths) > 1:
+            raise ValueError(
+                f"{self.name!r} has {len(self.widths)} choice points with batch norm, whose statistics would depend on "
+                f"every choice upstream; use NormSpec('group') or one choice point"
+            )
+        reached = [choice for stage in self.stages if (choice := stage.choice) is not None]
+        if sorted(set(reached)) != list(range(len(self.widths))) or reached != sorted(reached):
+            raise ValueError(f"stages use choice points {reached}; they must rise from 0 to {len(self.widths) - 1}")
+        for number, stage in enumerate(self.stages):
+            self._check_stage(number, stage)
+        if not self.routing:
+            object.__setattr__(self, "routing", self.space.choices)
+        self.space.restrict(self.routing)
+        self.check_size(self.image_size)
+
+    def _check_stage(self, number: int, stage: StageSpec) -> None:
+        expected = 1 if stage.choice is None else self.widths[stage.choice]
+        given = 1 if isinstance(stage.out, int) else len(stage.out)
+        if not isinstance(stage.out, int) and given != expected:
+            raise ValueError(f"stage {number} of {self.name!r} lists {given} widths; its choice point has {expected}")
+        if stage.choice is None and any(earlier.choice is not None for earlier in self.stages[:number]):
+            raise ValueError(f"stage {number} of {self.name!r} lies behind a choice point; set its choice")
+
+    @property
+    def space(self) -> WidthSpace:
+        return WidthSpace.full(self.widths)
+
+    @property
+    def stride(self) -> int:
+        """Input pixels per pixel of the last map, and so the smallest image."""
+        total = 1
+        for stage in self.stages:
+            total *= stage.stride
+        return total
+
+    def check_size(self, *sides: int) -> None:
+        for side in sides:
+            if not isinstance(side, int) or side < self.stride:
+                raise ValueError(
+                    f"image size {side!r} is too small for {self.name!r}, which divides it by {self.stride}; "
+                    f"use at least {self.stride} pixels"
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ModelSpec:
+        """The inverse of `to_dict`, also after a trip through JSON."""
+        data = dict(data)
+        known = {f.name for f in fields(cls)}
+        if unknown := set(data) - known:
+            raise ValueError(f"model spec has unknown keys {sorted(unknown)}; this version knows {sorted(known)}")
+        try:
+            data["stages"] = tuple(StageSpec(**_tuples(stage)) for stage in data["stages"])
+            data["norm"] = NormSpec(**data["norm"])
+            data["gate"] = None if data["gate"] is None else GateSpec(**data["gate"])
+            return cls(**_tuples(data))
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"model spec is incomplete or of another version: {error}") from error
+
+
+def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
+    def freeze(value: Any) -> Any:
+        return tuple(freeze(item) for item in value) if isinstance(value, list | tuple) else value
+
+    return {key: freeze(value) for key, value in data.items()}
+
+
+def customise(
+    spec: ModelSpec,
+    *,
+    num_classes: int | None = None,
+    in_channels: int | None = None,
+    image_size: int | None = None,
+    routing: Any = None,
+    slimming: str | None = None,
+    shared: bool | None = None,
+) -> ModelSpec:
+    """A spec with a user's wishes applied; None keeps what the model has."""
+    given = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
+    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if routing is not None:
+        changes["routing"] = spec.space.restrict(routing).choices
+    gate = {key: value for key, value in (("slimming", slimming), ("shared", shared)) if value is not None}
+    if gate:
+        if spec.gate is None:
+            raise ValueError(f"{spec.name!r} has no gates, so {', '.join(gate)} cannot be set; choose a ds_ model")
+        changes["gate"] = replace(spec.gate, **gate)  # type: ignore[arg-type]
+    return replace(spec, **changes)

@@ -1,0 +1,29 @@
+"""Layers and blocks that know widths, not networks."""
+
+from dsnet.nn.blocks import Block, Bottleneck, ConvBlock, DepthwiseSeparable, InvertedResidual, MaxPool
+from dsnet.nn.gate import Gate, GateSpec, SlimmingHead
+from dsnet.nn.norm import NormSpec, SliceBatchNorm2d, SliceGroupNorm, SliceNorm
+from dsnet.nn.slicing import GlobalPool, Mix, Sliceable, SliceConv2d, SliceDepthwise, SliceLinear, Width
+
+__all__ = [
+    "Block",
+    "Bottleneck",
+    "ConvBlock",
+    "DepthwiseSeparable",
+    "Gate",
+    "GateSpec",
+    "GlobalPool",
+    "InvertedResidual",
+    "MaxPool",
+    "Mix",
+    "NormSpec",
+    "SliceBatchNorm2d",
+    "SliceConv2d",
+    "SliceDepthwise",
+    "SliceGroupNorm",
+    "SliceLinear",
+    "SliceNorm",
+    "Sliceable",
+    "SlimmingHead",
+    "Width",
+]

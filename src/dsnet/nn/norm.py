@@ -1,0 +1,150 @@
+"""Norms that know widths. Under a mix they also mask: channels beyond a sample's width come out as zero."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dsnet.nn.slicing import Mix, Sliceable, Width, fill, twin
+from dsnet.space import Channels
+
+EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """`batch` keeps statistics per width index; `group` has a fixed number of channels per group."""
+
+    kind: Literal["batch", "group"] = "batch"
+    group_size: int = 16
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("batch", "group"):
+            raise ValueError(f"norm {self.kind!r} is unknown; choose 'batch' or 'group'")
+        if self.group_size < 1:
+            raise ValueError(f"group_size is {self.group_size}; it must be at least 1")
+
+    def build(self, channels: Channels) -> SliceNorm:
+        return SliceBatchNorm2d(channels) if self.kind == "batch" else SliceGroupNorm(channels, self.group_size)
+
+
+class SliceNorm(Sliceable):
+    """Shared affine parameters over the widest channels; subclasses normalise."""
+
+    prefix: Tensor
+
+    def __init__(self, channels: Channels) -> None:
+        super().__init__()
+        self.channels = channels
+        self.weight = nn.Parameter(torch.ones(channels.max))
+        self.bias = nn.Parameter(torch.zeros(channels.max))
+        counts = torch.tensor(channels.counts)
+        prefix = (torch.arange(channels.max) < counts[:, None]).to(torch.get_default_dtype())
+        self.register_buffer("prefix", prefix, persistent=False)  # [K, C]: 1 on the channels of width k
+
+    def forward(self, x: Tensor, width: Width) -> Tensor:
+        return self.mixed(x, width) if isinstance(width, Mix) else self.sliced(x, width)
+
+    def params(self, *widths: int) -> int:
+        return 2 * self.channels[widths[0]]
+
+    def sliced(self, x: Tensor, width: int) -> Tensor:
+        raise TypeError(f"{type(self).__name__} does not normalise")
+
+    def mixed(self, x: Tensor, mix: Mix) -> Tensor:
+        raise TypeError(f"{type(self).__name__} does not mix")
+
+
+class SliceBatchNorm2d(SliceNorm):
+    """Batch norm with running statistics per width index and one shared affine."""
+
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def __init__(self, channels: Channels, momentum: float = 0.1) -> None:
+        super().__init__(channels)
+        self.momentum = momentum
+        # One row per width; a row's entries beyond its width keep their first values and are never read.
+        self.register_buffer("running_mean", torch.zeros(len(channels), channels.max))
+        self.register_buffer("running_var", torch.ones(len(channels), channels.max))
+        self.register_buffer("num_batches_tracked", torch.zeros(len(channels), dtype=torch.long))
+
+    def sliced(self, x: Tensor, width: int) -> Tensor:
+        count = self.channels[width]
+        if self.training:
+            self.num_batches_tracked[width] += 1
+        return F.batch_norm(
+            x,
+            self.running_mean[width, :count],
+            self.running_var[width, :count],
+            self.weight[:count],
+            self.bias[:count],
+            training=self.training,
+            momentum=self.momentum,
+            eps=EPS,
+        )
+
+    def folded(self) -> tuple[Tensor, Tensor]:
+        """Scale S [K, C] and shift B [K, C] of every width in eval mode, zero beyond the width."""
+        scale = self.weight * torch.rsqrt(self.running_var + EPS) * self.prefix
+        return scale, self.bias * self.prefix - self.running_mean * scale
+
+    def mixed(self, x: Tensor, mix: Mix) -> Tensor:
+        if self.training:
+            raise RuntimeError("batch norm under a mix uses the statistics of each width: call net.eval() first")
+        count = self.channels[mix.widest]
+        scale, shift = (mix.weights @ rows[:, :count] for rows in self.folded())  # [B, C]
+        return x * scale[:, :, None, None] + shift[:, :, None, None]
+
+    def materialise(self, *widths: int) -> nn.Module:
+        (width,) = widths
+        count = self.channels[width]
+        norm = twin(self, self.weight, nn.BatchNorm2d, count, eps=EPS, momentum=self.momentum)
+        return fill(
+            norm,
+            weight=self.weight[:count],
+            bias=self.bias[:count],
+            running_mean=self.running_mean[width, :count],
+            running_var=self.running_var[width, :count],
+            num_batches_tracked=self.num_batches_tracked[width],
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.channels.counts}, momentum={self.momentum}"
+
+
+class SliceGroupNorm(SliceNorm):
+    """Group norm whose groups lie inside every width, so that slicing leaves their statistics alone."""
+
+    def __init__(self, channels: Channels, group_size: int) -> None:
+        super().__init__(channels)
+        self.group_size = group_size
+        if bad := [count for count in channels.counts if count % group_size]:
+            raise ValueError(
+                f"group norm with {group_size} channels per group cannot divide a width of {bad[0]} channels; "
+                f"use multiples of {group_size} or a smaller group_size"
+            )
+
+    def normalise(self, x: Tensor, count: int) -> Tensor:
+        return F.group_norm(x, count // self.group_size, self.weight[:count], self.bias[:count], EPS)
+
+    def sliced(self, x: Tensor, width: int) -> Tensor:
+        return self.normalise(x, self.channels[width])
+
+    def mixed(self, x: Tensor, mix: Mix) -> Tensor:
+        count = self.channels[mix.widest]
+        mask = mix.weights @ self.prefix[:, :count]  # [B, C]
+        return self.normalise(x, count) * mask[:, :, None, None]
+
+    def materialise(self, *widths: int) -> nn.Module:
+        count = self.channels[widths[0]]
+        norm = twin(self, self.weight, nn.GroupNorm, count // self.group_size, count, eps=EPS)
+        return fill(norm, weight=self.weight[:count], bias=self.bias[:count])
+
+    def extra_repr(self) -> str:
+        return f"{self.channels.counts}, group_size={self.group_size}"

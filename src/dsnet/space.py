@@ -1,0 +1,147 @@
+"""Widths as plain values: what a path is, which paths exist, how many channels a width has."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+Path = tuple[int, ...]
+"""One width index per choice point, 0 = slimmest. A static network has the path ()."""
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Channel count of a feature map at each width index of the choice point that controls it.
+
+    A map that no choice point controls has one entry; a map whose size is fixed but whose values
+    depend on a choice point (a head convolution behind the gate) has equal entries, one per width.
+    """
+
+    counts: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.counts or min(self.counts) < 1 or list(self.counts) != sorted(self.counts):
+            raise ValueError(f"channel counts {self.counts} must be positive and must not fall from slimmest to widest")
+
+    @classmethod
+    def of(cls, counts: int | Sequence[int], widths: int = 1) -> Channels:
+        """`counts` as given, or one number repeated for every width."""
+        return cls((counts,) * widths if isinstance(counts, int) else tuple(counts))
+
+    def __getitem__(self, width: int) -> int:
+        if not 0 <= width < len(self.counts):
+            raise ValueError(
+                f"width index {width} is out of range: this layer has {len(self.counts)} widths, "
+                f"0 to {len(self.counts) - 1}"
+            )
+        return self.counts[width]
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def __mul__(self, factor: int) -> Channels:
+        return Channels(tuple(factor * count for count in self.counts))
+
+    @property
+    def max(self) -> int:
+        return self.counts[-1]
+
+
+@dataclass(frozen=True)
+class WidthSpace:
+    """The width indices allowed at each choice point: the full space of a network, or its routing space."""
+
+    choices: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        for point, allowed in enumerate(self.choices):
+            if not allowed or min(allowed) < 0 or list(allowed) != sorted(set(allowed)):
+                raise ValueError(
+                    f"choice point {point} allows widths {allowed}; "
+                    f"give rising width indices from 0, for example (0, 1, 2)"
+                )
+
+    @classmethod
+    def full(cls, widths: Iterable[int]) -> WidthSpace:
+        """All width indices, given the number of widths at each choice point."""
+        return cls(tuple(tuple(range(count)) for count in widths))
+
+    def restrict(self, routing: Sequence[int] | Sequence[Sequence[int]] | None) -> WidthSpace:
+        """A subspace: allowed indices per choice point, or one list of indices for all of them."""
+        if routing is None:
+            return self
+        entries: list[Any] = list(routing)
+        if all(isinstance(entry, int) for entry in entries):
+            entries = [entries] * len(self)
+        if any(isinstance(entry, int) for entry in entries):
+            raise ValueError(f"routing {routing} mixes indices and lists; give one list, or one list per choice point")
+        per_point = [tuple(entry) for entry in entries]
+        if len(per_point) != len(self):
+            raise ValueError(
+                f"routing {routing} has {len(per_point)} lists but the network has {len(self)} choice points; "
+                f"give one list of width indices, or one per choice point"
+            )
+        for point, (asked, allowed) in enumerate(zip(per_point, self.choices, strict=True)):
+            if not set(asked) <= set(allowed):
+                raise ValueError(
+                    f"routing {list(asked)} at choice point {point} goes beyond its widths; "
+                    f"choose from {allowed[0]} to {allowed[-1]}"
+                )
+        return WidthSpace(tuple(per_point))
+
+    def __len__(self) -> int:
+        return len(self.choices)
+
+    def __contains__(self, path: object) -> bool:
+        return (
+            isinstance(path, tuple)
+            and len(path) == len(self)
+            and all(w in allowed for w, allowed in zip(path, self.choices, strict=True))
+        )
+
+    def __iter__(self) -> Iterator[Path]:
+        """Every path, slimmest first, the last choice point turning fastest."""
+        return itertools.product(*self.choices)
+
+    @property
+    def size(self) -> int:
+        return prod(len(allowed) for allowed in self.choices)
+
+    @property
+    def slimmest(self) -> Path:
+        return tuple(allowed[0] for allowed in self.choices)
+
+    @property
+    def widest(self) -> Path:
+        return tuple(allowed[-1] for allowed in self.choices)
+
+    @property
+    def uniform(self) -> list[Path]:
+        """The paths that take the same position in every choice point's list, slimmest first."""
+        positions = min((len(allowed) for allowed in self.choices), default=1)
+        return [tuple(allowed[k] for allowed in self.choices) for k in range(positions)]
+
+    def sample(self, rng: random.Random) -> Path:
+        return tuple(rng.choice(allowed) for allowed in self.choices)
+
+    def validate(self, path: Sequence[int]) -> Path:
+        """`path` as a tuple, or a ValueError that says what is wrong with it."""
+        if isinstance(path, int) or not all(isinstance(w, int) and not isinstance(w, bool) for w in path):
+            raise ValueError(f"path {path!r} is not a tuple of width indices; for example {self.widest}")
+        path = tuple(path)
+        if len(path) != len(self):
+            raise ValueError(
+                f"path {path} has {len(path)} entries but the network has {len(self)} choice points; "
+                f"use space.widest, which is {self.widest}, or space.sample(rng)"
+            )
+        for point, (width, allowed) in enumerate(zip(path, self.choices, strict=True)):
+            if width not in allowed:
+                raise ValueError(
+                    f"path {path} asks for width {width} at choice point {point}; allowed are "
+                    f"{', '.join(map(str, allowed))}"
+                )
+        return path

@@ -1,0 +1,95 @@
+"""The command as users call it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from support import MODELS, randomised
+
+import dsnet
+from dsnet.cli import main
+
+
+def test_models_lists_them_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in MODELS)
+    assert main(["models", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert list(rows) == MODELS
+    assert rows["ds_mobilenet_v1"]["madds_widest"] == 565445696
+    assert rows["ds_resnet50"]["paths"] == 256
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_info_shows_every_width(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", name]) == 0
+    shown = capsys.readouterr().out
+    assert "100.0%" in shown
+    assert main(["info", name, "--json", "--image-size", "64"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["image_size"] == 64
+    shares = [row["share"] for row in content["widths"]]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+    assert all(row["madds"] == row["madds_layers"] + row["madds_pools"] for row in content["widths"])
+
+
+def test_info_of_a_path_a_multiplier_and_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["info", "ds_resnet50", "--path", "0,1,2,3", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["widths"]
+    assert (row["path"], row["channels"]) == ([0, 1, 2, 3], [64, 256, 768, 2048])
+    assert main(["info", "mobilenet_v1", "--width", "0.5", "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["widths"][0]["madds_layers"] == 149497088
+    dsnet.save(randomised("ds_mobilenet_v1_tiny", routing=[0, 2]), tmp_path)
+    assert main(["info", str(tmp_path), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert (content["routing"], content["num_classes"]) == ([[0, 2]], 7)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["info", "ds_mobilenet"], "model 'ds_mobilenet' is unknown; did you mean"),
+        (["info", "ds_resnet50", "--path", "0,1"], "has 2 entries but the network has 4 choice points"),
+        (["info", "ds_resnet50", "--path", "wide"], "path 'wide' is not a list of width indices"),
+        (["info", "ds_resnet50", "--image_size", "7"], "image size 7 is too small"),
+        (["info", "ds_resnet50", "--width", "0.5"], "takes no width multiplier"),
+        (["info", "/"], "is not a model folder"),
+        (["import", "nowhere.pth", "--out", "x"], "nowhere.pth does not exist"),
+    ],
+)
+def test_wrong_input_is_one_clear_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [[], ["train-me"], ["info"], ["info", "ds_resnet50", "--imagesize", "7"]])
+def test_wrong_usage_exits_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_import_writes_a_folder_that_loads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from unit.test_foreign import released_shapes
+
+    file, out = tmp_path / "released.pth", tmp_path / "run"
+    torch.save({"state_dict": {name: torch.rand(shape) for name, shape in released_shapes().items()}}, file)
+    assert main(["import", str(file), "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "conv_stem.weight  [24, 3, 3, 3] -> [16, 3, 3, 3]" in shown
+    assert "bn1.aux_bn.1.running_mean" in shown
+    assert dsnet.load(out).routing.choices == ((0, 1, 2, 3),)
+    assert main(["import", str(file), "--out", str(out)]) == 2
+    assert "already holds a model" in capsys.readouterr().err
+    assert main(["import", str(file), "--out", str(tmp_path / "ema"), "--weights", "ema"]) == 2
+    assert "has no EMA weights" in capsys.readouterr().err

@@ -1,0 +1,36 @@
+"""The code in the documentation runs."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/concepts.md"])
+def test_python_in_the_documentation_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dsnet.models import registry
+
+    monkeypatch.setattr(registry, "_BUILDERS", dict(registry._BUILDERS))
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(block, {})
+
+
+def test_commands_in_the_readme_exist() -> None:
+    from dsnet.cli import COMMANDS
+
+    named = set(re.findall(r"^dsnet (\w+)", (ROOT / "README.md").read_text(), flags=re.MULTILINE))
+    assert named
+    assert named <= set(COMMANDS)
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^make ([\w-]+)", (ROOT / "README.md").read_text(), flags=re.MULTILINE))
+    assert targets
+    assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in targets)
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)

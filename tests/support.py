@@ -1,0 +1,69 @@
+"""Networks on which laws mean something, and paths to state them over."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from torch import Tensor
+
+from dsnet.models import Supernet, create_model, list_models
+from dsnet.nn import Gate, SliceBatchNorm2d, SliceNorm
+from dsnet.space import Path
+
+MODELS = list_models()
+CHOOSING = [name for name in MODELS if name.startswith(("ds_", "us_", "s_"))]
+
+
+def randomised(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64, **options: object) -> Supernet:
+    """A network in eval mode whose every parameter and buffer is random.
+
+    Fresh networks prove nothing: zero-initialised norms and identity gates switch residual branches off,
+    and fresh statistics are equal at all widths.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = create_model(name, num_classes=7, **options).to(dtype).eval()  # type: ignore[arg-type]
+        with torch.no_grad():
+            for module in net.modules():
+                if isinstance(module, SliceNorm):
+                    module.weight.uniform_(0.5, 1.5)
+                    module.bias.normal_(0, 0.3)
+                if isinstance(module, SliceBatchNorm2d):
+                    module.running_mean.normal_(0, 0.3)
+                    module.running_var.uniform_(0.5, 2.0)
+                    module.num_batches_tracked.random_(1, 100)
+                if isinstance(module, Gate):
+                    module.expand.weight.normal_(0, 0.5)
+                    module.expand.bias.normal_(0, 0.5)
+                    if module.slimming is not None:
+                        module.slimming.score.weight.normal_(0, 0.5)
+            net.head.classifier.bias.normal_()
+    return net
+
+
+def side(net: Supernet) -> int:
+    """The smallest image side at which the last map still has more than one pixel."""
+    return 2 * net.spec.stride
+
+
+def images(net: Supernet, batch: int = 3, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    dtype = net.head.classifier.weight.dtype
+    size = side(net)
+    return torch.randn(batch, net.spec.in_channels, size, size, generator=generator, dtype=dtype)
+
+
+def some_paths(net: Supernet, count: int = 3, seed: int = 0) -> list[Path]:
+    """Slimmest, widest and a few random paths."""
+    rng = random.Random(seed)
+    paths = [net.space.slimmest, net.space.widest, *(net.space.sample(rng) for _ in range(count))]
+    return list(dict.fromkeys(paths))
+
+
+def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-9) -> None:
+    """Difference relative to the spread of the expected values."""
+    assert actual.shape == expected.shape
+    assert torch.isfinite(expected).all()
+    difference = (actual - expected).abs().max() / expected.std().clamp_min(1e-12)
+    assert difference <= tolerance, f"differs by {difference:.3g} of the spread, more than {tolerance:g}"

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from support import CHOOSING, images, randomised
+
+import dsnet
+from dsnet.checkpoint import MODEL, WEIGHTS, CheckpointError, save_card, write_whole
+from dsnet.models import Budget, Card, Preprocessing, Supernet
+
+CARD = Card(
+    classes=("cat", "dog"),
+    preprocessing=Preprocessing(mean=(0.5,), std=(0.25,), crop=1.0, interpolation="bicubic"),
+    budgets=(Budget(1e6, 0.25, 0.9, 32), Budget(2e6, 0.0, 0.95, 32)),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    net = randomised("ds_mobilenet_v1_tiny", dtype=torch.float32)
+    net.card = CARD
+    return dsnet.save(net, tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", [name for name in CHOOSING if name.startswith("ds_")])
+def test_save_and_load_is_bitwise(name: str, tmp_path: Path) -> None:
+    net = randomised(name, dtype=torch.float32, routing=[0, 1, 3])
+    again = dsnet.load(dsnet.save(net, tmp_path))
+    assert again.spec == net.spec
+    assert not again.training
+    state = again.state_dict()
+    assert all(torch.equal(tensor, state[key]) for key, tensor in net.state_dict().items())
+
+
+def test_load_in_a_new_process_gives_the_same_bits(tmp_path: Path) -> None:
+    net = randomised("ds_resnet_tiny", dtype=torch.float32)
+    dsnet.save(net, tmp_path)
+    x = images(net)
+    safetensors.torch.save_file({"x": x}, tmp_path / "x.safetensors")
+    program = (
+        "import sys, torch, dsnet, safetensors.torch as st; torch.set_num_threads(1); "
+        "x = st.load_file(sys.argv[1] + '/x.safetensors')['x']; net = dsnet.load(sys.argv[1]); "
+        "st.save_file({'y': net(x, (0, 3, 1, 2)).detach()}, sys.argv[1] + '/y.safetensors')"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+    y = safetensors.torch.load_file(tmp_path / "y.safetensors")["y"]
+    assert torch.equal(y, net(x, (0, 3, 1, 2)))
+
+
+def test_the_card_comes_along_and_can_be_replaced(folder: Path) -> None:
+    assert dsnet.load(folder).card == CARD
+    save_card(folder, replace(CARD, budgets=()))
+    assert dsnet.load(folder).card == replace(CARD, budgets=())
+
+
+def test_double_precision_is_kept(tmp_path: Path) -> None:
+    net = randomised("ds_resnet_tiny")
+    again = dsnet.load(dsnet.save(net, tmp_path))
+    x = images(net)
+    choose = lambda point, scores: torch.eye(4, dtype=torch.float64)[:3]  # noqa: E731
+    assert torch.equal(again.forward_mixed(x, choose)[0], net.forward_mixed(x, choose)[0])
+
+
+def test_loading_does_not_move_the_random_generator(folder: Path) -> None:
+    state = torch.get_rng_state()
+    dsnet.load(folder)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("file", [WEIGHTS, MODEL])
+def test_every_flipped_bit_is_detected(folder: Path, file: str) -> None:
+    data = (folder / file).read_bytes()
+    for position in range(0, len(data), max(1, len(data) // 40)):
+        damaged = bytearray(data)
+        damaged[position] ^= 1 << (position % 7)
+        (folder / file).write_bytes(damaged)
+        if file == MODEL and chr(data[position]).isspace() and chr(damaged[position]).isspace():
+            continue  # white space between JSON tokens carries no content
+        with pytest.raises(CheckpointError, match=str(folder)):
+            dsnet.load(folder)
+
+
+@pytest.mark.parametrize("file", [WEIGHTS, MODEL])
+@pytest.mark.parametrize("keep", [0, 10, 0.5, 0.999])
+def test_truncated_files_are_refused(folder: Path, file: str, keep: float) -> None:
+    data = (folder / file).read_bytes()
+    (folder / file).write_bytes(data[: int(keep if keep >= 1 else keep * len(data))])
+    with pytest.raises(CheckpointError, match=f"{file} .*truncated"):
+        dsnet.load(folder)
+
+
+def rewrite(folder: Path, change) -> None:
+    """A consistent checkpoint with other tensors: digests are right, the content is not."""
+    net = dsnet.load(folder)
+    tensors = change(dict(net.state_dict()))
+    fake = Supernet(net.spec)
+    fake.state_dict = lambda: tensors  # type: ignore[method-assign]
+    dsnet.save(fake, folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda t: {k: v for k, v in t.items() if k != "head.classifier.bias"},
+            "misses 1 tensors.*head.classifier.bias",
+        ),
+        (lambda t: {**t, "extra": torch.zeros(1)}, "1 tensors that the network lacks.*extra"),
+        (lambda t: {**t, "head.classifier.bias": torch.zeros(3)}, r"shape \(3,\) but the network needs \(7,\)"),
+    ],
+)
+def test_other_tensors_are_refused(folder: Path, change, message: str) -> None:
+    rewrite(folder, change)
+    with pytest.raises(CheckpointError, match=message):
+        dsnet.load(folder)
+
+
+def test_other_wrong_places_are_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"nowhere is not a model folder: there is no model.json"):
+        dsnet.load(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="run `dsnet import`"):
+        dsnet.load(folder / WEIGHTS)
+    content = json.loads((folder / MODEL).read_text())
+    (folder / MODEL).write_text(json.dumps({**content, "format": 99}))
+    with pytest.raises(CheckpointError, match="has format 99 but dsnet"):
+        dsnet.load(folder)
+    (folder / MODEL).write_text("[]")
+    with pytest.raises(CheckpointError, match="not written by dsnet"):
+        dsnet.load(folder)
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    write_whole(file, b"old")
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match=r"cannot write .*file \(No space left on device\); what was there before"):
+        write_whole(file, b"new")
+    assert file.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [file]

@@ -1,0 +1,64 @@
+"""The rooms of the package and the direction of their imports."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import dsnet
+
+PACKAGE = Path(dsnet.__file__).parent
+
+# A room may import rooms above it; rooms on one line are siblings that do not know each other.
+ROOMS = [
+    ["space"],
+    ["nn"],
+    ["models"],
+    ["cost"],
+    ["extract"],
+    ["checkpoint"],
+    ["foreign"],
+    ["cli"],
+]
+
+
+def imports_of(file: Path) -> set[str]:
+    """Rooms of dsnet that a file imports, wherever in the file."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "dsnet":
+            names = [node.module] if "." in node.module else [f"dsnet.{alias.name}" for alias in node.names]
+            found |= {name.split(".")[1] for name in names}
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("dsnet.")}
+    return found
+
+
+def test_imports_point_one_way() -> None:
+    level = {room: number for number, line in enumerate(ROOMS) for room in line}
+    for file in PACKAGE.rglob("*.py"):
+        room = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if room == "__init__":
+            continue
+        assert room in level, f"{room} is a new room: give it a place in ROOMS"
+        for other in imports_of(file) - {room}:
+            assert level[other] < level[room], f"{file.name} in {room} imports {other}"
+
+
+def test_every_public_name_exists() -> None:
+    for name in dsnet.__all__:
+        assert getattr(dsnet, name).__name__ == name
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    program = """
+import sys
+from dsnet.cli import main
+try:
+    main(["--help"])
+finally:
+    assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
