@@ -10,13 +10,13 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from dsnet.checkpoint import load, save
     from dsnet.cost import CostTable
-    from dsnet.extract import extract
+    from dsnet.extraction import extract
     from dsnet.models import create_model, list_models
 
 _ROOMS = {
     "CostTable": "dsnet.cost",
     "create_model": "dsnet.models",
-    "extract": "dsnet.extract",
+    "extract": "dsnet.extraction",
     "list_models": "dsnet.models",
     "load": "dsnet.checkpoint",
     "save": "dsnet.checkpoint",

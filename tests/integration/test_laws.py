@@ -10,7 +10,7 @@ from support import CHOOSING, MODELS, assert_close, images, randomised, some_pat
 from torch import Tensor, nn
 
 from dsnet.cost import CostTable
-from dsnet.extract import extract
+from dsnet.extraction import extract
 from dsnet.models import Supernet, create_model
 from dsnet.nn import SliceBatchNorm2d, SliceGroupNorm
 from dsnet.space import Path

@@ -17,7 +17,7 @@ ROOMS = [
     ["nn"],
     ["models"],
     ["cost"],
-    ["extract"],
+    ["extraction"],
     ["checkpoint"],
     ["foreign"],
     ["cli"],
