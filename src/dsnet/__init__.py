@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from dsnet.version import __version__
 
 if TYPE_CHECKING:
     from dsnet.checkpoint import load, save
@@ -22,11 +22,13 @@ _ROOMS = {
     "save": "dsnet.checkpoint",
 }
 
-__all__ = ["CostTable", "create_model", "extract", "list_models", "load", "save"]
+__all__ = ["CostTable", "__version__", "create_model", "extract", "list_models", "load", "save"]
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use, so that `dsnet --help` does not wait for torch."""
     if name in _ROOMS:
         return getattr(import_module(_ROOMS[name]), name)
+    if name in ("nn", "models", "data", "training"):
+        return import_module(f"dsnet.{name}")
     raise AttributeError(f"module 'dsnet' has no attribute {name!r}")

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path as File
 from typing import Any
@@ -19,10 +20,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-import dsnet
 from dsnet.models import Card, ModelSpec, Supernet
+from dsnet.version import __version__
 
 WEIGHTS = "model.safetensors"
+INCOMING = "model.safetensors.new"
 MODEL = "model.json"
 FORMAT = 1
 
@@ -32,46 +34,76 @@ class CheckpointError(ValueError):
 
 
 def save(net: Supernet, folder: str | os.PathLike[str]) -> File:
-    """Write the network with its spec and card; files of an earlier save are replaced one by one, whole."""
+    """Write the network with its spec and card. A crash at any moment leaves the old model or the new one.
+
+    One process at a time may write to a folder.
+    """
+    net = getattr(net, "_orig_mod", net)  # what torch.compile wraps
+    if not isinstance(net, Supernet):
+        raise ValueError(
+            f"only a Supernet can be saved, not a {type(net).__name__}; use torch.save for extracted networks"
+        )
+    check_card(net.spec, net.card)
     folder = File(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in net.state_dict().items()}
     weights = safetensors.torch.save(tensors)
-    write_whole(folder / WEIGHTS, weights)
-    save_description(folder, net.spec, net.card, {"sha256": _digest(weights), "bytes": len(weights)})
+    description = _describe(net.spec, net.card, {"sha256": _digest(weights), "bytes": len(weights)})
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / INCOMING, weights)
+    write_whole(folder / MODEL, description)  # from here on the new model is the one that loads
+    (folder / INCOMING).replace(folder / WEIGHTS)
     return folder
 
 
 def save_card(folder: str | os.PathLike[str], card: Card) -> None:
     """Replace the card of a saved model, for example after its budgets were calibrated."""
-    description = read_description(folder)
-    save_description(File(folder), ModelSpec.from_dict(description["spec"]), card, description["weights"])
+    folder = File(folder)
+    content = read_description(folder)
+    spec = spec_in(folder, content)
+    check_card(spec, card)
+    write_whole(folder / MODEL, _describe(spec, card, content["weights"]))
 
 
-def save_description(folder: File, spec: ModelSpec, card: Card, weights: Mapping[str, Any]) -> None:
+def check_card(spec: ModelSpec, card: Card) -> None:
+    if card.classes and len(card.classes) != spec.num_classes:
+        raise ValueError(f"the card names {len(card.classes)} classes but the network has {spec.num_classes} outputs")
+    if len(card.preprocessing.mean) != spec.in_channels:
+        raise ValueError(
+            f"the card normalises {len(card.preprocessing.mean)} channels but the network takes {spec.in_channels}"
+        )
+
+
+def _describe(spec: ModelSpec, card: Card, weights: Mapping[str, Any]) -> bytes:
     body = {
         "format": FORMAT,
-        "dsnet": dsnet.__version__,
+        "dsnet": __version__,
         "spec": spec.to_dict(),
         "card": card.to_dict(),
         "weights": dict(weights),
     }
-    text = json.dumps({**body, "digest": _digest(_canonical(body))}, indent=1)
-    write_whole(folder / MODEL, text.encode())
+    try:
+        return json.dumps({**body, "digest": _digest(_canonical(body))}, indent=1, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the model's card or spec cannot be written as JSON ({error}); nothing was saved") from error
 
 
 def load(folder: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Supernet:
     """The saved network in eval mode, bit for bit."""
     folder = File(folder)
-    description = read_description(folder)
-    tensors = _read_weights(folder / WEIGHTS, description["weights"])
+    content = read_description(folder)
+    tensors = _read_weights(folder, content["weights"])
+    spec = spec_in(folder, content)
+    try:
+        with torch.device("meta"):  # costs nothing, whatever sizes a spec asks for
+            expected = Supernet(spec).state_dict()
+    except (ValueError, TypeError, RuntimeError, IndexError) as error:
+        raise CheckpointError(f"{folder / MODEL} describes a network that cannot be built ({error})") from error
+    check_tensors(folder / WEIGHTS, tensors, expected)
     with torch.random.fork_rng(devices=[]):  # building draws initial weights; loading must not move the generator
-        net = Supernet(description_spec(folder, description))
-    net.card = description_card(folder, description)
-    check_tensors(folder / WEIGHTS, tensors, net.state_dict())
+        net = Supernet(spec)
+    net.card = card_in(folder, content)
     net.load_state_dict(tensors, assign=True)
-    dtype = net.head.classifier.weight.dtype
-    return net.to(device=device, dtype=dtype).eval()
+    return net.to(device).eval()
 
 
 def read_description(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -84,30 +116,30 @@ def read_description(folder: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         content = json.loads(file.read_bytes())
         stated = content.pop("digest")
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        written = content["format"], content["dsnet"], content["weights"]["sha256"], content["weights"]["bytes"]
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"{file} is truncated or not written by dsnet ({error}); restore it from a copy"
         ) from error
-    if content.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{file} has format {content.get('format')!r} but dsnet {dsnet.__version__} reads {FORMAT}; "
-            f"load it with dsnet {content.get('dsnet')}"
-        )
     if stated != _digest(_canonical(content)):
         raise CheckpointError(f"{file} does not match its digest, it was damaged or edited; restore it from a copy")
+    if written[0] != FORMAT:
+        raise CheckpointError(
+            f"{file} has format {written[0]!r} but dsnet {__version__} reads {FORMAT}; load it with dsnet {written[1]}"
+        )
     return content
 
 
-def description_spec(folder: File, description: Mapping[str, Any]) -> ModelSpec:
+def spec_in(folder: File, content: Mapping[str, Any]) -> ModelSpec:
     try:
-        return ModelSpec.from_dict(description["spec"])
+        return ModelSpec.from_dict(content["spec"])
     except (ValueError, KeyError) as error:
         raise CheckpointError(f"{folder / MODEL}: {error}") from error
 
 
-def description_card(folder: File, description: Mapping[str, Any]) -> Card:
+def card_in(folder: File, content: Mapping[str, Any]) -> Card:
     try:
-        return Card.from_dict(description["card"])
+        return Card.from_dict(content["card"])
     except (ValueError, KeyError) as error:
         raise CheckpointError(f"{folder / MODEL}: {error}") from error
 
@@ -119,6 +151,8 @@ def check_tensors(file: File, given: Mapping[str, Tensor], expected: Mapping[str
     if unknown := sorted(set(given) - set(expected)):
         raise CheckpointError(f"{file} has {len(unknown)} tensors that the network lacks, the first is {unknown[0]!r}")
     for name, tensor in expected.items():
+        if given[name].is_floating_point() != tensor.is_floating_point():
+            raise CheckpointError(f"{file}: tensor {name!r} is {given[name].dtype}, the network needs {tensor.dtype}")
         if given[name].shape != tensor.shape:
             raise CheckpointError(
                 f"{file}: tensor {name!r} has shape {tuple(given[name].shape)} "
@@ -126,17 +160,19 @@ def check_tensors(file: File, given: Mapping[str, Tensor], expected: Mapping[str
             )
 
 
-def _read_weights(file: File, stated: Mapping[str, Any]) -> dict[str, Tensor]:
-    try:
-        data = file.read_bytes()
-    except FileNotFoundError:
-        raise CheckpointError(f"{file} is missing; copy it beside {MODEL}") from None
-    if len(data) != stated.get("bytes"):
+def _read_weights(folder: File, stated: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The weights that the description names; those of a save that was cut short lie beside the old ones."""
+    file = folder / WEIGHTS
+    found = [candidate.read_bytes() for candidate in (file, folder / INCOMING) if candidate.is_file()]
+    if not found:
+        raise CheckpointError(f"{file} is missing; copy it beside {MODEL}")
+    data = next((data for data in found if _digest(data) == stated["sha256"]), None)
+    if data is None and len(found[0]) != stated["bytes"]:
         raise CheckpointError(
-            f"{file} has {len(data)} bytes but {stated.get('bytes')} were written; "
+            f"{file} has {len(found[0])} bytes but {stated['bytes']} were written; "
             f"it is truncated or was replaced, restore it from a copy"
         )
-    if _digest(data) != stated.get("sha256"):
+    if data is None:
         raise CheckpointError(f"{file} does not match its digest, it was damaged; restore it from a copy")
     try:
         return safetensors.torch.load(data)
@@ -146,16 +182,20 @@ def _read_weights(file: File, stated: Mapping[str, Any]) -> dict[str, Tensor]:
 
 def write_whole(file: File, data: bytes) -> None:
     """Write to a temporary file, sync, rename: after a crash there is the old file or the new one, never a part."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".tmp", dir=file.parent)
+    temporary = File(name)
     try:
-        with temporary.open("wb") as stream:
+        with os.fdopen(descriptor, "wb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
+        temporary.chmod(0o644)
         temporary.replace(file)
-    except OSError as error:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
+        if not isinstance(error, OSError):
+            raise
         raise OSError(
             error.errno, f"cannot write {file} ({error.strerror}); what was there before is untouched"
         ) from error

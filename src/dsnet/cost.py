@@ -47,7 +47,7 @@ class CostTable:
 
     def __init__(self, model: Supernet | ModelSpec, image_size: int | None = None) -> None:
         self.spec = model.spec if isinstance(model, Supernet) else model
-        self.image_size = image_size or self.spec.image_size
+        self.image_size = self.spec.image_size if image_size is None else image_size
         self.spec.check_size(self.image_size)
         self.front, self.steps, self.routers, self.heads = _tables(self.spec, self.image_size)
 
@@ -82,6 +82,12 @@ class CostTable:
             raise ValueError(
                 f"got {len(mixes)} mixes but {self.spec.name!r} has {len(self.steps)} choice points; give one for each"
             )
+        for point, (mix, widths) in enumerate(zip(mixes, self.spec.widths, strict=True)):
+            if mix.shape != (len(mixes[0]), widths):
+                raise ValueError(
+                    f"mix {point} has shape {tuple(mix.shape)}; expected {(len(mixes[0]), widths)}, "
+                    f"one weight per sample and width"
+                )
         if not mixes:
             raise ValueError(f"{self.spec.name!r} has no choice points; use madds(())")
         device = mixes[0].device
@@ -130,7 +136,8 @@ class _Uses(fx.Interpreter):
         return super().run_node(n)
 
 
-Tables = tuple[Cost, list[list[list[Cost]]], list[list[Cost]], list[Cost]]
+Row = tuple[Cost, ...]
+Tables = tuple[Cost, tuple[tuple[Row, ...], ...], tuple[Row, ...], Row]
 
 
 @lru_cache(maxsize=64)
@@ -147,14 +154,14 @@ def _tables(spec: ModelSpec, image_size: int) -> Tables:
         uses = (use for use in walk.uses if use.name.startswith(prefix) and (".slimming." in use.name) == scoring)
         return sum((use.at(chosen) for use in uses), Cost())
 
-    steps: list[list[list[Cost]]] = []
-    routers: list[list[Cost]] = []
+    steps: list[tuple[Row, ...]] = []
+    routers: list[Row] = []
     before = 1
     for point, widths in enumerate(spec.widths):
         prefix = f"segments.{point}."
         ins = [{point - 1: w_in} for w_in in range(before)]
-        steps.append([[total(prefix, {**at, point: w_out}) for w_out in range(widths)] for at in ins])
-        routers.append([total(prefix, at, scoring=True) for at in ins])
+        steps.append(tuple(tuple(total(prefix, {**at, point: w_out}) for w_out in range(widths)) for at in ins))
+        routers.append(tuple(total(prefix, at, scoring=True) for at in ins))
         before = widths
-    heads = [total("head.", {len(spec.widths) - 1: width}) for width in range(before)]
-    return total("front.", {}), steps, routers, heads
+    heads = tuple(total("head.", {len(spec.widths) - 1: width}) for width in range(before))
+    return total("front.", {}), tuple(steps), tuple(routers), heads

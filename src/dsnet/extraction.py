@@ -15,7 +15,7 @@ def extract(net: Supernet, path: Sequence[int] = (), *, fold: bool = False) -> f
     """The sub-network `path` without any trace of the supernet; `fold` merges batch norm into convolutions.
 
     The result is in the mode of `net` (folding puts it into eval mode) and can be exported, compiled,
-    saved and fine-tuned like any other module.
+    pickled and fine-tuned like any other module; all its parameters require gradients.
     """
     path = net.space.validate(path)
     plain = materialise(net, lambda x: net.run(x, path))

@@ -9,6 +9,7 @@ import argparse
 import os
 import pickle
 import re
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as File
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from dsnet.checkpoint import CheckpointError
 from dsnet.models import Supernet, create_model
+from dsnet.nn import Sliceable, SliceBatchNorm2d
 
 Weights = Literal["model", "ema"]
 
@@ -35,22 +37,35 @@ class ImportReport:
 
 
 def read_tensors(file: str | os.PathLike[str], weights: Weights = "model") -> dict[str, Tensor]:
-    """The tensors of a foreign file by name, without a `module.` prefix."""
+    """The tensors of a foreign file by name, without a `module.` prefix; what is in the file decides how it is read."""
     file = File(file)
     if not file.is_file():
         raise CheckpointError(f"{file} does not exist or is not a file")
-    content: Any = _read_safetensors(file) if file.suffix == ".safetensors" else _read_torch(file)
-    if not isinstance(content, Mapping):
-        raise CheckpointError(f"{file} holds a {type(content).__name__} instead of named tensors")
+    content = _read_safetensors(file) if _looks_like_safetensors(file) else _read_torch(file)
     key = {"model": "state_dict", "ema": "state_dict_ema"}[weights]
-    if key in content:
+    if isinstance(content, Mapping) and key in content:
         content = content[key]
     elif weights == "ema":
         raise CheckpointError(f"{file} has no EMA weights (no {key!r} in it); use --weights model")
-    tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+    if not isinstance(content, Mapping):
+        raise CheckpointError(f"{file} holds a {type(content).__name__} instead of named tensors")
+    tensors = {str(name).removeprefix("module."): value for name, value in content.items() if isinstance(value, Tensor)}
     if not tensors:
         raise CheckpointError(f"{file} holds no tensors; expected a state dict or a file with {key!r}")
-    return {name.removeprefix("module."): value for name, value in tensors.items()}
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+            raise CheckpointError(
+                f"{file}: tensor {name!r} is sparse, quantised or without data; only dense ones are read"
+            )
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise CheckpointError(f"{file}: tensor {name!r} holds values that are not finite; the file is damaged")
+    return tensors
+
+
+def _looks_like_safetensors(file: File) -> bool:
+    """An 8-byte header length, then JSON."""
+    with file.open("rb") as stream:
+        return file.suffix == ".safetensors" or stream.read(9)[8:] == b"{"
 
 
 def _read_safetensors(file: File) -> dict[str, Tensor]:
@@ -62,19 +77,23 @@ def _read_safetensors(file: File) -> dict[str, Tensor]:
 
 def _read_torch(file: File) -> Any:
     try:
+        # torch does not check the sums that its zip files carry
+        if zipfile.is_zipfile(file) and (damaged := zipfile.ZipFile(file).testzip()):
+            raise CheckpointError(f"{file} is damaged: the checksum of {damaged} in it does not match; copy it again")
         # Namespace is what the authors' training script stores beside the weights; it is plain data.
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(file, map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
     except pickle.UnpicklingError as error:
-        reason = str(error).split("\n")[0]
         found = re.search(r"GLOBAL (\S+)", str(error))
-        what = f"it refers to {found[1]}, which loading would run" if found else reason
+        what = f"it refers to {found[1]}, which loading would run" if found else "it is not a file of plain tensors"
         raise CheckpointError(
-            f"{file} is refused, nothing in it was run: {what}. "
-            f"Only plain tensors are read; save the state dict as safetensors"
+            f"{file} is refused, nothing in it was run: {what}. Only plain tensors are read; save them as safetensors"
         ) from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{file} is damaged or not a torch file ({str(error).splitlines()[0]})") from None
+    except Exception as error:  # torch reports damaged files by a dozen kinds of errors
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"{file} is damaged or not a torch file ({reason})") from None
 
 
 def import_released(tensors: Mapping[str, Tensor]) -> tuple[Supernet, ImportReport]:
@@ -84,29 +103,45 @@ def import_released(tensors: Mapping[str, Tensor]) -> tuple[Supernet, ImportRepo
     leading channels. Batch-norm statistics are in `aux_bn.<width>`, the shared affine in the last of them.
     """
     source = _Source(tensors)
-    head = "blocks.3.first_block.gate.gate.0.weight"
-    net = create_model(
-        "ds_mobilenet_v1",
-        num_classes=source.shape("classifier.weight")[0],
-        in_channels=source.shape("conv_stem.weight")[1],
-        routing=range(source.shape(head)[0]),
-    ).eval()
+    gate = "blocks.3.first_block.gate.gate.0.weight"
+    try:
+        net = create_model(
+            "ds_mobilenet_v1",
+            num_classes=source.get("classifier.weight", dims=2).shape[0],
+            in_channels=source.get("conv_stem.weight", dims=4).shape[1],
+            routing=range(source.get(gate, dims=4).shape[0]),
+        ).eval()
+    except CheckpointError:
+        raise
+    except (ValueError, RuntimeError) as error:
+        raise CheckpointError(f"its sizes do not fit the released DS-MBNet: {error}") from error
     names = {"front.blocks.0.conv": "conv_stem", "front.blocks.0.norm": "bn1", "head.classifier": "classifier"}
     for ours, theirs in zip(_our_blocks(), _released_blocks(), strict=True):
         names |= {f"{ours}.{mine}": f"{theirs}.{its}" for mine, its in _RELEASED_LAYERS.items()}
     with torch.no_grad():
-        for name, tensor in net.state_dict().items():
-            layer, _, kind = name.rpartition(".")
-            theirs = names[layer]
-            if kind in ("running_mean", "running_var", "num_batches_tracked"):
-                for width, row in enumerate(tensor):
-                    count = source.shape(f"{theirs}.aux_bn.{width}.running_mean")[0] if row.dim() else 0
-                    source.copy(f"{theirs}.aux_bn.{width}.{kind}", row[: min(count, len(row))] if row.dim() else row)
-            elif source.has(f"{theirs}.aux_bn.0.running_mean"):
-                source.copy(f"{theirs}.aux_bn.{source.last_statistics(theirs)}.{kind}", tensor)
-            else:
-                source.copy(f"{theirs}.{kind}", tensor)
+        for path, layer in net.named_modules():
+            if isinstance(layer, SliceBatchNorm2d):
+                _import_norm(source, names[path], layer, cut=path.startswith(_CUT))
+            elif isinstance(layer, Sliceable):
+                for kind, parameter in layer.named_parameters():
+                    source.copy(f"{names[path]}.{kind}", parameter, cut=path.startswith(_CUT))
     return net, source.report()
+
+
+def _import_norm(source: _Source, name: str, norm: SliceBatchNorm2d, *, cut: bool) -> None:
+    last = len(norm.channels) if cut else len(norm.channels) - 1  # the cut front kept one more, wider width
+    source.copy(f"{name}.aux_bn.{last}.weight", norm.weight, cut=cut)
+    source.copy(f"{name}.aux_bn.{last}.bias", norm.bias, cut=cut)
+    if cut:
+        source.leave(f"{name}.aux_bn.{last}.")
+    for width, count in enumerate(norm.channels):
+        entry = f"{name}.aux_bn.{width}"
+        source.copy(f"{entry}.running_mean", norm.running_mean[width, :count])
+        source.copy(f"{entry}.running_var", norm.running_var[width, :count])
+        if norm.running_var[width].min() < 0:
+            raise CheckpointError(f"tensor '{entry}.running_var' holds a negative variance; the file is damaged")
+        norm.num_batches_tracked[width] = 1  # its statistics are trained, also where the file leaves the counter out
+        source.take(f"{entry}.num_batches_tracked", norm.num_batches_tracked[width])
 
 
 _RELEASED_LAYERS = {
@@ -118,6 +153,16 @@ _RELEASED_LAYERS = {
     "pointwise": "conv_pw",
     "norm2": "bn2",
 }
+
+
+# The layers whose tensors are cut: the front, and of block 6 what stands before its pointwise outputs.
+_CUT = (
+    "front.",
+    "segments.0.first.depthwise",
+    "segments.0.first.norm1",
+    "segments.0.first.gate",
+    "segments.0.first.pointwise",
+)
 
 
 def _our_blocks() -> list[str]:
@@ -143,43 +188,50 @@ class _Source:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors = tensors
         self.record = ImportReport()
+        self.expected_leftovers: list[str] = []
 
-    def has(self, name: str) -> bool:
-        return name in self.tensors
-
-    def shape(self, name: str) -> torch.Size:
+    def get(self, name: str, dims: int) -> Tensor:
         if name not in self.tensors:
             raise CheckpointError(
                 f"tensor {name!r} is missing, so this is not the released DS-MBNet or it is incomplete; "
                 f"the file has {len(self.tensors)} tensors"
             )
-        return self.tensors[name].shape
-
-    def last_statistics(self, norm: str) -> int:
-        return max(
-            int(match[1]) for name in self.tensors if (match := re.match(rf"{re.escape(norm)}\.aux_bn\.(\d+)\.", name))
-        )
-
-    def copy(self, name: str, target: Tensor) -> None:
-        """Fill `target` with the leading slice of a tensor; 1x1 convolutions serve as linear layers."""
-        if name.endswith("num_batches_tracked") and name not in self.tensors:
-            target.fill_(1)  # older files leave the counter out; the statistics beside it are trained
-            return
-        shape = self.shape(name)
         tensor = self.tensors[name]
-        if tensor.dim() == target.dim() + 2 and tensor.shape[2:] == (1, 1):
+        if tensor.dim() != dims:
+            raise CheckpointError(f"tensor {name!r} has {tensor.dim()} dimensions instead of {dims}")
+        return tensor
+
+    def copy(self, name: str, target: Tensor, *, cut: bool = False) -> None:
+        """Fill `target`; with `cut` from the leading channels. 1x1 convolutions serve as linear layers."""
+        dims = self.tensors[name].dim() if name in self.tensors else target.dim()
+        flat = dims == 4 and target.dim() == 2
+        tensor = self.get(name, dims=4 if flat else target.dim())
+        if flat and tensor.shape[2:] == (1, 1):
             tensor = tensor.flatten(1)
-        if tensor.dim() != target.dim() or any(
-            have < need for have, need in zip(tensor.shape, target.shape, strict=True)
-        ):
+        fits = tensor.dim() == target.dim() and tensor.shape[2:] == target.shape[2:]
+        enough = fits and all(have >= need for have, need in zip(tensor.shape, target.shape, strict=True))
+        if not (enough if cut else tensor.shape == target.shape):
+            need = "at least " if cut else ""
             raise CheckpointError(
-                f"tensor {name!r} has shape {tuple(shape)} but at least {tuple(target.shape)} is needed"
+                f"tensor {name!r} has shape {tuple(self.tensors[name].shape)} but {need}{tuple(target.shape)} is needed"
             )
         target.copy_(tensor[tuple(slice(count) for count in target.shape)])
         self.record.loaded.append(name)
         if tensor.shape != target.shape:
             self.record.cut[name] = (tuple(tensor.shape), tuple(target.shape))
 
+    def take(self, name: str, target: Tensor) -> None:
+        """`copy` if the tensor is there."""
+        if name in self.tensors:
+            self.copy(name, target)
+
+    def leave(self, prefix: str) -> None:
+        """Tensors that may remain unused."""
+        self.expected_leftovers.append(prefix)
+
     def report(self) -> ImportReport:
         self.record.unused = sorted(set(self.tensors) - set(self.record.loaded))
+        for name in self.record.unused:
+            if not name.startswith(tuple(self.expected_leftovers)):
+                raise CheckpointError(f"tensor {name!r} has no place in the released DS-MBNet; this is another network")
         return self.record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,9 @@ class Channels:
     def __len__(self) -> int:
         return len(self.counts)
 
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.counts)
+
     def __mul__(self, factor: int) -> Channels:
         return Channels(tuple(factor * count for count in self.counts))
 
@@ -74,12 +78,17 @@ class WidthSpace:
         """A subspace: allowed indices per choice point, or one list of indices for all of them."""
         if routing is None:
             return self
-        entries: list[Any] = list(routing)
-        if all(isinstance(entry, int) for entry in entries):
-            entries = [entries] * len(self)
-        if any(isinstance(entry, int) for entry in entries):
-            raise ValueError(f"routing {routing} mixes indices and lists; give one list, or one list per choice point")
-        per_point = [tuple(entry) for entry in entries]
+        if not len(self) and len(routing):
+            raise ValueError(f"routing {routing} was given but the network has no choice points; leave it out")
+        try:
+            entries: list[Any] = list(routing)
+            if entries and all(_is_index(entry) for entry in entries):
+                entries = [entries] * len(self)
+            per_point = [tuple(_index(width) for width in entry) for entry in entries]
+        except TypeError:
+            raise ValueError(
+                f"routing {routing!r} is not understood; give one list of width indices, or one list per choice point"
+            ) from None
         if len(per_point) != len(self):
             raise ValueError(
                 f"routing {routing} has {len(per_point)} lists but the network has {len(self)} choice points; "
@@ -130,9 +139,9 @@ class WidthSpace:
 
     def validate(self, path: Sequence[int]) -> Path:
         """`path` as a tuple, or a ValueError that says what is wrong with it."""
-        if isinstance(path, int) or not all(isinstance(w, int) and not isinstance(w, bool) for w in path):
+        if not isinstance(path, Sequence) or isinstance(path, str) or not all(_is_index(w) for w in path):
             raise ValueError(f"path {path!r} is not a tuple of width indices; for example {self.widest}")
-        path = tuple(path)
+        path = tuple(_index(w) for w in path)
         if len(path) != len(self):
             raise ValueError(
                 f"path {path} has {len(path)} entries but the network has {len(self)} choice points; "
@@ -145,3 +154,13 @@ class WidthSpace:
                     f"{', '.join(map(str, allowed))}"
                 )
         return path
+
+
+def _is_index(value: object) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def _index(value: Any) -> int:
+    if not _is_index(value):
+        raise TypeError(f"{value!r} is not a width index")
+    return operator.index(value)

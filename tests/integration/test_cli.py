@@ -60,6 +60,7 @@ def test_info_of_a_path_a_multiplier_and_a_folder(capsys: pytest.CaptureFixture[
         (["info", "ds_resnet50", "--image_size", "7"], "image size 7 is too small"),
         (["info", "ds_resnet50", "--width", "0.5"], "takes no width multiplier"),
         (["info", "/"], "is not a model folder"),
+        (["info", "no/where"], "no/where does not exist; give a folder that dsnet wrote"),
         (["import", "nowhere.pth", "--out", "x"], "nowhere.pth does not exist"),
     ],
 )

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -59,6 +62,20 @@ def test_the_extracted_network_is_independent_and_trains() -> None:
     plain(x).square().sum().backward()
     optimizer.step()
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+
+
+@pytest.mark.parametrize("fold", [False, True])
+def test_a_saved_sub_network_loads_where_dsnet_is_not_installed(fold: bool, tmp_path: Path) -> None:
+    net = randomised("ds_efficientnet_tiny", dtype=torch.float32)
+    x = images(net)
+    torch.save({"net": extract(net, (2,), fold=fold), "x": x, "y": net(x, (2,)).detach()}, tmp_path / "net.pt")
+    program = """
+import sys, torch
+sys.modules["dsnet"] = None  # any import of it fails
+saved = torch.load(sys.argv[1], weights_only=False)
+assert torch.allclose(saved["net"](saved["x"]), saved["y"], atol=1e-4 * float(saved["y"].std()))
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "net.pt")], check=True, cwd=tmp_path)
 
 
 def test_extraction_in_one_thread_leaves_calls_in_others_alone() -> None:

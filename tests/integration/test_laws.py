@@ -9,10 +9,11 @@ import torch
 from support import CHOOSING, MODELS, assert_close, images, randomised, some_paths
 from torch import Tensor, nn
 
-from dsnet.cost import CostTable
+from dsnet.cost import CostTable, _tables
 from dsnet.extraction import extract
 from dsnet.models import Supernet, create_model
-from dsnet.nn import SliceBatchNorm2d, SliceGroupNorm
+from dsnet.models.segment import Segment
+from dsnet.nn import SliceBatchNorm2d, SliceDepthwise, SliceGroupNorm
 from dsnet.space import Path
 
 
@@ -115,11 +116,25 @@ def _with_statistics_of(plain: nn.Module, norm: SliceBatchNorm2d, width: int) ->
     return plain
 
 
+@pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", CHOOSING)
-def test_forward_paths_equals_separate_calls(name: str) -> None:
-    """In outputs and in gradients, with a duplicate path; training mode where statistics allow it."""
-    net = randomised(name)
+def test_forward_paths_equals_separate_calls(name: str, training: bool) -> None:
+    """In outputs and in gradients, with a duplicate path."""
+    net = randomised(name).train(training)
     x = images(net, 2)
+    check_forward_paths(net, x)
+
+
+def test_forgotten_attention_breaks_the_law_of_forward_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = randomised("ds_resnet_tiny")
+    monkeypatch.setattr(
+        Segment, "body", lambda self, x, scaled, w_in, w_out: self.rest(self.first.body(x, x, w_in, w_out), w_out)
+    )
+    with pytest.raises(AssertionError):
+        check_forward_paths(net, images(net, 2))
+
+
+def check_forward_paths(net: Supernet, x: Tensor) -> None:
     paths = [*some_paths(net, 2), net.space.widest]
     weights = torch.randn(len(paths), 2, 7, dtype=x.dtype, generator=torch.Generator().manual_seed(5))
 
@@ -163,12 +178,23 @@ def test_layers_cost_what_the_flop_counter_counts(name: str) -> None:
 
     with torch.device("meta"):
         net = create_model(name).eval()
-        x = torch.empty(1, 3, net.spec.image_size, net.spec.image_size)
-    table = CostTable(net)
-    for path in some_paths(net):
-        with FlopCounterMode(display=False) as counter:
-            net(x, path)
-        assert table.cost(path).layers == counter.get_total_flops() // 2
+    for size in (net.spec.image_size, 2 * net.spec.stride + 5):  # also sizes that no stride divides
+        table = CostTable(net, size)
+        for path in some_paths(net, 2):
+            with FlopCounterMode(display=False) as counter:
+                net(torch.empty(1, 3, size, size, device="meta"), path)
+            assert table.cost(path).layers == counter.get_total_flops() // 2
+
+
+def test_a_miscounted_layer_breaks_the_law_of_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = SliceDepthwise.madds
+    monkeypatch.setattr(SliceDepthwise, "madds", lambda self, shape, w: right(self, shape, w) + 1)
+    _tables.cache_clear()
+    try:
+        with pytest.raises(AssertionError):
+            test_layers_cost_what_the_flop_counter_counts("ds_mobilenet_v1_tiny")
+    finally:
+        _tables.cache_clear()
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -12,12 +12,14 @@ import torch
 from support import CHOOSING, images, randomised
 
 import dsnet
+from dsnet import checkpoint
 from dsnet.checkpoint import MODEL, WEIGHTS, CheckpointError, save_card, write_whole
 from dsnet.models import Budget, Card, Preprocessing, Supernet
+from dsnet.nn import SliceNorm
 
 CARD = Card(
-    classes=("cat", "dog"),
-    preprocessing=Preprocessing(mean=(0.5,), std=(0.25,), crop=1.0, interpolation="bicubic"),
+    classes=tuple("abcdefg"),
+    preprocessing=Preprocessing(mean=(0.5, 0.4, 0.3), std=(0.25, 0.2, 0.1), crop=1.0, interpolation="bicubic"),
     budgets=(Budget(1e6, 0.25, 0.9, 32), Budget(2e6, 0.0, 0.95, 32)),
 )
 
@@ -58,6 +60,13 @@ def test_the_card_comes_along_and_can_be_replaced(folder: Path) -> None:
     assert dsnet.load(folder).card == CARD
     save_card(folder, replace(CARD, budgets=()))
     assert dsnet.load(folder).card == replace(CARD, budgets=())
+
+
+def test_a_card_of_another_network_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="names 2 classes but the network has 7 outputs"):
+        save_card(folder, replace(CARD, classes=("cat", "dog")))
+    with pytest.raises(ValueError, match="normalises 1 channels but the network takes 3"):
+        save_card(folder, replace(CARD, preprocessing=Preprocessing.for_channels(1)))
 
 
 def test_double_precision_is_kept(tmp_path: Path) -> None:
@@ -127,13 +136,105 @@ def test_other_wrong_places_are_named(folder: Path, tmp_path: Path) -> None:
         dsnet.load(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match="run `dsnet import`"):
         dsnet.load(folder / WEIGHTS)
-    content = json.loads((folder / MODEL).read_text())
-    (folder / MODEL).write_text(json.dumps({**content, "format": 99}))
+    redescribe(folder, format=99)
     with pytest.raises(CheckpointError, match="has format 99 but dsnet"):
         dsnet.load(folder)
     (folder / MODEL).write_text("[]")
     with pytest.raises(CheckpointError, match="not written by dsnet"):
         dsnet.load(folder)
+
+
+def redescribe(folder: Path, **changes: object) -> None:
+    """A description whose digest is right and whose content is not."""
+    content = json.loads((folder / MODEL).read_text()) | changes
+    del content["digest"]
+    content["digest"] = checkpoint._digest(checkpoint._canonical(content))
+    (folder / MODEL).write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"spec": None},
+        {"spec": {}},
+        {"card": None},
+        {"card": {"classes": [], "budgets": [{"madds": "x"}], "preprocessing": {}}},
+        {"weights": None},
+        {"weights": {}},
+    ],
+)
+def test_descriptions_of_wrong_types_are_refused(folder: Path, changes: dict) -> None:
+    redescribe(folder, **changes)
+    with pytest.raises(CheckpointError, match=r"model\.json"):
+        dsnet.load(folder)
+
+
+@pytest.mark.parametrize("key", ["stages", "widths", "norm", "gate", "num_classes", "routing", "name", "image_size"])
+@pytest.mark.parametrize("value", [None, [None], {}, "x", -1, 10**12])
+def test_specs_of_wrong_types_are_refused(folder: Path, key: str, value: object) -> None:
+    spec = json.loads((folder / MODEL).read_text())["spec"]
+    if (key, value) in (("name", "x"), ("image_size", 10**12), ("routing", None), ("routing", {})):
+        return  # another valid spec of the same network
+    redescribe(folder, spec={**spec, key: value})
+    with pytest.raises(CheckpointError, match=str(folder)):
+        dsnet.load(folder)
+
+
+def test_integers_in_place_of_weights_are_refused(folder: Path) -> None:
+    rewrite(folder, lambda t: {**t, "head.classifier.bias": torch.zeros(7, dtype=torch.long)})
+    with pytest.raises(CheckpointError, match=r"'head.classifier.bias' is torch.int64"):
+        dsnet.load(folder)
+
+
+def test_a_save_that_fails_or_is_cut_short_leaves_a_model_that_loads(folder: Path, monkeypatch) -> None:
+    net = dsnet.load(folder)
+    net.card = replace(CARD, budgets=(Budget(float("nan"), 0.0, 0.0, 32),))
+    with pytest.raises(ValueError, match="nothing was saved"):
+        dsnet.save(net, folder)
+    assert dsnet.load(folder).card == CARD
+    with torch.no_grad():
+        net.head.classifier.bias.add_(1)
+    net.card = Card()
+    writes = []
+
+    def crash_at(number: int):
+        def write(file: Path, data: bytes) -> None:
+            writes.append(file)
+            if len(writes) > number:
+                raise KeyboardInterrupt
+            write_whole(file, data)
+
+        return write
+
+    for number, expected in ((0, CARD), (1, CARD)):  # before the weights, before the description
+        writes.clear()
+        monkeypatch.setattr(checkpoint, "write_whole", crash_at(number))
+        with pytest.raises(KeyboardInterrupt):
+            dsnet.save(net, folder)
+        assert dsnet.load(folder).card == expected
+    monkeypatch.setattr(checkpoint, "write_whole", write_whole)
+    old = (folder / WEIGHTS).read_bytes()
+    dsnet.save(net, folder)  # and between the description and the last rename
+    (folder / WEIGHTS).rename(folder / checkpoint.INCOMING)
+    (folder / WEIGHTS).write_bytes(old)
+    assert torch.equal(dsnet.load(folder).head.classifier.bias, net.head.classifier.bias)
+
+
+def test_only_supernets_are_saved_and_compiled_ones_unwrapped(folder: Path, tmp_path: Path) -> None:
+    net = dsnet.load(folder)
+    with pytest.raises(ValueError, match=r"only a Supernet can be saved, not a SubNetwork"):
+        dsnet.save(dsnet.extract(net, (0,)), folder)
+    dsnet.save(torch.compile(net), tmp_path / "compiled")
+    assert dsnet.load(tmp_path / "compiled").spec == net.spec
+
+
+def test_mixed_precision_is_kept(folder: Path, tmp_path: Path) -> None:
+    net = dsnet.load(folder).half()
+    for module in net.modules():
+        if isinstance(module, SliceNorm):
+            module.float()
+    again = dsnet.load(dsnet.save(net, tmp_path / "half")).state_dict()
+    assert all(again[name].dtype == tensor.dtype for name, tensor in net.state_dict().items())
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

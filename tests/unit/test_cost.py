@@ -105,5 +105,9 @@ def test_wrong_mixes_are_refused() -> None:
     table = CostTable(model_spec("ds_resnet_tiny"))
     with pytest.raises(ValueError, match="got 1 mixes but 'ds_resnet_tiny' has 4 choice points"):
         table.expected([torch.ones(1, 4)])
+    with pytest.raises(ValueError, match=r"mix 1 has shape \(2, 3\); expected \(2, 4\)"):
+        table.expected([torch.ones(2, 4), torch.ones(2, 3), torch.ones(2, 4), torch.ones(2, 4)])
+    with pytest.raises(ValueError, match="image size 0 is too small"):
+        CostTable(model_spec("ds_resnet_tiny"), 0)
     with pytest.raises(ValueError, match="has no choice points"):
         CostTable(model_spec("mobilenet_v1")).expected([])

@@ -155,6 +155,51 @@ def test_safetensors_are_read_too(released: dict[str, Tensor], tmp_path: Path) -
         read_tensors(file)
 
 
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("blocks.4.first_block.conv_dw.weight", torch.zeros(640, 1, 5, 5), r"\(640, 1, 5, 5\) but \(640, 1, 3, 3\)"),
+        ("conv_stem.weight", torch.zeros(24, 3, 5, 5), r"but at least \(16, 3, 3, 3\)"),
+        ("classifier.bias", torch.zeros(2000), r"has shape \(2000,\) but \(1000,\) is needed"),
+        ("classifier.weight", torch.tensor(1.0), "has 0 dimensions instead of 2"),
+        ("classifier.weight", torch.zeros(0, 1152), "num_classes is 0"),
+        ("bn1.aux_bn.0.running_var", -torch.ones(16), "negative variance"),
+        ("blocks.4.first_block.bn2.aux_bn.13.running_mean", torch.zeros(10), r"\(10,\) but \(1152,\) is needed"),
+        ("blocks.5.first_block.conv_dw.weight", torch.zeros(1), "has no place in the released DS-MBNet"),
+        ("blocks.3.first_block.gate.gate.0.weight", torch.zeros(20, 66, 1, 1), "choose from 0 to 13"),
+    ],
+)
+def test_other_shapes_are_refused(released: dict[str, Tensor], name: str, tensor: Tensor, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        import_released({**released, name: tensor})
+
+
+@pytest.mark.parametrize("content", [[1, 2], torch.zeros(2), None, {"a": 1}, {"a": torch.zeros(2).to_sparse()}])
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_contents_of_other_kinds_are_refused(content: object, wrapped: bool, tmp_path: Path) -> None:
+    file = tmp_path / "x.pth"
+    torch.save({"state_dict": content} if wrapped else content, file)
+    with pytest.raises(CheckpointError, match=r"x.pth"):
+        read_tensors(file)
+
+
+def test_values_that_are_not_finite_are_refused(released: dict[str, Tensor], tmp_path: Path) -> None:
+    file = tmp_path / "x.pth"
+    torch.save({**released, "classifier.bias": torch.full((1000,), torch.nan)}, file)
+    with pytest.raises(CheckpointError, match=r"'classifier.bias' holds values that are not finite"):
+        read_tensors(file)
+
+
+def test_a_flipped_bit_is_refused(released: dict[str, Tensor], tmp_path: Path) -> None:
+    file = tmp_path / "x.pth"
+    torch.save({"weight": released["classifier.weight"]}, file)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CheckpointError, match="checksum"):
+        read_tensors(file)
+
+
 class Trap:
     """Unpickling this would run a command."""
 

@@ -21,7 +21,6 @@ from dsnet.nn import (
     SliceLinear,
     SliceNorm,
 )
-from dsnet.nn.tracing import materialise
 from dsnet.space import Channels
 
 rungs = st.lists(st.integers(1, 6), min_size=1, max_size=4, unique=True).map(
@@ -119,8 +118,11 @@ def test_gate(attention: str, slimming: str, shared: bool) -> None:
         assert code.shape == (2, 6 if shared else count)
         scores = gate.slimming(code, w)
         assert scores.shape == (2, 3)
-        plain = materialise(gate, lambda x, w=w: gate(x, w)[0])
-        assert_close(plain(x), scaled)
+        assert_close(gate.materialise(w)(x), scaled)
+        assert_close(gate.slimming.materialise(w)(code), scores)
+        assert gate.madds(x.shape, w) == 2 * 6 * count
+        assert gate.pools(x.shape, w) == 25 * count
+        assert gate.slimming.madds(code.shape, w) == 6 * (3 if slimming == "one_hot" else 1) + (not shared) * 6 * count
         factors = (scaled / x).amin((2, 3)), (scaled / x).amax((2, 3))
         assert torch.allclose(*factors)
         assert (factors[0] > 0).all()
@@ -166,6 +168,14 @@ def test_batch_norm_refuses_a_mix_in_training() -> None:
     norm = SliceBatchNorm2d(Channels((4, 8)))
     with pytest.raises(RuntimeError, match=r"call net.eval\(\) first"):
         norm(torch.randn(2, 8, 3, 3), Mix(torch.ones(2, 2), 1))
+
+
+def test_what_lies_beyond_a_width_is_never_used() -> None:
+    norm = scrambled(SliceBatchNorm2d(Channels((4, 8))))
+    norm.running_var[0, 4:] = torch.nan
+    norm.running_mean[0, 4:] = torch.inf
+    x = tensor(2, 8, 3, 3)
+    assert norm(x, Mix(torch.eye(2).double(), 1)).isfinite().all()
 
 
 def test_group_norm_refuses_widths_that_split_a_group() -> None:

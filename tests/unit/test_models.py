@@ -37,6 +37,21 @@ def test_inconsistent_stages_are_refused() -> None:
         ModelSpec("x", (StageSpec("conv", (8, 16), choice=0),), widths=(3,))
     with pytest.raises(ValueError, match="lies behind a choice point"):
         ModelSpec("x", (StageSpec("conv", (8, 16), choice=0), StageSpec("conv", 8)), widths=(2,))
+    for wrong, message in (
+        ({"block": "dense", "out": 8}, "block 'dense' is unknown"),
+        ({"block": "conv", "out": 0}, "must be positive"),
+        ({"block": "conv", "out": (16, 8)}, "must not fall"),
+        ({"block": "conv", "out": 8, "stride": 0}, "stride of a conv stage is 0"),
+        ({"block": "conv", "out": 8, "kernel": 4}, "must be odd"),
+        ({"block": "conv", "out": 8, "repeats": 0}, "repeats of a conv stage is 0"),
+        ({"block": "bottleneck", "out": 9, "expansion": 4}, "not multiples of the expansion 4"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            StageSpec(**wrong)
+    with pytest.raises(ValueError, match="at least one stage"):
+        ModelSpec("x", ())
+    with pytest.raises(ValueError, match="names taps twice"):
+        ModelSpec("x", (StageSpec("conv", 8, tap="a"), StageSpec("conv", 8, tap="a")))
     with pytest.raises(ValueError, match="must rise from 0 to 0"):
         ModelSpec("x", (StageSpec("conv", 8),), widths=(2,))
 

@@ -42,9 +42,13 @@ def test_restriction() -> None:
     [
         ([0, 9], r"routing \[0, 9\] at choice point 0 goes beyond its widths; choose from 0 to 3"),
         ([[0]], "has 1 lists but the network has 2 choice points"),
-        ([0, [1]], "mixes indices and lists"),
+        ([0, [1]], "is not understood"),
         ([2, 1], "rising width indices"),
         ([[], [0]], "rising width indices"),
+        (5, "is not understood"),
+        ([0.0, 1.0], "is not understood"),
+        ([None], "is not understood"),
+        ([False, True], "is not understood"),
     ],
 )
 def test_bad_routing_is_refused(routing: object, message: str) -> None:
@@ -61,6 +65,9 @@ def test_bad_routing_is_refused(routing: object, message: str) -> None:
         ((0, True), "not a tuple of width indices"),
         ((0.0, 1), "not a tuple of width indices"),
         (3, "not a tuple of width indices"),
+        (None, "not a tuple of width indices"),
+        ({0, 1}, "not a tuple of width indices"),
+        ("01", "not a tuple of width indices"),
     ],
 )
 def test_bad_paths_are_refused(path: object, message: str) -> None:
@@ -90,6 +97,11 @@ def test_channels() -> None:
         ({"name": "ds_resnet50", "width": 0.5}, "takes no width multiplier; only efficientnet_b0, mobilenet_v1"),
         ({"name": "mobilenet_v1", "width": -1}, r"width multiplier is -1; it must lie in \(0, 4\]"),
         ({"name": "mobilenet_v1", "slimming": "scalar"}, "has no gates"),
+        ({"name": "mobilenet_v1", "routing": [0, 1]}, "has no choice points"),
+        ({"name": "mobilenet_v1", "width": "0.5"}, "width multiplier is 0.5"),
+        ({"name": None}, "model None is unknown"),
+        ({"name": "resnet50", "num_classes": True}, "num_classes is True"),
+        ({"name": "resnet50", "image_size": 224.0}, "image_size is 224.0; give the side in whole pixels"),
         ({"name": "ds_resnet_tiny", "slimming": "both"}, "slimming 'both' is unknown; choose from 'one_hot'"),
     ],
 )

@@ -7,28 +7,39 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-COMMANDS = {"models": "models", "info": "info", "import": "import_weights"}
+COMMANDS = {
+    "train": "Train a supernet that is good at every width; without options, on the embedded digits.",
+    "eval": "Evaluate every width of a trained model: accuracy beside MAdds.",
+    "recalibrate": "Compute the batch-norm statistics of every width of a model anew.",
+    "models": "List the models: choice points, paths, MAdds from slimmest to widest, parameters.",
+    "info": "Show the widths of a model: realised channels, MAdds, parameters, share of the widest.",
+    "import": "Turn the authors' released DS-MBNet checkpoint into a folder that dsnet loads.",
+}
+MODULES = {"import": "import_weights", "eval": "evaluation"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; 0 done, 1 a bug (with its traceback), 2 wrong input, 130 interrupted."""
-    from jsonargparse import ArgumentParser
-
+    """Run a command; 0 done, 1 a bug (with its traceback), 2 wrong input, 128 + n stopped by signal n."""
     import dsnet
+    from dsnet.cli.parsing import Parser
 
-    parser = ArgumentParser(
+    words = [_underscored(word) for word in (sys.argv[1:] if argv is None else argv)]
+    parser = Parser(
         prog="dsnet",
         description="Dynamic slimmable networks: one set of weights, many widths, the width chosen for each input.",
         version=dsnet.__version__,
-        allow_abbrev=False,
     )
     commands = parser.add_subcommands(dest="command", metavar="COMMAND", title="commands")
-    modules = {name: import_module(f"dsnet.cli.{module}") for name, module in COMMANDS.items()}
-    for name, module in modules.items():
-        commands.add_subcommand(name, module.parser(), help=module.HELP)
-    args = parser.parse_args([_underscored(word) for word in (sys.argv[1:] if argv is None else argv)])
+    chosen = next((word for word in words if word in COMMANDS), None)
+    for name, text in COMMANDS.items():
+        sub = Parser(description=text)
+        if name == chosen:
+            module = import_module(f"dsnet.cli.{MODULES.get(name, name)}")
+            module.add_arguments(sub)
+        commands.add_subcommand(name, sub, help=text)
+    args = parser.parse_args(words)
     try:
-        modules[args.command].run(args[args.command])
+        code = module.run(args[args.command], sub if chosen is None else commands.choices[chosen])
     except (ValueError, OSError) as error:
         if os.environ.get("DSNET_DEBUG"):
             raise
@@ -36,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    return 0
+    return code or 0
 
 
 def _underscored(word: str) -> str:

@@ -4,37 +4,31 @@ from __future__ import annotations
 
 from jsonargparse import ArgumentParser, Namespace
 
-HELP = "Turn the authors' released DS-MBNet checkpoint into a folder that dsnet loads."
 
-
-def parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        description=f"{HELP} The file is read as data: nothing in it is run. What was cut or not used is listed."
-    )
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("file", help="the checkpoint: a torch file (.pth, .pth.tar) or safetensors")
     parser.add_argument("--out", required=True, help="folder to write; it must not hold a model yet")
     parser.add_argument(
         "--weights", choices=["model", "ema"], default="model", help="the trained weights, or their moving average"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    return parser
 
 
-def run(args: Namespace) -> None:
+def run(args: Namespace, parser: ArgumentParser) -> None:
     from dataclasses import asdict
     from pathlib import Path as File
 
     from dsnet.checkpoint import MODEL, CheckpointError, save
-    from dsnet.cli.output import human, print_json
     from dsnet.cost import CostTable
     from dsnet.foreign import import_released, read_tensors
+    from dsnet.reports.tables import human, print_json
 
     if (File(args.out) / MODEL).exists():
         raise CheckpointError(f"{args.out} already holds a model; choose another --out or remove it")
     try:
         net, report = import_released(read_tensors(args.file, args.weights))
     except CheckpointError as error:
-        raise CheckpointError(str(error) if str(args.file) in str(error) else f"{args.file}: {error}") from error
+        raise CheckpointError(str(error) if str(error).startswith(args.file) else f"{args.file}: {error}") from error
     save(net, args.out)
     if args.json:
         print_json({"out": str(args.out), "model": net.spec.name, **asdict(report)})

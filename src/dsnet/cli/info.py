@@ -10,11 +10,8 @@ if TYPE_CHECKING:
     from dsnet.models import ModelSpec
     from dsnet.space import Path
 
-HELP = "Show the widths of a model: realised channels, MAdds, parameters, share of the widest."
 
-
-def parser() -> ArgumentParser:
-    parser = ArgumentParser(description=HELP)
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("model", help="a name from `dsnet models`, or a folder that dsnet wrote")
     parser.add_argument("--image_size", type=int | None, default=None, help="pixels of the input's side")
     parser.add_argument("--num_classes", type=int | None, default=None, help="outputs of the classifier")
@@ -23,13 +20,12 @@ def parser() -> ArgumentParser:
         "--path", type=str | None, default=None, help="show this path only, for example 13 or 0,1,2,3 (0 = slimmest)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    return parser
 
 
-def run(args: Namespace) -> None:
-    from dsnet.cli.output import human, print_json, print_table
+def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.cost import CostTable
     from dsnet.models import describe, list_models
+    from dsnet.reports.tables import human, print_json, print_table
 
     spec = find_spec(args)
     table = CostTable(spec, args.image_size)
@@ -61,7 +57,11 @@ def run(args: Namespace) -> None:
     if args.json:
         print_json({**summary, "widths": rows})
         return
-    shown = "" if len(paths) == spec.space.size else f"; {len(paths)} of {spec.space.size} paths shown, see --path"
+    shown = (
+        ""
+        if args.path or len(paths) == spec.space.size
+        else f"; {len(paths)} of {spec.space.size} paths shown, see --path"
+    )
     if args.model in list_models():
         print(describe(args.model))
     print_table(
@@ -86,14 +86,18 @@ def run(args: Namespace) -> None:
 def find_spec(args: Namespace) -> ModelSpec:
     from pathlib import Path as File
 
-    from dsnet.checkpoint import description_spec, read_description
-    from dsnet.models import model_spec
+    from dsnet.checkpoint import read_description, spec_in
+    from dsnet.models import list_models, model_spec
 
-    if File(args.model).exists():
+    if args.model in list_models():
+        return model_spec(args.model, width=args.width, num_classes=args.num_classes, image_size=args.image_size)
+    if args.model and File(args.model).exists():
         if args.width is not None or args.num_classes is not None:
             raise ValueError(f"{args.model} is a saved model: its width and classes are fixed; name a model instead")
-        return description_spec(File(args.model), read_description(args.model))
-    return model_spec(args.model, width=args.width, num_classes=args.num_classes, image_size=args.image_size)
+        return spec_in(File(args.model), read_description(args.model))
+    if File(args.model).name != args.model:
+        raise ValueError(f"{args.model} does not exist; give a folder that dsnet wrote, or a name from `dsnet models`")
+    return model_spec(args.model)  # says which names are close
 
 
 def parse_path(spec: ModelSpec, text: str) -> Path:

@@ -6,19 +6,15 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-HELP = "List the models: choice points, paths, MAdds from slimmest to widest, parameters."
 
-
-def parser() -> ArgumentParser:
-    parser = ArgumentParser(description=HELP)
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    return parser
 
 
-def run(args: Namespace) -> None:
-    from dsnet.cli.output import human, print_json, print_table
+def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.cost import CostTable
     from dsnet.models import describe, list_models, model_spec
+    from dsnet.reports.tables import human, print_json, print_table
 
     rows: list[dict[str, Any]] = []
     for name in list_models():

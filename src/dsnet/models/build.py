@@ -66,11 +66,6 @@ def build_block(
             options = {"expansion": stage.expansion, "kernel": stage.kernel, "stride": stride, "skip": same}
             gate = build_gate(spec, stage, cin * stage.expansion, cin.max, starts=starts)
             block = InvertedResidual(cin, cout, gate=gate, **options, **common)  # type: ignore[arg-type]
-        case unknown:
-            raise ValueError(
-                f"block {unknown!r} of {spec.name!r} is unknown; "
-                f"choose conv, max_pool, depthwise, bottleneck or inverted"
-            )
     if spec.zero_init and (norm := last_norm(block)) is not None:
         nn.init.zeros_(norm.weight)
     return block

@@ -17,6 +17,8 @@ class Preprocessing:
     interpolation: Literal["nearest", "bilinear", "bicubic"] = "bilinear"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "mean", tuple(map(float, self.mean)))
+        object.__setattr__(self, "std", tuple(map(float, self.std)))
         if len(self.mean) != len(self.std) or min(self.std) <= 0:
             raise ValueError(
                 f"preprocessing needs one mean and one positive std per channel, not {self.mean}, {self.std}"
@@ -25,6 +27,11 @@ class Preprocessing:
             raise ValueError(f"preprocessing crop is {self.crop}; it must lie in (0, 1]")
         if self.interpolation not in ("nearest", "bilinear", "bicubic"):
             raise ValueError(f"interpolation {self.interpolation!r} is unknown; choose nearest, bilinear or bicubic")
+
+    @classmethod
+    def for_channels(cls, channels: int) -> Preprocessing:
+        """ImageNet's statistics for three channels, one half otherwise."""
+        return cls() if channels == 3 else cls(mean=(0.5,) * channels, std=(0.5,) * channels)
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,10 @@ class Budget:
     lam: float
     accuracy: float
     image_size: int
+
+    def __post_init__(self) -> None:
+        for name, kind in (("madds", float), ("lam", float), ("accuracy", float), ("image_size", int)):
+            object.__setattr__(self, name, kind(getattr(self, name)))  # plain numbers, also from numpy
 
 
 @dataclass(frozen=True)
@@ -52,8 +63,8 @@ class Card:
             how = dict(data["preprocessing"])
             return cls(
                 classes=tuple(str(name) for name in data["classes"]),
-                preprocessing=Preprocessing(**{**how, "mean": tuple(how["mean"]), "std": tuple(how["std"])}),
+                preprocessing=Preprocessing(**how),
                 budgets=tuple(Budget(**row) for row in data["budgets"]),
             )
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"model card is incomplete or of another version: {error}") from error

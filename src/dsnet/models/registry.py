@@ -31,8 +31,8 @@ def describe(name: str) -> str:
 
 def model_spec(name: str, *, width: float | None = None, **wishes: Any) -> ModelSpec:
     """The spec of a registered model; `wishes` as in `create_model`."""
-    if name not in _BUILDERS:
-        close = difflib.get_close_matches(name, _BUILDERS, n=3, cutoff=0.4)
+    if not isinstance(name, str) or name not in _BUILDERS:
+        close = difflib.get_close_matches(str(name), _BUILDERS, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(close)}?" if close else "list_models() has them all"
         raise ValueError(f"model {name!r} is unknown; {hint}")
     builder = _BUILDERS[name]
@@ -41,7 +41,7 @@ def model_spec(name: str, *, width: float | None = None, **wishes: Any) -> Model
     if "width" not in inspect.signature(builder).parameters:
         static = [other for other, make in _BUILDERS.items() if "width" in inspect.signature(make).parameters]
         raise ValueError(f"{name!r} takes no width multiplier; only {', '.join(sorted(static))} do")
-    if not 0 < width <= 4:
+    if isinstance(width, str) or not 0 < width <= 4:
         raise ValueError(f"width multiplier is {width}; it must lie in (0, 4]")
     return customise(builder(width=width), **wishes)
 

@@ -8,13 +8,14 @@ from typing import Any, Literal
 
 from dsnet.nn.gate import ACTIVATIONS, Activation, GateSpec
 from dsnet.nn.norm import NormSpec
-from dsnet.space import WidthSpace
+from dsnet.space import Channels, WidthSpace
 
 
 @dataclass(frozen=True)
 class StageSpec:
     """`repeats` blocks of one kind; the first has the stride.
 
+    kernel: odd; conv, depthwise and inverted blocks. expansion: bottleneck and inverted blocks.
     out: channels behind each block, one number or one per width of the stage's choice point.
     choice: index of the choice point that decides `out`; None for layers that no choice reaches.
     hidden: hidden size of the blocks' gates; None follows the widest input (GateSpec.reduction).
@@ -30,6 +31,22 @@ class StageSpec:
     choice: int | None = None
     hidden: int | None = None
     tap: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.out, list):
+            object.__setattr__(self, "out", tuple(self.out))
+        if self.block not in ("conv", "max_pool", "depthwise", "bottleneck", "inverted"):
+            raise ValueError(
+                f"block {self.block!r} is unknown; choose conv, max_pool, depthwise, bottleneck or inverted"
+            )
+        Channels.of(self.out)
+        for name in ("repeats", "stride", "kernel", "expansion"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+                raise ValueError(f"{name} of a {self.block} stage is {getattr(self, name)!r}; it must be at least 1")
+        if self.kernel % 2 == 0:
+            raise ValueError(f"kernel of a {self.block} stage is {self.kernel}; it must be odd")
+        if self.block == "bottleneck" and any(count % self.expansion for count in Channels.of(self.out)):
+            raise ValueError(f"bottleneck channels {self.out} are not multiples of the expansion {self.expansion}")
 
 
 @dataclass(frozen=True)
@@ -58,8 +75,10 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         for name, value in (("num_classes", self.num_classes), ("in_channels", self.in_channels)):
-            if not isinstance(value, int) or value < 1:
+            if type(value) is not int or value < 1:
                 raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
+        if not isinstance(self.name, str) or not self.stages:
+            raise ValueError(f"a model needs a name and at least one stage, not {self.name!r} and {self.stages!r}")
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation {self.activation!r} is unknown; choose from {', '.join(ACTIVATIONS)}")
         if self.norm.kind == "batch" and len(self.widths) > 1:
@@ -74,7 +93,17 @@ class ModelSpec:
             self._check_stage(number, stage)
         if not self.routing:
             object.__setattr__(self, "routing", self.space.choices)
-        self.space.restrict(self.routing)
+        else:
+            object.__setattr__(self, "routing", self.space.restrict(self.routing).choices)
+        taps = [stage.tap for stage in self.stages if stage.tap is not None]
+        if len(taps) != len(set(taps)):
+            raise ValueError(f"{self.name!r} names taps twice: {taps}; give each a name of its own")
+        if isinstance(self.features, tuple) and len(self.features) != (self.widths[-1] if self.widths else 1):
+            raise ValueError(
+                f"{self.name!r} lists {len(self.features)} feature widths; give one number, or one per width"
+            )
+        if type(self.image_size) is not int:
+            raise ValueError(f"image_size is {self.image_size!r}; give the side in whole pixels")
         self.check_size(self.image_size)
 
     def _check_stage(self, number: int, stage: StageSpec) -> None:
@@ -99,9 +128,9 @@ class ModelSpec:
 
     def check_size(self, *sides: int) -> None:
         for side in sides:
-            if not isinstance(side, int) or side < self.stride:
+            if side < self.stride:
                 raise ValueError(
-                    f"image size {side!r} is too small for {self.name!r}, which divides it by {self.stride}; "
+                    f"image size {side} is too small for {self.name!r}, which divides it by {self.stride}; "
                     f"use at least {self.stride} pixels"
                 )
 
@@ -111,17 +140,26 @@ class ModelSpec:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelSpec:
         """The inverse of `to_dict`, also after a trip through JSON."""
-        data = dict(data)
-        known = {f.name for f in fields(cls)}
-        if unknown := set(data) - known:
-            raise ValueError(f"model spec has unknown keys {sorted(unknown)}; this version knows {sorted(known)}")
         try:
-            data["stages"] = tuple(StageSpec(**_tuples(stage)) for stage in data["stages"])
-            data["norm"] = NormSpec(**data["norm"])
-            data["gate"] = None if data["gate"] is None else GateSpec(**data["gate"])
+            data = dict(data)
+            known = {f.name for f in fields(cls)}
+            if unknown := set(data) - known:
+                raise ValueError(f"model spec has unknown keys {sorted(unknown)}; this version knows {sorted(known)}")
+            data["stages"] = tuple(_exactly(StageSpec, stage) for stage in data["stages"])
+            data["norm"] = _exactly(NormSpec, data["norm"])
+            data["gate"] = None if data["gate"] is None else _exactly(GateSpec, data["gate"])
             return cls(**_tuples(data))
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"model spec is incomplete or of another version: {error}") from error
+
+
+def _exactly(kind: type[Any], data: Mapping[str, Any]) -> Any:
+    """An object from all of its fields, no more and no less."""
+    if set(data) != {f.name for f in fields(kind)}:
+        raise ValueError(
+            f"{kind.__name__} in a model spec has keys {sorted(data)}, which are not those of this version"
+        )
+    return kind(**_tuples(data))
 
 
 def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from dsnet.models.build import build
-from dsnet.models.card import Card
+from dsnet.models.card import Card, Preprocessing
 from dsnet.models.segment import Features, Segment
 from dsnet.models.spec import ModelSpec
 from dsnet.nn import Mix, SlimmingHead, Width
@@ -27,7 +28,7 @@ class Supernet(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.card = Card()
+        self.card = Card(preprocessing=Preprocessing.for_channels(spec.in_channels))
         self.front, segments, self.head = build(spec)
         self.segments = nn.ModuleList(segments)
 
@@ -40,8 +41,8 @@ class Supernet(nn.Module):
         return WidthSpace(self.spec.routing)
 
     @property
-    def stages(self) -> list[Segment]:
-        """The segments, typed."""
+    def chain(self) -> list[Segment]:
+        """The segments in order, typed."""
         return list(self.segments)  # type: ignore[arg-type]
 
     def slimming_heads(self) -> list[SlimmingHead]:
@@ -55,7 +56,7 @@ class Supernet(nn.Module):
     def run(self, x: Tensor, path: Path) -> Tensor:
         """`forward` without its checks."""
         x, w_in = self.front(x, 0), 0
-        for segment, w_out in zip(self.stages, path, strict=True):
+        for segment, w_out in zip(self.chain, path, strict=True):
             x, w_in = segment(x, w_in, w_out), w_out
         return self.head(x, w_in)
 
@@ -63,7 +64,7 @@ class Supernet(nn.Module):
         """`run`, and the raw scores of each slimming head met on the way."""
         scores: list[Tensor | None] = []
         x, w_in = self.front(x, 0), 0
-        for segment, w_out in zip(self.stages, path, strict=True):
+        for segment, w_out in zip(self.chain, path, strict=True):
             x = segment.enter(x, w_in)
             scaled, code = segment.attend(x, w_in)
             scores.append(segment.score(code, w_in))
@@ -75,7 +76,7 @@ class Supernet(nn.Module):
         self.check_input(x)
         x, features = self.front.features(x, 0)
         w_in = 0
-        for segment, w_out in zip(self.stages, self.space.validate(path), strict=True):
+        for segment, w_out in zip(self.chain, self.space.validate(path), strict=True):
             x, more = segment.features(x, w_in, w_out)
             features, w_in = features | more, w_out
         return features
@@ -94,7 +95,7 @@ class Supernet(nn.Module):
             if len(prefix) == len(self.space):
                 logits[prefix] = self.head(x, w_in)
                 return
-            segment = self.stages[len(prefix)]
+            segment = self.chain[len(prefix)]
             x = segment.enter(x, w_in)
             scaled, _ = segment.attend(x, w_in)
             below = [path[len(prefix)] for path in wanted if path[: len(prefix)] == prefix]
@@ -117,24 +118,28 @@ class Supernet(nn.Module):
         x = self.front(x, width)
         gate_logits: list[Tensor | None] = []
         mixes: list[Tensor] = []
-        for point, (segment, allowed) in enumerate(zip(self.stages, self.routing.choices, strict=True)):
+        for point, (segment, allowed) in enumerate(zip(self.chain, self.routing.choices, strict=True)):
             x = segment.enter(x, width)
             scaled, code = segment.attend(x, width)
             scores = segment.score(code, width)
             weights = choose(point, scores)
-            if weights.shape != (len(x), len(allowed)):
+            if not isinstance(weights, Tensor) or weights.shape != (len(x), len(allowed)):
+                given = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
                 raise ValueError(
-                    f"choose gave weights of shape {tuple(weights.shape)} at choice point {point}; "
+                    f"choose gave weights of shape {given} at choice point {point}; "
                     f"expected {(len(x), len(allowed))}, one per sample and width of the routing space"
                 )
-            mix = weights.new_zeros(len(x), self.spec.widths[point]).index_copy(
-                1, weights.new_tensor(allowed).long(), weights
-            )
+            mix = self.spread(weights.to(x.dtype), point)
             w_out = Mix(mix, widest=allowed[-1])
             x, width = segment.body(x, scaled, width, w_out), w_out
             gate_logits.append(scores)
             mixes.append(mix)
         return self.head(x, width), gate_logits, mixes
+
+    def spread(self, weights: Tensor, point: int) -> Tensor:
+        """Weights [B, R] over the routing space as a mix [B, K] over all widths, zero where routing never goes."""
+        allowed = torch.tensor(self.routing.choices[point], device=weights.device)
+        return weights.new_zeros(len(weights), self.spec.widths[point]).index_copy(1, allowed, weights)
 
     def check_input(self, x: Tensor) -> None:
         if x.dim() != 4 or x.shape[1] != self.spec.in_channels:

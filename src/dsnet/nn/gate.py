@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dsnet.nn.slicing import GlobalPool, SliceLinear, Width
+from dsnet.nn.slicing import GlobalPool, Shape, SliceLinear, Width
+from dsnet.nn.tracing import materialise
 from dsnet.space import Channels
 
 ACTIVATIONS = {"relu": F.relu, "relu6": F.relu6, "silu": F.silu}
@@ -73,6 +74,17 @@ class Gate(nn.Module):
         code = pooled if self.slimming is not None and self.slimming.reduce is not None else hidden
         return x * attention[:, :, None, None], code
 
+    def materialise(self, width: int) -> nn.Module:
+        """The attention head at a width, as a plain module that scales its input."""
+        return materialise(self, lambda x: self(x, width)[0])
+
+    def madds(self, shape: Shape, width: int) -> int:
+        """Multiply-adds of the attention head."""
+        return self.reduce.madds(shape, width, 0) + self.expand.madds(shape, 0, width)
+
+    def pools(self, shape: Shape, width: int) -> int:
+        return self.pool.pools(shape, width)
+
 
 class SlimmingHead(nn.Module):
     """Raw scores [B, R] over the R candidate widths of the routing space (W2; no bias, as released)."""
@@ -91,5 +103,13 @@ class SlimmingHead(nn.Module):
         if not self.scalar:
             return scores
         # p = sigmoid(s) in steps between neighbouring widths: scores_k = -(p - k/(R-1))^2 / s0, s0 = 1/(R-1)^2.
-        steps = torch.arange(self.candidates, device=code.device, dtype=code.dtype)
-        return -((torch.sigmoid(scores) * (self.candidates - 1) - steps) ** 2)
+        position = torch.sigmoid(scores) * (self.candidates - 1)
+        return torch.cat([-((position - k) ** 2) for k in range(self.candidates)], dim=1)
+
+    def materialise(self, width: int) -> nn.Module:
+        """The head at a width of its input, as a plain module from code to scores."""
+        return materialise(self, lambda code: self(code, width))
+
+    def madds(self, shape: Shape, width: int) -> int:
+        own = 0 if self.reduce is None else self.reduce.madds(shape, width, 0)
+        return own + self.score.madds(shape, 0, 0)

@@ -43,8 +43,8 @@ class SliceNorm(Sliceable):
         self.weight = nn.Parameter(torch.ones(channels.max))
         self.bias = nn.Parameter(torch.zeros(channels.max))
         counts = torch.tensor(channels.counts)
-        prefix = (torch.arange(channels.max) < counts[:, None]).to(torch.get_default_dtype())
-        self.register_buffer("prefix", prefix, persistent=False)  # [K, C]: 1 on the channels of width k
+        prefix = torch.arange(channels.max) < counts[:, None]
+        self.register_buffer("prefix", prefix, persistent=False)  # [K, C]: true on the channels of width k
 
     def forward(self, x: Tensor, width: Width) -> Tensor:
         return self.mixed(x, width) if isinstance(width, Mix) else self.sliced(x, width)
@@ -66,33 +66,39 @@ class SliceBatchNorm2d(SliceNorm):
     running_var: Tensor
     num_batches_tracked: Tensor
 
-    def __init__(self, channels: Channels, momentum: float = 0.1) -> None:
+    def __init__(self, channels: Channels, momentum: float | None = 0.1) -> None:
         super().__init__(channels)
-        self.momentum = momentum
-        # One row per width; a row's entries beyond its width keep their first values and are never read.
+        self.momentum = momentum  # None averages all batches with equal weight, as in torch
+        # One row per width; what lies beyond a row's width is never used.
         self.register_buffer("running_mean", torch.zeros(len(channels), channels.max))
         self.register_buffer("running_var", torch.ones(len(channels), channels.max))
         self.register_buffer("num_batches_tracked", torch.zeros(len(channels), dtype=torch.long))
 
     def sliced(self, x: Tensor, width: int) -> Tensor:
         count = self.channels[width]
+        momentum = 0.0
         if self.training:
-            self.num_batches_tracked[width] += 1
-        return F.batch_norm(
+            batches = int(self.num_batches_tracked[width]) + 1
+            momentum = 1 / batches if self.momentum is None else self.momentum
+        y = F.batch_norm(
             x,
             self.running_mean[width, :count],
             self.running_var[width, :count],
             self.weight[:count],
             self.bias[:count],
             training=self.training,
-            momentum=self.momentum,
+            momentum=momentum,
             eps=EPS,
         )
+        if self.training:
+            self.num_batches_tracked[width] += 1
+        return y
 
     def folded(self) -> tuple[Tensor, Tensor]:
         """Scale S [K, C] and shift B [K, C] of every width in eval mode, zero beyond the width."""
-        scale = self.weight * torch.rsqrt(self.running_var + EPS) * self.prefix
-        return scale, self.bias * self.prefix - self.running_mean * scale
+        scale = self.weight * torch.rsqrt(self.running_var + EPS)
+        shift = self.bias - self.running_mean * scale
+        return torch.where(self.prefix, scale, 0), torch.where(self.prefix, shift, 0)
 
     def mixed(self, x: Tensor, mix: Mix) -> Tensor:
         if self.training:
@@ -138,7 +144,7 @@ class SliceGroupNorm(SliceNorm):
 
     def mixed(self, x: Tensor, mix: Mix) -> Tensor:
         count = self.channels[mix.widest]
-        mask = mix.weights @ self.prefix[:, :count]  # [B, C]
+        mask = mix.weights @ self.prefix[:, :count].to(mix.weights.dtype)  # [B, C]
         return self.normalise(x, count) * mask[:, :, None, None]
 
     def materialise(self, *widths: int) -> nn.Module:

@@ -66,6 +66,7 @@ def materialise(root: nn.Module, call: Callable[..., Any], inputs: int = 1) -> f
     graph = trace(root, call, inputs)
     twins = nn.Module()
     for node in graph.graph.nodes:
+        node.type = None  # annotations of our wrapper, which would not survive pickling
         if node.op == "call_module":
             layer = graph.get_submodule(node.target)
             assert isinstance(layer, Sliceable), f"{node.target} is not sliceable"
@@ -73,7 +74,8 @@ def materialise(root: nn.Module, call: Callable[..., Any], inputs: int = 1) -> f
             node.args = (tensor,)
             node.target = node.target.removeprefix("root.")
             _attach(twins, node.target, layer.materialise(*widths))
-    plain = fx.GraphModule(twins, graph.graph, class_name=type(root).__name__)
+    graph.graph._tracer_cls = None  # nor may a pickle of the result refer to dsnet
+    plain = fx.GraphModule(twins, graph.graph, class_name="SubNetwork")
     return plain.train(root.training)
 
 

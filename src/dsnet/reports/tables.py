@@ -13,14 +13,21 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", caption=note or None, caption_justify="left")
+    table = Table(
+        title=Text(title),
+        box=SIMPLE_HEAD,
+        title_justify="left",
+        caption=Text(note) if note else None,
+        caption_justify="left",
+    )
     for column in columns:
         left = column.startswith("<")
         table.add_column(column.removeprefix("<"), justify="left" if left else "right", overflow="fold")
     for row in rows:
-        table.add_row(*map(str, row))
-    Console(width=None if sys.stdout.isatty() else 140, highlight=False).print(table)
+        table.add_row(*(Text(str(cell)) for cell in row))
+    Console(width=None if sys.stdout.isatty() else 140, highlight=False, markup=False).print(table)
 
 
 def print_json(content: Any) -> None:
@@ -30,6 +37,6 @@ def print_json(content: Any) -> None:
 def human(count: float) -> str:
     """A count with a unit: 565.4M, 4.01B."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            return f"{count / size:.2f}{unit}" if count < 10 * size else f"{count / size:.1f}{unit}"
+        if count >= 0.99995 * size:  # 999,999,999 is 1.00B, not 1000.0M
+            return f"{count / size:.2f}{unit}" if count < 9.995 * size else f"{count / size:.1f}{unit}"
     return str(int(count))

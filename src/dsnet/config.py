@@ -1,0 +1,90 @@
+"""What `dsnet train` can be told, composed from the configs of the rooms."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path as File
+from typing import Any, Literal
+
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
+
+from dsnet.data import DataConfig
+from dsnet.models import ModelSpec, model_spec
+from dsnet.training import IEBConfig, OptimConfig
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which network. width: multiplier for static models. routing: width indices that the gates may choose."""
+
+    name: str = "ds_mobilenet_v1_tiny"
+    width: float | None = None
+    routing: list[int] | list[list[int]] | None = None
+    slimming: Literal["one_hot", "scalar"] | None = None
+    shared: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.spec(num_classes=10, in_channels=3)
+
+    def spec(self, *, num_classes: int, in_channels: int, image_size: int | None = None) -> ModelSpec:
+        return model_spec(
+            self.name,
+            width=self.width,
+            routing=self.routing,
+            slimming=self.slimming,
+            shared=self.shared,
+            num_classes=num_classes,
+            in_channels=in_channels,
+            image_size=image_size,
+        )
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A whole run. Saved as config.yaml in its folder.
+
+    seed: of weights, order, augmentation and paths. threads: of torch; 0 leaves its default. save_steps: steps between
+    checkpoints inside an epoch; null saves after every epoch only. recalibration: images for batch-norm statistics.
+    """
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    ieb: IEBConfig = field(default_factory=IEBConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    seed: int = 0
+    threads: int = 0
+    save_steps: int | None = None
+    recalibration: int = 4096
+
+    def __post_init__(self) -> None:
+        if self.seed < 0 or self.threads < 0 or self.recalibration < 1:
+            raise ValueError("seed and threads must not be negative, recalibration must be at least 1")
+        if self.save_steps is not None and self.save_steps < 1:
+            raise ValueError(f"save_steps is {self.save_steps}; it must be at least 1, or null")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def add_config(parser: ArgumentParser) -> None:
+    """A flag for every key, and --config for files of them."""
+    parser.add_argument("--config", action=ActionConfigFile, help="YAML file of the keys below; flags override it")
+    parser.add_class_arguments(TrainConfig)
+
+
+def config_of(parser: ArgumentParser, args: Namespace) -> TrainConfig:
+    known = [f.name for f in fields(TrainConfig)]
+    made = parser.instantiate(Namespace(**{key: args[key] for key in known}))
+    return TrainConfig(**{key: made[key] for key in known})
+
+
+def read_config(file: File) -> TrainConfig:
+    """The config of a run folder."""
+    parser = ArgumentParser(exit_on_error=False)
+    add_config(parser)
+    if not file.is_file():
+        raise ValueError(f"{file} does not exist: this folder was not written by `dsnet train`")
+    try:
+        return config_of(parser, parser.parse_args(["--config", str(file)]))
+    except Exception as error:
+        raise ValueError(f"{file} is not a config of this version of dsnet: {error}") from error

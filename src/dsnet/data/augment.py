@@ -1,0 +1,88 @@
+"""Batches of uint8 images to normalised network inputs, augmented or plain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """What is done to training images, in this order.
+
+    crop: `pad` (by `pad` pixels, then a random crop), `resized` (a random share of the area), or `none`.
+    flip: horizontally, half of the images. colour: strength of brightness, contrast and saturation jitter.
+    randaugment: number of RandAugment operations, of strength `magnitude` (0 to 30). erasing: share of images.
+    """
+
+    crop: Literal["none", "pad", "resized"] = "none"
+    pad: int = 4
+    scale: tuple[float, float] = (0.08, 1.0)
+    flip: bool = False
+    colour: float = 0.0
+    randaugment: int = 0
+    magnitude: int = 9
+    erasing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.crop not in ("none", "pad", "resized"):
+            raise ValueError(f"augment.crop {self.crop!r} is unknown; choose none, pad or resized")
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise ValueError(f"augment.scale is {self.scale}; give rising shares of the area in (0, 1]")
+        if not 0 <= self.erasing <= 1 or not 0 <= self.colour <= 1 or not 0 <= self.magnitude <= 30:
+            raise ValueError("augment.erasing and augment.colour lie in [0, 1], augment.magnitude in [0, 30]")
+        if self.pad < 0 or self.randaugment < 0:
+            raise ValueError("augment.pad and augment.randaugment must not be negative")
+
+
+class Augment:
+    """kornia's transforms on float images [B, C, S, S] in 0..1; a batch depends on its seed alone."""
+
+    def __init__(self, config: AugmentConfig, size: int, *, crop: bool = True) -> None:
+        from kornia import augmentation as K
+
+        steps: list[nn.Module] = []
+        if crop and config.crop == "pad" and config.pad:
+            steps.append(K.RandomCrop((size, size), padding=config.pad, cropping_mode="slice"))
+        if crop and config.crop == "resized":
+            steps.append(K.RandomResizedCrop((size, size), scale=config.scale, cropping_mode="resample"))
+        if config.flip:
+            steps.append(K.RandomHorizontalFlip())
+        if config.randaugment:
+            steps.append(K.auto.RandAugment(n=config.randaugment, m=config.magnitude))
+        if config.colour:
+            steps.append(K.ColorJitter(config.colour, config.colour, config.colour))
+        if config.erasing:
+            steps.append(K.RandomErasing(p=config.erasing))
+        self.steps = nn.Sequential(*steps)
+
+    def __call__(self, images: Tensor, seed: int) -> Tensor:
+        if not self.steps:
+            return images
+        with torch.random.fork_rng(devices=[]), torch.no_grad():  # kornia draws from the global generator
+            torch.manual_seed(seed)
+            return self.steps(images)
+
+
+def to_float(images: Tensor) -> Tensor:
+    return images.float() / 255
+
+
+def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    shape = (1, -1, 1, 1)
+    return (images - images.new_tensor(mean).view(shape)) / images.new_tensor(std).view(shape)
+
+
+def centre(images: Tensor, size: int, crop: float) -> Tensor:
+    """Centre crop of a canvas of size / crop to `size`; a canvas of `size` stays as it is."""
+    side = images.shape[-1]
+    if side == size:
+        return images
+    keep = round(side * crop)
+    start = (side - keep) // 2
+    images = images[..., start : start + keep, start : start + keep]
+    return images if keep == size else F.interpolate(images, (size, size), mode="bilinear", antialias=True)

@@ -1,0 +1,110 @@
+"""Batches in an order that depends on seed and epoch alone, from any position, with any number of workers."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+from dsnet.data.dataset import Batch, Split
+from dsnet.data.images import DataError
+
+
+def seed_of(*parts: int) -> int:
+    """One seed from several numbers."""
+    return zlib.crc32(repr(parts).encode())
+
+
+@dataclass(frozen=True)
+class TrainBatches:
+    """Shuffled, augmented batches of one epoch; each rank takes every world-th sample of a global batch.
+
+    The last, smaller batch of an epoch is left out: its images come up in other epochs.
+    """
+
+    split: Split
+    batch_size: int
+    seed: int
+    workers: int = 0
+    rank: int = 0
+    world: int = 1
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.batch_size % self.world:
+            raise ValueError(f"batch size {self.batch_size} cannot be shared by {self.world} processes; use a multiple")
+        if self.batch_size > len(self.split):
+            raise ValueError(
+                f"batch size {self.batch_size} is larger than the {len(self.split)} training images; "
+                f"choose a smaller one"
+            )
+
+    def __len__(self) -> int:
+        return len(self.split) // self.batch_size
+
+    def order(self, epoch: int) -> Tensor:
+        """Sample numbers [batches, batch_size] of an epoch."""
+        generator = torch.Generator().manual_seed(seed_of(self.seed, epoch))
+        shuffled = self.split.ids[torch.randperm(len(self.split), generator=generator)]
+        return shuffled[: len(self) * self.batch_size].view(len(self), self.batch_size)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from number `start` on."""
+        order = self.order(epoch)
+        jobs: list[Job] = [
+            (order[number, self.rank :: self.world], seed_of(self.seed, epoch, number, self.rank))
+            for number in range(start, len(self))
+        ]
+        yield from load_all(self.split, jobs, self.workers)
+
+
+def plain_batches(
+    split: Split, batch_size: int, *, workers: int = 0, rank: int = 0, world: int = 1, limit: int | None = None
+) -> Iterator[Batch]:
+    """Every sample once, in order, without augmentation; each rank takes every world-th sample."""
+    ids = split.ids[:limit][rank::world]
+    yield from load_all(split, [(part, None) for part in ids.split(batch_size)], workers)
+
+
+Job = tuple[Tensor, int | None]
+
+
+class _Jobs(TorchDataset[Batch]):
+    def __init__(self, split: Split, jobs: list[Job]) -> None:
+        self.split, self.jobs = split, jobs
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def __getitem__(self, number: int) -> Batch:
+        ids, seed = self.jobs[number]
+        return self.split.load(ids, seed=seed)
+
+
+def load_all(split: Split, jobs: list[Job], workers: int) -> Iterator[Batch]:
+    if not jobs:
+        return
+    if workers == 0:
+        for ids, seed in jobs:
+            yield split.load(ids, seed=seed)
+        return
+    loader = DataLoader(
+        _Jobs(split, jobs), batch_size=None, num_workers=workers, persistent_workers=False, worker_init_fn=_one_thread
+    )
+    try:
+        yield from loader
+    except RuntimeError as error:
+        if "DataLoader worker" in str(error) and "exited unexpectedly" in str(error):
+            raise DataError(
+                f"a data-loading process was killed, often for lack of memory ({error}); "
+                f"lower data.workers (now {workers}) and resume the run"
+            ) from error
+        raise
+
+
+def _one_thread(worker: int) -> None:
+    torch.set_num_threads(1)

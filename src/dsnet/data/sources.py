@@ -1,0 +1,158 @@
+"""Where images come from: arrays in memory (digits, CIFAR-10, idx files) and folders of files."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dsnet.data.images import SUFFIXES, DataError
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Images in memory: uint8 [N, C, H, W], labels [N]."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def resized(self, size: int) -> Arrays:
+        if self.images.shape[-2:] == (size, size):
+            return self
+        parts = [
+            F.interpolate(part.float(), (size, size), mode="bilinear", antialias=True).round().clamp(0, 255).byte()
+            for part in self.images.split(1024)
+        ]
+        return Arrays(torch.cat(parts), self.labels)
+
+
+@dataclass(frozen=True)
+class Files:
+    """Images on disk, decoded when they are needed."""
+
+    files: tuple[str, ...]
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+
+Source = Arrays | Files
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A dataset as it was found. `test` is None where it must be carved from `train`."""
+
+    train: Source
+    test: Source | None
+    classes: tuple[str, ...]
+    channels: int
+    size: int | None  # native side, None for files of any size
+
+
+def digits() -> Raw:
+    """scikit-learn's 1,797 handwritten digits, 8 x 8, enlarged to 16 x 16; installed with the package."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = torch.from_numpy(np.round(bunch.images * (255 / 16)).astype(np.uint8))[:, None]
+    arrays = Arrays(images, torch.from_numpy(bunch.target).long())
+    return Raw(arrays.resized(16), None, tuple("0123456789"), channels=1, size=16)
+
+
+def cifar10(root: Path) -> Raw:
+    """The standard binary version: data_batch_1..5.bin, test_batch.bin, batches.meta.txt."""
+    nested = root / "cifar-10-batches-bin"
+    folder = nested if nested.is_dir() else root
+
+    def read(names: list[str]) -> Arrays:
+        rows = []
+        for name in names:
+            file = folder / name
+            data = read_bytes(file, "the binary version of CIFAR-10 has data_batch_1.bin to data_batch_5.bin")
+            if len(data) != 10_000 * 3073:
+                raise DataError(f"{file} has {len(data)} bytes instead of {10_000 * 3073}; download it again")
+            rows.append(torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, 3073))
+        table = torch.cat(rows)
+        if int(table[:, 0].max()) > 9:
+            raise DataError(f"{folder} has labels beyond 9; it is not CIFAR-10")
+        return Arrays(table[:, 1:].reshape(-1, 3, 32, 32).contiguous(), table[:, 0].long())
+
+    train = read([f"data_batch_{k}.bin" for k in range(1, 6)])
+    meta = folder / "batches.meta.txt"
+    classes = tuple(meta.read_text().split()) if meta.is_file() else tuple(map(str, range(10)))
+    return Raw(train, read(["test_batch.bin"]), classes, channels=3, size=32)
+
+
+def idx(root: Path) -> Raw:
+    """MNIST and Fashion-MNIST files: {train,t10k}-{images-idx3,labels-idx1}-ubyte, plain or gzipped."""
+
+    def read(name: str, dims: int) -> np.ndarray:
+        file = next((f for f in (root / name, root / f"{name}.gz") if f.is_file()), root / name)
+        data = read_bytes(file, "idx folders hold train-images-idx3-ubyte and the three files that go with it")
+        if file.suffix == ".gz":
+            try:
+                data = gzip.decompress(data)
+            except (OSError, EOFError) as error:
+                raise DataError(f"{file} is not a complete gzip file ({error}); download it again") from error
+        if len(data) < 4 + 4 * dims or data[:4] != bytes([0, 0, 8, dims]):
+            raise DataError(f"{file} is not an idx file of unsigned bytes with {dims} dimensions")
+        shape = struct.unpack(f">{dims}I", data[4 : 4 + 4 * dims])
+        values = np.frombuffer(data, np.uint8, offset=4 + 4 * dims)
+        if values.size != int(np.prod(shape)):
+            raise DataError(f"{file} has {values.size} values instead of {int(np.prod(shape))}; it is truncated")
+        return values.reshape(shape)
+
+    def split(name: str) -> Arrays:
+        images, labels = read(f"{name}-images-idx3-ubyte", 3), read(f"{name}-labels-idx1-ubyte", 1)
+        if len(images) != len(labels):
+            raise DataError(f"{root}: {len(images)} images but {len(labels)} labels in {name}")
+        return Arrays(torch.from_numpy(images.copy())[:, None], torch.from_numpy(labels.astype(np.int64)))
+
+    train, test = split("train"), split("t10k")
+    classes = tuple(str(k) for k in range(int(train.labels.max()) + 1))
+    return Raw(train, test, classes, channels=1, size=train.images.shape[-1])
+
+
+def folder(root: Path) -> Raw:
+    """One folder per class, below train/ and val/ (or test/), or directly below `root`."""
+    if not root.is_dir():
+        raise DataError(f"{root} is not a folder; give the folder that holds one folder per class")
+    train_root = root / "train" if (root / "train").is_dir() else root
+    test_root = next((root / name for name in ("val", "valid", "test") if (root / name).is_dir()), None)
+    if train_root == root:
+        test_root = None
+    names = sorted(child.name for child in train_root.iterdir() if child.is_dir() and not child.name.startswith("."))
+    if len(names) < 2:
+        raise DataError(f"{train_root} has {len(names)} class folders; at least 2 are needed")
+
+    def scan(top: Path) -> Files:
+        files: list[str] = []
+        labels: list[int] = []
+        for label, name in enumerate(names):
+            found = sorted(str(f) for f in (top / name).rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
+            if not found:
+                raise DataError(f"{top / name} has no images ({', '.join(SUFFIXES)}); remove it or fill it")
+            files += found
+            labels += [label] * len(found)
+        return Files(tuple(files), torch.tensor(labels))
+
+    test = None if test_root is None else scan(test_root)
+    return Raw(scan(train_root), test, tuple(names), channels=3, size=None)
+
+
+def read_bytes(file: Path, hint: str) -> bytes:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"{file} does not exist; {hint}") from None

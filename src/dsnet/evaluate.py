@@ -1,0 +1,90 @@
+"""How good each sub-network is: accuracy beside cost, in one versioned result schema."""
+
+from __future__ import annotations
+
+import platform
+import random
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from dsnet.cost import CostTable
+from dsnet.data import Batch
+from dsnet.models import Supernet
+from dsnet.space import Path
+from dsnet.training import distributed, uncalibrated
+from dsnet.version import __version__
+
+SCHEMA = 1
+
+
+@torch.no_grad()
+def accuracy(net: Supernet, batches: Iterable[Batch], paths: Sequence[Path]) -> list[dict[str, float]]:
+    """Top-1, top-5 and loss of every path over the batches of all processes; no sample counts twice."""
+    device = net.head.classifier.weight.device
+    training = net.training
+    net.eval()
+    sums = torch.zeros(len(paths), 4, dtype=torch.float64, device=device)  # top-1, top-5, loss, images
+    for batch in batches:
+        images, labels = batch.images.to(device), batch.labels.to(device)
+        if not len(images):
+            continue
+        for row, logits in zip(sums, net.forward_paths(images, paths), strict=True):
+            best = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+            loss = F.cross_entropy(logits.float(), labels, reduction="sum")
+            row += torch.stack([best[:, 0].sum(), best.sum(), loss, torch.tensor(len(labels), device=device)])
+    net.train(training)
+    sums = distributed.total(sums).cpu()
+    if not sums[:, 3].all():
+        raise ValueError("there are no images to evaluate")
+    return [{"top1": t1 / n, "top5": t5 / n, "loss": loss / n, "images": int(n)} for t1, t5, loss, n in sums.tolist()]
+
+
+def evaluate(
+    net: Supernet, batches: Iterable[Batch], paths: Sequence[Path], *, image_size: int, split: str
+) -> dict[str, Any]:
+    """The result of an evaluation: one row per path, cheapest first."""
+    if unseen := uncalibrated(net, paths):
+        raise ValueError(
+            f"the batch-norm statistics of {len(unseen)} widths were never calibrated (the first is {unseen[0]}), "
+            f"so their accuracy would mean nothing; run `dsnet recalibrate` on the model first"
+        )
+    table = CostTable(net, image_size)
+    start = time.perf_counter()
+    measured = accuracy(net, batches, paths)
+    rows = [
+        {
+            "path": list(path),
+            **scores,
+            "madds": table.madds(path),
+            "params": table.params(path),
+            "share": table.madds(path) / table.widest,
+        }
+        for path, scores in zip(paths, measured, strict=True)
+    ]
+    return {
+        "schema": SCHEMA,
+        "kind": "uniform",
+        "dsnet": __version__,
+        "torch": torch.__version__,
+        "machine": f"{platform.machine()} {platform.system()}, {torch.get_num_threads()} threads",
+        "model": net.spec.name,
+        "image_size": image_size,
+        "split": split,
+        "seconds": round(time.perf_counter() - start, 2),
+        "rows": sorted(rows, key=lambda row: row["madds"]),
+    }
+
+
+def paths_to_evaluate(net: Supernet, sample: int = 0, seed: int = 0) -> list[Path]:
+    """Every width of a network with one choice point; uniform paths and a random sample of one with several."""
+    space = net.space
+    paths = space.uniform
+    if len(paths) < space.size:
+        rng = random.Random(seed)
+        others = [path for path in space if path not in set(paths)]
+        paths = [*paths, *rng.sample(others, min(sample, len(others)))]
+    return paths

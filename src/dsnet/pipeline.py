@@ -1,0 +1,155 @@
+"""A run from its config to its folder: data -> supernet -> stage I -> recalibration -> evaluation."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path as File
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from dsnet.checkpoint import CheckpointError, save, write_whole
+from dsnet.config import TrainConfig, read_config
+from dsnet.data import Dataset, Split, TrainBatches, open_dataset, plain_batches
+from dsnet.evaluate import accuracy, evaluate, paths_to_evaluate
+from dsnet.models import Card, Preprocessing, Supernet
+from dsnet.training import IEB, Loop, recalibrate
+from dsnet.training.display import make_display
+from dsnet.training.distributed import barrier, process_group, rank, world
+from dsnet.version import __version__
+
+CONFIG = "config.yaml"
+__all__ = ["CONFIG", "calibration_images", "evaluate_split", "open_data", "read_config", "train", "write_result"]
+EVAL_BATCH = 256
+
+
+def train(config: TrainConfig, folder: File, *, resume: bool = False) -> dict[str, Any]:
+    """Train a supernet, or continue to; returns the evaluation of the saved model on the test split."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    with process_group():
+        data = open_data(config)
+        torch.manual_seed(config.seed)
+        net = new_network(config, data)
+        if rank() == 0:
+            prepare_folder(folder, config, data, resume=resume)
+        barrier()
+        batches = TrainBatches(
+            data.train, config.optim.batch_size, config.seed, config.data.workers, rank=rank(), world=world()
+        )
+        loop = Loop(
+            IEB(net, config.ieb),
+            batches,
+            config.optim,
+            folder=folder,
+            seed=config.seed,
+            momentum=config.ieb.momentum,
+            save_steps=config.save_steps,
+            max_skipped=config.data.max_skipped,
+        )
+        if resume:
+            loop.resume()
+        display = make_display(folder, rank=rank())
+
+        def validate(average: Supernet) -> dict[str, float]:
+            ends = dict.fromkeys([average.space.slimmest, average.space.widest])
+            rows = accuracy(average, plain(data.calibration, config), list(ends))
+            names = ["slimmest", "widest"] if len(ends) == 2 else ["widest"]
+            return {name: row["top1"] for name, row in zip(names, rows, strict=True)}
+
+        try:
+            best = loop.run(validate, display)
+        finally:
+            display.close()
+        if rank() != 0:
+            barrier()
+            return {}
+        if loop.progress.skipped:
+            write_whole(folder / "skipped.txt", ("\n".join(loop.progress.skipped) + "\n").encode())
+        best.card = card_of(data)
+        recalibrate(best, calibration_images(data, config))
+        save(best.to(memory_format=torch.contiguous_format), folder)  # type: ignore[call-overload]
+        result = evaluate_split(best, data, config)
+        write_result(folder, "test", result)
+        barrier()
+        return result
+
+
+def open_data(config: TrainConfig, root: str | None = None) -> Dataset:
+    """The data of a run, at another place if `root` is given."""
+    where = config.data if root is None else replace(config.data, root=root)
+    return open_dataset(where, default_size=config.model.spec(num_classes=1, in_channels=1).image_size)
+
+
+def new_network(config: TrainConfig, data: Dataset) -> Supernet:
+    spec = config.model.spec(num_classes=len(data.classes), in_channels=data.channels, image_size=data.image_size)
+    net = Supernet(spec)
+    net.card = card_of(data)
+    return net
+
+
+def card_of(data: Dataset) -> Card:
+    how = data.train.loader.config
+    files = how.dataset == "folder"
+    crop = how.crop_ratio if files else 1.0
+    return Card(classes=data.classes, preprocessing=Preprocessing(data.mean, data.std, crop, how.interpolation))
+
+
+def plain(split: Split, config: TrainConfig) -> Iterator[Any]:
+    return plain_batches(split, EVAL_BATCH, workers=config.data.workers, rank=rank(), world=world())
+
+
+def calibration_images(data: Dataset, config: TrainConfig, *, seed: int = 0) -> Iterator[Tensor]:
+    """Training images without augmentation, drawn at random."""
+    order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(seed))
+    split = replace(data.train, ids=data.train.ids[order[: config.recalibration]])
+    for batch in plain_batches(split, EVAL_BATCH, workers=config.data.workers):
+        if len(batch.images) > 1:
+            yield batch.images
+
+
+def evaluate_split(
+    net: Supernet, data: Dataset, config: TrainConfig, *, split: str = "test", sample: int = 16, seed: int = 0
+) -> dict[str, Any]:
+    """Evaluate every width (or uniform and some random paths) on a split, in this process alone."""
+    part = {"test": data.test, "calibration": data.calibration, "train": data.train}[split]
+    batches = plain_batches(part, EVAL_BATCH, workers=config.data.workers)
+    paths = paths_to_evaluate(net, sample, seed)
+    result = evaluate(net, batches, paths, image_size=data.image_size, split=split)
+    return {**result, "dataset": config.data.dataset, "seed": config.seed}
+
+
+def write_result(folder: File, name: str, result: dict[str, Any]) -> File:
+    file = folder / "results" / f"{name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, json.dumps(result, indent=1).encode())
+    return file
+
+
+def prepare_folder(folder: File, config: TrainConfig, data: Dataset, *, resume: bool) -> None:
+    """Write what tells a reader, or a resumed run, what this run is."""
+    if resume:
+        return
+    if (folder / CONFIG).exists():
+        raise CheckpointError(
+            f"{folder} already holds a run; continue it with --resume {folder}, or choose another --out"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    versions = {"dsnet": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    splits = {name: getattr(data, name).ids.tolist() for name in ("calibration", "test")}
+    write_whole(folder / "splits.json", json.dumps({**splits, "rest": "train"}).encode())
+    write_whole(folder / "versions.json", json.dumps({**versions, "command": sys.argv}, indent=1).encode())
+    write_whole(folder / CONFIG, yaml.safe_dump(to_plain(config.to_dict()), sort_keys=False).encode())
+
+
+def to_plain(value: Any) -> Any:
+    """Tuples as lists, so that YAML stays plain."""
+    if isinstance(value, dict):
+        return {key: to_plain(item) for key, item in value.items()}
+    return [to_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,21 @@
+"""Training: stages, the loop, the moving average, recalibration."""
+
+from dsnet.training.ema import EMA
+from dsnet.training.ieb import IEB, IEBConfig
+from dsnet.training.loop import Interrupted, Loop, TrainingError
+from dsnet.training.optim import OptimConfig, learning_rate, make_optimizer
+from dsnet.training.recalibrate import recalibrate, uncalibrated
+
+__all__ = [
+    "EMA",
+    "IEB",
+    "IEBConfig",
+    "Interrupted",
+    "Loop",
+    "OptimConfig",
+    "TrainingError",
+    "learning_rate",
+    "make_optimizer",
+    "recalibrate",
+    "uncalibrated",
+]

@@ -1,0 +1,117 @@
+"""What a person sees while training: a live bar on a terminal, plain lines elsewhere, TensorBoard in both cases."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path as File
+from typing import Any
+
+
+class Display:
+    """Silent: the display of tests and of ranks other than 0."""
+
+    def start(self, epochs: int, batches: int, done: int) -> None: ...
+
+    def step(self, batch: int, means: Mapping[str, float], losses: Mapping[str, float]) -> None: ...
+
+    def epoch(self, line: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Lines(Display):
+    """One line per epoch."""
+
+    def start(self, epochs: int, batches: int, done: int) -> None:
+        self.epochs, self.began, self.done = epochs, time.monotonic(), done
+        print(
+            f"training {epochs} epochs of {batches} batches" + (f", resumed after {done}" if done else ""), flush=True
+        )
+
+    def epoch(self, line: Mapping[str, Any]) -> None:
+        per_epoch = (time.monotonic() - self.began) / (line["epoch"] - self.done)
+        left = per_epoch * (self.epochs - line["epoch"])
+        print(f"epoch {line['epoch']}/{self.epochs}  {summary(line)}  {clock(left)} left", flush=True)
+
+
+class Bar(Display):
+    """A rich progress bar with the epoch's mean losses per sub-network."""
+
+    def start(self, epochs: int, batches: int, done: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.epochs, self.batches, self.done, self.seen = epochs, batches, done, 0.0
+        self.began = time.monotonic()
+        self.progress = Progress(
+            TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[text]}"),
+            TimeRemainingColumn(),
+        )
+        self.task = self.progress.add_task(
+            "", total=epochs * batches, completed=done * batches, epoch=done + 1, epochs=epochs, text=""
+        )
+        self.progress.start()
+
+    def step(self, batch: int, means: Mapping[str, float], losses: Mapping[str, float]) -> None:
+        text = "  ".join(f"{name} {value:.3f}" for name, value in means.items())
+        self.progress.update(self.task, completed=self.done * self.batches + batch, text=text)
+
+    def epoch(self, line: Mapping[str, Any]) -> None:
+        self.done = line["epoch"]
+        self.progress.console.print(f"epoch {line['epoch']}/{self.epochs}  {summary(line)}", highlight=False)
+        self.progress.update(self.task, completed=self.done * self.batches, epoch=min(self.done + 1, self.epochs))
+
+    def close(self) -> None:
+        if hasattr(self, "progress"):
+            self.progress.stop()
+
+
+class Board(Display):
+    """Another display, and TensorBoard event files beside it."""
+
+    def __init__(self, shown: Display, folder: File) -> None:
+        self.shown, self.folder = shown, folder
+
+    def start(self, epochs: int, batches: int, done: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=done + 1 if done else None)
+        self.shown.start(epochs, batches, done)
+
+    def step(self, batch: int, means: Mapping[str, float], losses: Mapping[str, float]) -> None:
+        self.shown.step(batch, means, losses)
+
+    def epoch(self, line: Mapping[str, Any]) -> None:
+        for name, value in line.items():
+            if name not in ("epoch", "step"):
+                self.writer.add_scalar(name, value, line["epoch"])
+        self.writer.flush()
+        self.shown.epoch(line)
+
+    def close(self) -> None:
+        if hasattr(self, "writer"):
+            self.writer.close()
+        self.shown.close()
+
+
+def make_display(folder: File, *, rank: int) -> Display:
+    if rank != 0:
+        return Display()
+    return Board(Bar() if sys.stdout.isatty() else Lines(), folder)
+
+
+def summary(line: Mapping[str, Any]) -> str:
+    losses = " ".join(f"{k.removeprefix('loss/')} {v:.3f}" for k, v in line.items() if k.startswith("loss/"))
+    scores = " ".join(
+        f"{k.removeprefix('calibration/')} {v:.1%}" for k, v in line.items() if k.startswith("calibration/")
+    )
+    return f"loss: {losses}  calibration: {scores}  lr {line['lr']:.4f}  {line['images_per_second']:.0f} images/s"
+
+
+def clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"

@@ -1,0 +1,65 @@
+"""One process or many: what torchrun set up, and the few collective calls that training needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dsnet.models import Supernet
+from dsnet.training.recalibrate import batch_norms
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """Join the group of a torchrun job for the length of a block; does nothing outside of one."""
+    if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    minutes = float(os.environ.get("DSNET_TIMEOUT_MINUTES", "30"))
+    dist.init_process_group(backend, timeout=timedelta(minutes=minutes))
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def device() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def total(values: Tensor) -> Tensor:
+    """The sum of `values` over all processes."""
+    if world() > 1:
+        dist.all_reduce(values)
+    return values
+
+
+def average_statistics(net: Supernet) -> None:
+    """Replace running statistics, which each process gathered on its own images, by their mean over processes."""
+    if world() > 1:
+        for norm in batch_norms(net):
+            for buffer in (norm.running_mean, norm.running_var):
+                dist.all_reduce(buffer)
+                buffer /= world()
+
+
+def barrier() -> None:
+    if world() > 1:
+        dist.barrier()

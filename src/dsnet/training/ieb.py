@@ -1,0 +1,84 @@
+"""Stage I: In-place Ensemble Bootstrapping, equations (3) to (5) of the paper."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dsnet.models import Supernet
+from dsnet.space import Path
+
+
+@dataclass(frozen=True)
+class IEBConfig:
+    """How the sub-networks teach each other.
+
+    teacher: `inplace` (the online widest sub-network), `ema` (the widest of the moving average), or `ieb` (the
+    moving average; the slimmest learns from the mean of the probabilities of the widest and the random paths).
+    paths: random sub-networks per step. temperature divides student and teacher logits; with scale_gradients the
+    loss is multiplied by its square. momentum: of the moving average, whose decay warms up.
+    """
+
+    teacher: Literal["inplace", "ema", "ieb"] = "ieb"
+    paths: int = 2
+    temperature: float = 1.0
+    scale_gradients: bool = False
+    momentum: float = 0.97
+
+    def __post_init__(self) -> None:
+        if self.teacher not in ("inplace", "ema", "ieb"):
+            raise ValueError(f"ieb.teacher {self.teacher!r} is unknown; choose inplace, ema or ieb")
+        if self.paths < 0 or self.temperature <= 0 or not 0 <= self.momentum < 1:
+            raise ValueError("ieb.paths must not be negative, ieb.temperature must be positive, ieb.momentum in [0, 1)")
+
+
+class IEB(nn.Module):
+    """The losses of one step. Holds the net; the teacher is an argument, it is not trained."""
+
+    def __init__(self, net: Supernet, config: IEBConfig) -> None:
+        super().__init__()
+        self.net, self.config = net, config
+        for head in net.slimming_heads():  # stage I: slimming heads off and frozen
+            head.requires_grad_(False)
+
+    def sample(self, rng: random.Random) -> list[Path]:
+        """The random paths R of one step; none where there is only one path."""
+        space = self.net.space
+        return [space.sample(rng) for _ in range(self.config.paths)] if space.size > 1 else []
+
+    def forward(self, images: Tensor, labels: Tensor, paths: Sequence[Path], teacher: Supernet) -> dict[str, Tensor]:
+        space = self.net.space
+        if space.size == 1:
+            return {"widest": F.cross_entropy(self.net(images, space.widest).float(), labels)}
+        wide, *middle, slim = self.net.forward_paths(images, [space.widest, *paths, space.slimmest])
+        wide_probs, slim_probs = self.targets(images, wide, paths, teacher)
+        losses = {"widest": F.cross_entropy(wide.float(), labels)}
+        for number, logits in enumerate(middle, start=1):
+            losses[f"random{number}"] = self.distil(logits, wide_probs)
+        losses["slimmest"] = self.distil(slim, slim_probs)
+        return losses
+
+    @torch.no_grad()
+    def targets(
+        self, images: Tensor, online_widest: Tensor, paths: Sequence[Path], teacher: Supernet
+    ) -> tuple[Tensor, Tensor]:
+        """Probabilities that the random paths and the slimmest path learn, each [B, classes]."""
+        if self.config.teacher == "inplace":
+            wide_probs = self.soften(online_widest)
+            return wide_probs, wide_probs
+        sampled = paths if self.config.teacher == "ieb" else []
+        probs = [self.soften(logits) for logits in teacher.forward_paths(images, [teacher.space.widest, *sampled])]
+        return probs[0], torch.stack(probs).mean(0)
+
+    def soften(self, logits: Tensor) -> Tensor:
+        return (logits.detach().float() / self.config.temperature).softmax(1)
+
+    def distil(self, logits: Tensor, target_probs: Tensor) -> Tensor:
+        loss = F.cross_entropy(logits.float() / self.config.temperature, target_probs)
+        return loss * self.config.temperature**2 if self.config.scale_gradients else loss

@@ -1,0 +1,315 @@
+"""The training loop: owns stepping, the moving average, gradient sync, checkpoints and interruption.
+
+A stage is a module that holds the net and returns named losses; the loop adds them up and calls backward once.
+DistributedDataParallel wraps the stage, never the net: calling the net directly would skip gradient sync.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path as File
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dsnet.checkpoint import write_whole
+from dsnet.data import Batch, TrainBatches, seed_of
+from dsnet.models import Supernet
+from dsnet.nn import Block
+from dsnet.training import distributed
+from dsnet.training.display import Display
+from dsnet.training.ema import EMA
+from dsnet.training.ieb import IEB
+from dsnet.training.optim import OptimConfig, learning_rate, make_optimizer
+from dsnet.training.state import load_state, random_state, save_state, set_random_state
+
+Validate = Callable[[Supernet], dict[str, float]]
+MAX_SKIPS = 10
+
+
+class TrainingError(ValueError):
+    """Training cannot go on; the message says where it stands and what to do."""
+
+
+class Interrupted(Exception):
+    """A signal asked for the end; the state is saved."""
+
+    def __init__(self, number: int, folder: File) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}, state saved; continue with --resume {folder}")
+        self.exit_code = 128 + number
+
+
+@dataclass
+class Progress:
+    """Where a run stands. `batch` is the next batch of `epoch`; sums are over the batches of this epoch."""
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    skips: int = 0
+    best: float = -1.0
+    skipped: list[str] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Loop:
+    """Trains a stage. `folder` gets state/last.pt, state/best.pt and metrics.jsonl, written by rank 0 only."""
+
+    def __init__(
+        self,
+        stage: IEB,
+        batches: TrainBatches,
+        config: OptimConfig,
+        *,
+        folder: File,
+        seed: int,
+        momentum: float,
+        save_steps: int | None = None,
+        max_skipped: float = 0.0,
+        device: torch.device | None = None,
+    ) -> None:
+        self.device = device or distributed.device()
+        self.stage = stage.to(self.device)
+        if config.channels_last:
+            self.stage.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.batches, self.config, self.folder, self.seed = batches, config, folder, seed
+        self.save_steps, self.max_skipped = save_steps, max_skipped
+        self.ema = EMA(stage.net, momentum)
+        self.optimizer = make_optimizer(stage, config)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.amp == "fp16")
+        self.progress = Progress()
+        if config.compile is not None:
+            compile_blocks(stage.net, config.compile)
+        self.wrapped: nn.Module = (
+            DistributedDataParallel(stage, broadcast_buffers=False) if distributed.world() > 1 else stage
+        )
+
+    @property
+    def net(self) -> Supernet:
+        return self.stage.net
+
+    def run(self, validate: Validate, display: Display) -> Supernet:
+        """Train to the end; returns the best moving average as judged by the mean of `validate`'s values."""
+        with caught_signals() as caught:
+            display.start(self.config.epochs, len(self.batches), self.progress.epoch)
+            while self.progress.epoch < self.config.epochs:
+                self.stage.train()
+                self.run_epoch(caught, display)
+                self.end_epoch(validate, display)
+                self.check_signal(caught)
+        best = load_state(self.folder / "state" / "best.pt") if distributed.rank() == 0 else {}
+        net = copy.deepcopy(self.ema.net)
+        if best:
+            net.load_state_dict(best["net"])
+        return net
+
+    def run_epoch(self, caught: list[int], display: Display) -> None:
+        progress = self.progress
+        for batch in self.batches.epoch(progress.epoch, progress.batch):
+            start = time.perf_counter()
+            losses = self.step(batch)
+            progress.seconds += time.perf_counter() - start
+            progress.batch += 1
+            display.step(
+                progress.batch, {name: total / progress.batch for name, total in progress.sums.items()}, losses
+            )
+            self.check_signal(caught)
+            if self.save_steps is not None and progress.step % self.save_steps == 0:
+                self.save()
+
+    def step(self, batch: Batch) -> dict[str, float]:
+        """One optimizer step on one batch; returns its losses."""
+        progress, config = self.progress, self.config
+        self.note_skipped(batch.skipped)
+        rate = learning_rate(config, progress.step, len(self.batches))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        rng = random.Random(seed_of(self.seed, progress.step, 1))  # the same paths on every rank
+        paths = self.stage.sample(rng)
+        self.optimizer.zero_grad(set_to_none=True)
+        sums: dict[str, Tensor] = {}
+        parts = list(zip(batch.images.chunk(config.accumulate), batch.labels.chunk(config.accumulate), strict=True))
+        for number, (images, labels) in enumerate(parts):
+            last = number == len(parts) - 1
+            wait = isinstance(self.wrapped, DistributedDataParallel) and not last
+            with self.wrapped.no_sync() if wait else nullcontext():  # type: ignore[operator]
+                images = images.to(self.device, non_blocking=True)
+                if config.channels_last:
+                    images = images.contiguous(memory_format=torch.channels_last)
+                with self.autocast():
+                    losses = self.wrapped(images, labels.to(self.device, non_blocking=True), paths, self.ema.net)
+                self.scaler.scale(torch.stack(list(losses.values())).sum() / len(parts)).backward()
+            for name, loss in losses.items():
+                sums[name] = sums.get(name, 0) + loss.detach() / len(parts)
+        values = self.shared_losses(sums)
+        if self.finite_gradients():
+            self.scaler.step(self.optimizer)
+            self.ema.update(self.net, progress.step)
+        self.scaler.update()
+        progress.step += 1
+        for name, value in values.items():
+            progress.sums[name] = progress.sums.get(name, 0.0) + value
+        return values
+
+    def autocast(self) -> Any:
+        kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        return torch.autocast(self.device.type, kinds.get(self.config.amp), enabled=self.config.amp != "none")
+
+    def shared_losses(self, sums: dict[str, Tensor]) -> dict[str, float]:
+        """The losses' means over all processes; stops every process where one of them is not finite."""
+        local = torch.stack([loss.float() for loss in sums.values()]).double()
+        bad = (~local.isfinite()).double()
+        summed = distributed.total(torch.cat([torch.nan_to_num(local), bad]))
+        means, bad = summed.chunk(2)
+        for name, count in zip(sums, bad.tolist(), strict=True):
+            if count:
+                raise TrainingError(
+                    f"loss {name!r} is not finite at step {self.progress.step} (epoch {self.progress.epoch}); "
+                    f"weights and moving average are untouched. "
+                    f"Lower optim.lr, add optim.warmup_epochs, or check the data"
+                )
+        return dict(zip(sums, (means / distributed.world()).tolist(), strict=True))
+
+    def finite_gradients(self) -> bool:
+        """Unscale, check and clip. False skips this step, as only fp16 scaling may, ten times in a row at most."""
+        self.scaler.unscale_(self.optimizer)
+        gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if bool(norm.isfinite()):
+            if self.config.clip_norm is not None:
+                params = [p for group in self.optimizer.param_groups for p in group["params"]]
+                torch.nn.utils.clip_grads_with_norm_(params, self.config.clip_norm, norm)
+            self.progress.skips = 0
+            return True
+        self.progress.skips += 1
+        if not self.scaler.is_enabled() or self.progress.skips > MAX_SKIPS:
+            skips = f" for {self.progress.skips} steps in a row" if self.scaler.is_enabled() else ""
+            raise TrainingError(
+                f"the gradient is not finite at step {self.progress.step}{skips} (epoch {self.progress.epoch}); "
+                f"weights and moving average are untouched. Lower optim.lr, set optim.clip_norm, or use optim.amp bf16"
+            )
+        return False
+
+    def note_skipped(self, files: tuple[str, ...]) -> None:
+        """Remember damaged files that the data skipped; stop above the threshold."""
+        new = [file for file in files if file not in self.progress.skipped]
+        self.progress.skipped += new
+        limit = self.max_skipped * len(self.batches.split)
+        if new and len(self.progress.skipped) > limit:
+            raise TrainingError(
+                f"{len(self.progress.skipped)} of {len(self.batches.split)} training images are damaged, more than "
+                f"data.max_skipped allows ({self.max_skipped:.2%}); the first is {self.progress.skipped[0]}"
+            )
+
+    def end_epoch(self, validate: Validate, display: Display) -> None:
+        progress = self.progress
+        distributed.average_statistics(self.net)
+        distributed.average_statistics(self.ema.net)
+        scores = validate(self.ema.net)
+        images = progress.batch * self.batches.batch_size
+        line = {
+            "epoch": progress.epoch + 1,
+            "step": progress.step,
+            "lr": self.optimizer.param_groups[0]["lr"],
+            **{f"loss/{name}": total / max(1, progress.batch) for name, total in progress.sums.items()},
+            **{f"calibration/{name}": value for name, value in scores.items()},
+            "images_per_second": images / progress.seconds if progress.seconds else 0.0,
+        }
+        progress.history.append(line)
+        score = sum(scores.values()) / max(1, len(scores))
+        better = score >= progress.best
+        progress.best = max(progress.best, score)
+        progress.epoch, progress.batch, progress.sums, progress.seconds = progress.epoch + 1, 0, {}, 0.0
+        if distributed.rank() == 0 and better:
+            save_state(self.folder / "state" / "best.pt", {"net": self.ema.net.state_dict(), "epoch": progress.epoch})
+        self.save()
+        display.epoch(line)
+
+    def save(self) -> None:
+        """Everything a resumed run needs; statistics are made equal on all ranks first."""
+        distributed.average_statistics(self.net)
+        distributed.average_statistics(self.ema.net)
+        if distributed.rank() != 0:
+            return
+        state = {
+            "progress": asdict(self.progress),
+            "net": self.net.state_dict(),
+            "ema": self.ema.net.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "random": random_state(),
+        }
+        save_state(self.folder / "state" / "last.pt", state)
+        lines = "".join(json.dumps(line) + "\n" for line in self.progress.history)
+        write_whole(self.folder / "metrics.jsonl", lines.encode())
+
+    def resume(self) -> None:
+        """Continue where state/last.pt stands; every process reads it."""
+        state = load_state(self.folder / "state" / "last.pt")
+        self.net.load_state_dict(state["net"])
+        self.ema.net.load_state_dict(state["ema"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+        set_random_state(state["random"])
+        self.progress = Progress(**state["progress"])
+
+    def check_signal(self, caught: list[int]) -> None:
+        """Save and stop if any process caught a signal."""
+        number = max([0, *caught])
+        if distributed.world() > 1:
+            flag = torch.tensor([float(number)], dtype=torch.float64)
+            torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
+            number = int(flag.item())
+        if number:
+            self.save()
+            raise Interrupted(number, self.folder)
+
+
+def compile_blocks(net: Supernet, backend: str) -> None:
+    """Compile every block by itself; each width is a graph of its own, so the limit on graphs must admit them all."""
+    import torch._dynamo
+
+    widths = max(net.spec.widths, default=1)
+    limit = 4 * widths * widths
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, limit)
+    torch._dynamo.config.accumulated_recompile_limit = max(
+        torch._dynamo.config.accumulated_recompile_limit, limit * sum(isinstance(m, Block) for m in net.modules())
+    )
+    for module in net.modules():
+        if isinstance(module, Block):
+            module.compile(backend=backend, dynamic=False)
+
+
+@contextmanager
+def caught_signals() -> Iterator[list[int]]:
+    """Collect SIGTERM and SIGINT instead of dying; a second one of the same kind kills as usual."""
+    caught: list[int] = []
+    before: dict[int, Any] = {}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        caught.append(number)
+        signal.signal(number, before[number])
+
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before[number] = signal.signal(number, note)
+    except ValueError:  # not in the main thread: signals go elsewhere
+        before.clear()
+    try:
+        yield caught
+    finally:
+        for caught_number, handler in before.items():
+            signal.signal(caught_number, handler)

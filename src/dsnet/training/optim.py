@@ -1,0 +1,77 @@
+"""SGD with schedules that are functions of the step, so that there is no schedule state to lose."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from dsnet.nn import Gate
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """How weights are updated.
+
+    batch_size counts all processes and one optimizer step; accumulate splits it into that many backward passes.
+    schedule: `cosine` falls to final * lr, `exponential` multiplies by gamma every epoch; both after warmup_epochs.
+    amp: none, bf16 or fp16. compile: a torch.compile backend such as inductor, or null.
+    """
+
+    epochs: int = 25
+    batch_size: int = 64
+    lr: float = 0.03
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 1e-4
+    schedule: Literal["cosine", "exponential"] = "cosine"
+    warmup_epochs: float = 2.0
+    final: float = 0.01
+    gamma: float = 0.9
+    accumulate: int = 1
+    clip_norm: float | None = None
+    amp: Literal["none", "bf16", "fp16"] = "none"
+    channels_last: bool = False
+    compile: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch_size < 1 or self.accumulate < 1:
+            raise ValueError("optim.epochs, optim.batch_size and optim.accumulate must be at least 1")
+        if self.batch_size % self.accumulate:
+            raise ValueError(
+                f"optim.batch_size {self.batch_size} is not a multiple of optim.accumulate {self.accumulate}"
+            )
+        if self.lr <= 0 or not 0 <= self.momentum < 1 or self.weight_decay < 0 or self.warmup_epochs < 0:
+            raise ValueError("optim.lr must be positive, momentum in [0, 1), weight_decay and warmup_epochs at least 0")
+        if self.schedule not in ("cosine", "exponential"):
+            raise ValueError(f"optim.schedule {self.schedule!r} is unknown; choose cosine or exponential")
+        if self.amp not in ("none", "bf16", "fp16"):
+            raise ValueError(f"optim.amp {self.amp!r} is unknown; choose none, bf16 or fp16")
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("optim.nesterov needs a momentum; set optim.nesterov to false")
+
+
+def learning_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float:
+    """The rate of optimizer step `step`, counted from 0."""
+    warmup = round(config.warmup_epochs * steps_per_epoch)
+    if step < warmup:
+        return config.lr * (step + 1) / warmup
+    if config.schedule == "exponential":
+        return config.lr * config.gamma ** ((step - warmup) // steps_per_epoch)
+    progress = (step - warmup) / max(1, config.epochs * steps_per_epoch - warmup)
+    return config.lr * (config.final + (1 - config.final) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def make_optimizer(module: nn.Module, config: OptimConfig) -> torch.optim.SGD:
+    """SGD over what requires gradients; no weight decay in gates."""
+    in_gates = {id(p) for gate in module.modules() if isinstance(gate, Gate) for p in gate.parameters()}
+    trained = [p for p in module.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if id(p) not in in_gates], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if id(p) in in_gates], "weight_decay": 0.0},
+    ]
+    nonempty = [group for group in groups if group["params"]]
+    return torch.optim.SGD(nonempty, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)

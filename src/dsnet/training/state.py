@@ -1,0 +1,55 @@
+"""The training state on disk: everything that makes a resumed run equal an unbroken one, bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+from pathlib import Path as File
+from typing import Any
+
+import torch
+
+from dsnet.checkpoint import CheckpointError, write_whole
+
+MAGIC = b"dsnet training state 1\n"
+
+
+def save_state(file: File, state: dict[str, Any]) -> None:
+    """Tensors and plain values only; written whole or not at all, with a digest in front."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    payload = buffer.getvalue()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, MAGIC + hashlib.sha256(payload).digest() + payload)
+
+
+def load_state(file: File) -> dict[str, Any]:
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} does not exist, so there is nothing to resume; start the run anew") from None
+    head = len(MAGIC) + 32
+    if not data.startswith(MAGIC) or len(data) < head:
+        raise CheckpointError(f"{file} is not a training state of this version of dsnet; start the run anew")
+    digest, payload = data[len(MAGIC) : head], data[head:]
+    if hashlib.sha256(payload).digest() != digest:
+        raise CheckpointError(f"{file} does not match its digest: it is truncated or damaged; restore it from a copy")
+    try:
+        return torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError) as error:
+        raise CheckpointError(f"{file} cannot be read ({error}); start the run anew") from error
+
+
+def random_state() -> dict[str, Any]:
+    """Every generator of this process that a step may draw from."""
+    state: dict[str, Any] = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available() and "cuda" in state:
+        torch.cuda.set_rng_state_all(state["cuda"])
