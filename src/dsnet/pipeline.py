@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,10 +17,10 @@ from torch import Tensor
 
 from dsnet.checkpoint import CheckpointError, save, write_whole
 from dsnet.config import TrainConfig, read_config
-from dsnet.data import Dataset, Split, TrainBatches, open_dataset, plain_batches
+from dsnet.data import Batch, Dataset, Split, TrainBatches, open_dataset, plain_batches
 from dsnet.evaluate import accuracy, evaluate, paths_to_evaluate
 from dsnet.models import Card, Preprocessing, Supernet
-from dsnet.training import IEB, Loop, recalibrate
+from dsnet.training import IEB, Loop, TrainingError, recalibrate
 from dsnet.training.display import make_display
 from dsnet.training.distributed import barrier, process_group, rank, world
 from dsnet.version import __version__
@@ -37,12 +38,12 @@ def train(config: TrainConfig, folder: File, *, resume: bool = False) -> dict[st
         data = open_data(config)
         torch.manual_seed(config.seed)
         net = new_network(config, data)
-        if rank() == 0:
-            prepare_folder(folder, config, data, resume=resume)
-        barrier()
         batches = TrainBatches(
             data.train, config.optim.batch_size, config.seed, config.data.workers, rank=rank(), world=world()
         )
+        if rank() == 0:
+            prepare_folder(folder, config, data, resume=resume)
+        barrier()
         loop = Loop(
             IEB(net, config.ieb),
             batches,
@@ -59,19 +60,24 @@ def train(config: TrainConfig, folder: File, *, resume: bool = False) -> dict[st
 
         def validate(average: Supernet) -> dict[str, float]:
             ends = dict.fromkeys([average.space.slimmest, average.space.widest])
-            rows = accuracy(average, plain(data.calibration, config), list(ends))
+            rows = accuracy(average, plain(data.calibration, config), list(ends), everywhere=True)
             names = ["slimmest", "widest"] if len(ends) == 2 else ["widest"]
             return {name: row["top1"] for name, row in zip(names, rows, strict=True)}
 
         try:
             best = loop.run(validate, display)
+        except RuntimeError as error:
+            if world() > 1 and re.search(r"[Cc]onnection|[Tt]imed? ?out|peer|NCCL", str(error)):
+                raise TrainingError(
+                    f"process {rank()} of {world()} lost touch with another one, which died or hung ({error}); "
+                    f"see the other process's output, then continue with --resume {folder}"
+                ) from error
+            raise
         finally:
             display.close()
         if rank() != 0:
             barrier()
             return {}
-        if loop.progress.skipped:
-            write_whole(folder / "skipped.txt", ("\n".join(loop.progress.skipped) + "\n").encode())
         best.card = card_of(data)
         recalibrate(best, calibration_images(data, config))
         save(best.to(memory_format=torch.contiguous_format), folder)  # type: ignore[call-overload]
@@ -101,7 +107,7 @@ def card_of(data: Dataset) -> Card:
     return Card(classes=data.classes, preprocessing=Preprocessing(data.mean, data.std, crop, how.interpolation))
 
 
-def plain(split: Split, config: TrainConfig) -> Iterator[Any]:
+def plain(split: Split, config: TrainConfig) -> Iterator[Batch]:
     return plain_batches(split, EVAL_BATCH, workers=config.data.workers, rank=rank(), world=world())
 
 
@@ -119,10 +125,21 @@ def evaluate_split(
 ) -> dict[str, Any]:
     """Evaluate every width (or uniform and some random paths) on a split, in this process alone."""
     part = {"test": data.test, "calibration": data.calibration, "train": data.train}[split]
-    batches = plain_batches(part, EVAL_BATCH, workers=config.data.workers)
+    skipped: list[str] = []
+
+    def counted() -> Iterator[Batch]:
+        for batch in plain_batches(part, EVAL_BATCH, workers=config.data.workers):
+            skipped.extend(batch.skipped)
+            if len(skipped) > config.data.max_skipped * len(part):
+                raise ValueError(
+                    f"{len(skipped)} of {len(part)} {split} images are damaged, more than data.max_skipped allows "
+                    f"({config.data.max_skipped:.2%}); the first is {skipped[0]}"
+                )
+            yield batch
+
     paths = paths_to_evaluate(net, sample, seed)
-    result = evaluate(net, batches, paths, image_size=data.image_size, split=split)
-    return {**result, "dataset": config.data.dataset, "seed": config.seed}
+    result = evaluate(net, counted(), paths, image_size=data.image_size, split=split)
+    return {**result, "dataset": config.data.dataset, "seed": config.seed, "skipped": skipped}
 
 
 def write_result(folder: File, name: str, result: dict[str, Any]) -> File:

@@ -12,12 +12,14 @@ from jsonargparse import ArgumentParser
 
 class Parser(ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        known = [option.removeprefix("--") for option in self._option_string_actions]
+        parsers = [self, *(p for a in self._actions if isinstance(a.choices, dict) for p in a.choices.values())]
+        known = [option.removeprefix("--") for parser in parsers for option in parser._option_string_actions]
         text = re.sub(r"\s+", " ", message).strip()
-        wrong = re.search(r"[Gg]roup '([\w.]+)' does not accept option '([\w.]+)'", text)
-        unknown = re.search(r"unrecognized arguments: --([\w.]+)", text) or re.search(r"[Kk]ey '([\w.]+)' is not", text)
-        if wrong or unknown:
-            name = f"{wrong[1]}.{wrong[2]}" if wrong else unknown[1] if unknown else ""
+        unknown = re.search(r"(?:[Gg]roup '([\w.]+)' )?does not accept option '([\w.]+)'", text) or re.search(
+            r"()unrecognized arguments: --([\w.]+)", text
+        )
+        if unknown:
+            name = f"{unknown[1]}.{unknown[2]}" if unknown[1] else unknown[2]
             close = difflib.get_close_matches(name, known, n=2, cutoff=0.6)
             hint = f"did you mean {' or '.join(close)}?" if close else f"see `{self.prog} --help`"
             text = f"{name!r} is unknown; {hint}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path as File
 
@@ -23,14 +24,21 @@ def run(args: Namespace, parser: ArgumentParser) -> int | None:
     from dsnet.training import Interrupted
     from dsnet.training.distributed import rank
 
-    if args.resume is not None:
-        folder = File(args.resume)
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # torchrun --max-restarts
+    many = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    resume = args.resume
+    if restarted and args.out and (File(args.out) / "state" / "last.pt").exists():
+        resume = args.out
+    if resume is not None:
+        folder = File(resume)
         config = read_config(folder / CONFIG)
+    elif many and not args.out:
+        raise ValueError("several processes must agree on a folder; give --out FOLDER")
     else:
         config = config_of(parser, args)
         folder = File(args.out) if args.out else new_folder(config)
     try:
-        result = train(config, folder, resume=args.resume is not None)
+        result = train(config, folder, resume=resume is not None)
     except Interrupted as stop:
         if rank() == 0:
             print(f"dsnet train: {stop}", file=sys.stderr)

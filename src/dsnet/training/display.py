@@ -14,7 +14,7 @@ class Display:
 
     def start(self, epochs: int, batches: int, done: int) -> None: ...
 
-    def step(self, batch: int, means: Mapping[str, float], losses: Mapping[str, float]) -> None: ...
+    def step(self, batch: int, means: Mapping[str, float], rate: float) -> None: ...
 
     def epoch(self, line: Mapping[str, Any]) -> None: ...
 
@@ -42,8 +42,7 @@ class Bar(Display):
     def start(self, epochs: int, batches: int, done: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self.epochs, self.batches, self.done, self.seen = epochs, batches, done, 0.0
-        self.began = time.monotonic()
+        self.epochs, self.batches, self.done = epochs, batches, done
         self.progress = Progress(
             TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
             BarColumn(bar_width=24),
@@ -56,8 +55,8 @@ class Bar(Display):
         )
         self.progress.start()
 
-    def step(self, batch: int, means: Mapping[str, float], losses: Mapping[str, float]) -> None:
-        text = "  ".join(f"{name} {value:.3f}" for name, value in means.items())
+    def step(self, batch: int, means: Mapping[str, float], rate: float) -> None:
+        text = "  ".join(f"{name} {value:.3f}" for name, value in means.items()) + f"  {rate:.0f} images/s"
         self.progress.update(self.task, completed=self.done * self.batches + batch, text=text)
 
     def epoch(self, line: Mapping[str, Any]) -> None:
@@ -82,8 +81,8 @@ class Board(Display):
         self.writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=done + 1 if done else None)
         self.shown.start(epochs, batches, done)
 
-    def step(self, batch: int, means: Mapping[str, float], losses: Mapping[str, float]) -> None:
-        self.shown.step(batch, means, losses)
+    def step(self, batch: int, means: Mapping[str, float], rate: float) -> None:
+        self.shown.step(batch, means, rate)
 
     def epoch(self, line: Mapping[str, Any]) -> None:
         for name, value in line.items():

@@ -55,10 +55,10 @@ class IEB(nn.Module):
     def forward(self, images: Tensor, labels: Tensor, paths: Sequence[Path], teacher: Supernet) -> dict[str, Tensor]:
         space = self.net.space
         if space.size == 1:
-            return {"widest": F.cross_entropy(self.net(images, space.widest).float(), labels)}
+            return {"widest": F.cross_entropy(full(self.net(images, space.widest)), labels)}
         wide, *middle, slim = self.net.forward_paths(images, [space.widest, *paths, space.slimmest])
         wide_probs, slim_probs = self.targets(images, wide, paths, teacher)
-        losses = {"widest": F.cross_entropy(wide.float(), labels)}
+        losses = {"widest": F.cross_entropy(full(wide), labels)}
         for number, logits in enumerate(middle, start=1):
             losses[f"random{number}"] = self.distil(logits, wide_probs)
         losses["slimmest"] = self.distil(slim, slim_probs)
@@ -77,8 +77,13 @@ class IEB(nn.Module):
         return probs[0], torch.stack(probs).mean(0)
 
     def soften(self, logits: Tensor) -> Tensor:
-        return (logits.detach().float() / self.config.temperature).softmax(1)
+        return (full(logits.detach()) / self.config.temperature).softmax(1)
 
     def distil(self, logits: Tensor, target_probs: Tensor) -> Tensor:
-        loss = F.cross_entropy(logits.float() / self.config.temperature, target_probs)
+        loss = F.cross_entropy(full(logits) / self.config.temperature, target_probs)
         return loss * self.config.temperature**2 if self.config.scale_gradients else loss
+
+
+def full(logits: Tensor) -> Tensor:
+    """Losses are computed in single precision at least, whatever autocast made of the logits."""
+    return logits if logits.dtype == torch.float64 else logits.float()

@@ -104,6 +104,8 @@ class Loop:
         """Train to the end; returns the best moving average as judged by the mean of `validate`'s values."""
         with caught_signals() as caught:
             display.start(self.config.epochs, len(self.batches), self.progress.epoch)
+            if self.progress.step == 0:
+                self.save()  # so that a run can be resumed from its first second on
             while self.progress.epoch < self.config.epochs:
                 self.stage.train()
                 self.run_epoch(caught, display)
@@ -117,14 +119,14 @@ class Loop:
 
     def run_epoch(self, caught: list[int], display: Display) -> None:
         progress = self.progress
+        start = time.perf_counter()
         for batch in self.batches.epoch(progress.epoch, progress.batch):
-            start = time.perf_counter()
-            losses = self.step(batch)
-            progress.seconds += time.perf_counter() - start
+            self.step(batch)
             progress.batch += 1
-            display.step(
-                progress.batch, {name: total / progress.batch for name, total in progress.sums.items()}, losses
-            )
+            now = time.perf_counter()
+            progress.seconds, start = progress.seconds + now - start, now
+            means = {name: total / progress.batch for name, total in progress.sums.items()}
+            display.step(progress.batch, means, progress.batch * self.batches.batch_size / progress.seconds)
             self.check_signal(caught)
             if self.save_steps is not None and progress.step % self.save_steps == 0:
                 self.save()
@@ -169,7 +171,7 @@ class Loop:
 
     def shared_losses(self, sums: dict[str, Tensor]) -> dict[str, float]:
         """The losses' means over all processes; stops every process where one of them is not finite."""
-        local = torch.stack([loss.float() for loss in sums.values()]).double()
+        local = torch.stack([loss.double() for loss in sums.values()])
         bad = (~local.isfinite()).double()
         summed = distributed.total(torch.cat([torch.nan_to_num(local), bad]))
         means, bad = summed.chunk(2)
@@ -254,6 +256,8 @@ class Loop:
         save_state(self.folder / "state" / "last.pt", state)
         lines = "".join(json.dumps(line) + "\n" for line in self.progress.history)
         write_whole(self.folder / "metrics.jsonl", lines.encode())
+        if self.progress.skipped:
+            write_whole(self.folder / "skipped.txt", "".join(f"{name}\n" for name in self.progress.skipped).encode())
 
     def resume(self) -> None:
         """Continue where state/last.pt stands; every process reads it."""

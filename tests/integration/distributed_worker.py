@@ -1,0 +1,91 @@
+"""What the processes of test_distributed.py run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from dsnet.data import DataConfig, TrainBatches, open_dataset
+from dsnet.models import Supernet, model_spec
+from dsnet.training import IEB, IEBConfig, Loop, OptimConfig, TrainingError
+from dsnet.training.distributed import average_statistics, process_group, rank, world
+
+torch.set_num_threads(1)
+
+
+def make_loop(model: str, folder: Path, size: int) -> Loop:
+    torch.manual_seed(0)
+    data = open_dataset(DataConfig())
+    net = Supernet(model_spec(model, in_channels=1, image_size=16)).double()
+    config = OptimConfig(batch_size=size, lr=0.01)
+    batches = TrainBatches(data.train, size, seed=0, rank=rank(), world=world())
+    loop = Loop(IEB(net, IEBConfig()), batches, config, folder=folder, seed=0, momentum=0.9)
+    if os.environ.get("DSNET_TEST_BYPASS"):
+        loop.wrapped = loop.stage
+    return loop
+
+
+def one_step(what: str, folder: Path) -> None:
+    model = "ds_resnet_tiny" if what == "group" else "ds_mobilenet_v1_tiny"
+    loop = make_loop(model, folder, 64)
+    loop.stage.train()
+    batch = next(iter(loop.batches.epoch(0)))
+    half = os.environ.get("DSNET_TEST_HALF")
+    if half is not None:  # what rank `half` of two would see
+        part = slice(int(half), None, 2)
+        batch = replace(batch, images=batch.images[part], labels=batch.labels[part])
+    losses = loop.step(replace(batch, images=batch.images.double()))
+    average_statistics(loop.net)
+    found = {f"grad.{name}": p.grad for name, p in loop.net.named_parameters() if p.grad is not None}
+    found |= {f"stat.{name}": b for name, b in loop.net.named_buffers() if "running" in name}
+    found["losses"] = torch.tensor(list(losses.values()), dtype=torch.float64)
+    if rank() == 0:
+        torch.save(found, folder / f"{what}.pt")
+
+
+def nan(folder: Path) -> None:
+    loop = make_loop("ds_resnet_tiny", folder, 64)
+    first, second, *_ = loop.batches.epoch(0)
+    loop.step(replace(first, images=first.images.double()))
+    before = [t.clone() for t in (*loop.net.state_dict().values(), *loop.ema.net.state_dict().values())]
+    poison = torch.nan if rank() == 1 else 1.0
+    try:
+        loop.step(replace(second, images=second.images.double() * poison))
+        message = "went on"
+    except TrainingError as error:
+        message = str(error)
+    after = [*loop.net.state_dict().values(), *loop.ema.net.state_dict().values()]
+    untouched = all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    (folder / f"nan{rank()}.txt").write_text(f"{message}\nuntouched: {untouched}\n")
+
+
+def die(folder: Path, words: list[str]) -> int:
+    """dsnet train, in which rank 1 kills itself at a step of its first life."""
+    from dsnet.cli import main
+
+    fatal = int(os.environ["DSNET_TEST_DIE"])
+    real = Loop.step
+
+    def step(self: Loop, batch: object) -> dict[str, float]:
+        if rank() == 1 and self.progress.step == fatal and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(self, batch)  # type: ignore[arg-type]
+
+    Loop.step = step  # type: ignore[method-assign, assignment]
+    return main(["train", "--out", str(folder), *words])
+
+
+if __name__ == "__main__":
+    what, where, *rest = sys.argv[1:]
+    if what == "die":
+        sys.exit(die(Path(where), rest))
+    with process_group():
+        if what == "nan":
+            nan(Path(where))
+        else:
+            one_step(what, Path(where))

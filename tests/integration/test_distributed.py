@@ -1,0 +1,100 @@
+"""Two processes that talk by gloo train like one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+HERE = Path(__file__).parent
+WORKER = HERE / "distributed_worker.py"
+
+
+def torchrun(*words: str, ranks: int = 2, restarts: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    return subprocess.run(
+        [*launch, f"--max_restarts={restarts}", *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        text=True,
+        capture_output=True,
+        timeout=100,
+    )
+
+
+def work(what: str, folder: Path, *, ranks: int, **environment: str) -> dict[str, torch.Tensor]:
+    done = torchrun(str(WORKER), what, str(folder), ranks=ranks, **environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return torch.load(folder / f"{what}.pt", weights_only=True)
+
+
+def test_group_norm_gradients_of_two_halves_equal_those_of_the_whole(tmp_path: Path) -> None:
+    results = []
+    for ranks in (1, 2):
+        (tmp_path / str(ranks)).mkdir()
+        results.append(work("group", tmp_path / str(ranks), ranks=ranks))
+    one, two = results
+    assert torch.allclose(one["losses"], two["losses"], rtol=1e-9)
+    for name in one:
+        assert torch.allclose(one[name], two[name], rtol=1e-7, atol=1e-10), name
+
+
+def test_a_bypassed_wrapper_is_noticed(tmp_path: Path) -> None:
+    """The same comparison fails when the stage is called without DistributedDataParallel."""
+    results = []
+    for ranks in (1, 2):
+        (tmp_path / str(ranks)).mkdir()
+        results.append(work("group", tmp_path / str(ranks), ranks=ranks, DSNET_TEST_BYPASS="1"))
+    one, two = results
+    gradients = [name for name in one if name.startswith("grad.")]
+    assert any(not torch.allclose(one[name], two[name], rtol=1e-3, atol=1e-6) for name in gradients)
+
+
+def test_batch_norm_gradients_are_the_mean_of_both_halves_and_statistics_are_averaged(tmp_path: Path) -> None:
+    (tmp_path / "two").mkdir()
+    two = work("batch", tmp_path / "two", ranks=2)
+    halves = []
+    for half in (0, 1):
+        (tmp_path / str(half)).mkdir()
+        halves.append(work("batch", tmp_path / str(half), ranks=1, DSNET_TEST_HALF=str(half)))
+    for name, value in two.items():
+        if name.startswith(("grad.", "stat.")):
+            mean = (halves[0][name] + halves[1][name]) / 2
+            assert torch.allclose(value, mean, rtol=1e-7, atol=1e-10), name
+
+
+def test_nan_in_one_rank_stops_both(tmp_path: Path) -> None:
+    done = torchrun(str(WORKER), "nan", str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    for rank in (0, 1):
+        text = (tmp_path / f"nan{rank}.txt").read_text()
+        assert "loss 'widest' is not finite at step 1" in text
+        assert "untouched: True" in text
+
+
+def test_two_ranks_train_evaluate_exactly_and_only_one_writes(tmp_path: Path) -> None:
+    words = ["--optim.epochs", "2", "--optim.batch_size", "128", "--threads", "1"]
+    done = torchrun("-m", "dsnet", "train", "--out", str(tmp_path / "run"), *words)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("epoch 2/2") == 1
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 2
+    correct = lines[1]["calibration/widest"] * 143  # every one of the 143 images counted once
+    assert abs(correct - round(correct)) < 1e-6
+    rows = json.loads((tmp_path / "run" / "results" / "test.json").read_text())["rows"]
+    assert rows[0]["images"] == 359
+
+
+def test_a_killed_rank_ends_the_job_and_a_restart_resumes(tmp_path: Path) -> None:
+    words = ["--optim.epochs", "2", "--optim.batch_size", "128", "--threads", "1", "--save_steps", "3"]
+    done = torchrun(str(WORKER), "die", str(tmp_path / "run"), *words, DSNET_TEST_DIE="8")
+    assert done.returncode != 0
+    assert "lost touch with another one" in done.stderr or "Signal 9" in done.stderr
+    assert not (tmp_path / "run" / "model.json").exists()
+    done = torchrun(str(WORKER), "die", str(tmp_path / "again"), *words, restarts=1, DSNET_TEST_DIE="8")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "resumed" in done.stdout
+    assert (tmp_path / "again" / "model.json").exists()

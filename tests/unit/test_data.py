@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import gzip
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dsnet.data import AugmentConfig, DataConfig, DataError, TrainBatches, open_dataset, plain_batches
+from dsnet.data.dataset import FASHION_MNIST, stratified
+
+
+def make_folder(root: Path, splits: tuple[str, ...] = ("train", "val"), count: int = 12) -> Path:
+    rng = np.random.default_rng(0)
+    for split in splits:
+        for label, name in enumerate(("cat", "dog", "emu")):
+            (root / split / name).mkdir(parents=True)
+            for k in range(count):
+                pixels = rng.integers(0, 80, (24, 30, 3), np.uint8) + np.uint8(80 * label)
+                Image.fromarray(pixels).save(root / split / name / f"{k:02d}.jpg")
+    return root
+
+
+def make_cifar(root: Path) -> Path:
+    folder = root / "cifar-10-batches-bin"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for name in [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]:
+        rows = rng.integers(0, 256, (10_000, 3073), np.uint8)
+        rows[:, 0] = np.arange(10_000) % 10
+        (folder / f"{name}.bin").write_bytes(rows.tobytes())
+    return root
+
+
+def make_idx(root: Path, *, packed: bool) -> Path:
+    rng = np.random.default_rng(0)
+    for name, count in (("train", 300), ("t10k", 60)):
+        files = {
+            f"{name}-images-idx3-ubyte": struct.pack(">4B3I", 0, 0, 8, 3, count, 28, 28) + rng.bytes(count * 784),
+            f"{name}-labels-idx1-ubyte": struct.pack(">4BI", 0, 0, 8, 1, count) + bytes(k % 10 for k in range(count)),
+        }
+        for file, data in files.items():
+            (root / (file + ".gz" * packed)).write_bytes(gzip.compress(data) if packed else data)
+    return root
+
+
+def test_digits_are_embedded_and_split_in_three() -> None:
+    data = open_dataset(DataConfig())
+    assert (data.image_size, data.channels, len(data.classes)) == (16, 1, 10)
+    parts = [set(split.ids.tolist()) for split in (data.train, data.calibration, data.test)]
+    assert [len(part) for part in parts] == [1295, 143, 359]
+    assert len(set.union(*parts)) == 1797
+    for split in (data.train, data.calibration, data.test):  # every class in its share
+        counts = data.train.source.labels[split.ids].bincount(minlength=10)
+        assert counts.min() > 0.8 * counts.max()
+    again = open_dataset(DataConfig())
+    assert torch.equal(again.calibration.ids, data.calibration.ids)
+    assert not torch.equal(open_dataset(DataConfig(split_seed=1)).calibration.ids, data.calibration.ids)
+    assert torch.equal(open_dataset(DataConfig(split_seed=1)).test.ids, data.test.ids)
+
+
+def test_inputs_are_normalised() -> None:
+    data = open_dataset(DataConfig())
+    images = torch.cat([batch.images for batch in plain_batches(data.train, 200)])
+    assert abs(float(images.mean())) < 1e-3
+    assert abs(float(images.std()) - 1) < 1e-3
+
+
+def test_cifar10(tmp_path: Path) -> None:
+    data = open_dataset(DataConfig("cifar10", root=str(make_cifar(tmp_path))))
+    assert [len(s) for s in (data.train, data.calibration, data.test)] == [45_000, 5_000, 10_000]
+    raw = np.frombuffer((tmp_path / "cifar-10-batches-bin" / "data_batch_2.bin").read_bytes(), np.uint8).reshape(
+        -1, 3073
+    )
+    assert data.train.source.images[10_003].flatten().tolist() == raw[3, 1:].tolist()
+    (tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin").write_bytes(b"short")
+    with pytest.raises(DataError, match=r"data_batch_3.bin has 5 bytes instead of 30730000"):
+        open_dataset(DataConfig("cifar10", root=str(tmp_path)))
+    with pytest.raises(DataError, match=r"data_batch_1.bin does not exist"):
+        open_dataset(DataConfig("cifar10", root=str(tmp_path / "nowhere")))
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_idx(packed: bool, tmp_path: Path) -> None:
+    data = open_dataset(DataConfig("idx", root=str(make_idx(tmp_path, packed=packed)), image_size=32))
+    assert [len(s) for s in (data.train, data.calibration, data.test)] == [270, 30, 60]
+    assert data.train.source.images.shape[1:] == (1, 32, 32)
+    file = next(tmp_path.glob("t10k-images*"))
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte.*(truncated|gzip)"):
+        open_dataset(DataConfig("idx", root=str(tmp_path)))
+
+
+@pytest.mark.skipif(not FASHION_MNIST.is_dir(), reason="Debian's dataset-fashion-mnist is not installed")
+def test_debians_fashion_mnist_is_found_by_itself() -> None:
+    data = open_dataset(DataConfig("fashion_mnist"))
+    assert [len(s) for s in (data.train, data.calibration, data.test)] == [54_000, 6_000, 10_000]
+    assert data.classes[9] == "Ankle boot"
+
+
+def test_folders_with_and_without_a_test_split(tmp_path: Path) -> None:
+    root = make_folder(tmp_path)
+    data = open_dataset(DataConfig("folder", root=str(root), image_size=20))
+    assert data.classes == ("cat", "dog", "emu")
+    assert [len(s) for s in (data.train, data.calibration, data.test)] == [33, 3, 36]
+    alone = open_dataset(DataConfig("folder", root=str(root / "train"), image_size=20))
+    assert [len(s) for s in (alone.train, alone.calibration, alone.test)] == [27, 3, 6]
+    batch = next(plain_batches(data.test, 8))
+    assert batch.images.shape == (8, 3, 20, 20)
+    (root / "train" / "empty").mkdir()
+    with pytest.raises(DataError, match=r"empty has no images"):
+        open_dataset(DataConfig("folder", root=str(root)))
+    with pytest.raises(DataError, match="is not a folder"):
+        open_dataset(DataConfig("folder", root=str(tmp_path / "nowhere")))
+
+
+def test_a_corrupt_file_stops_or_is_listed(tmp_path: Path) -> None:
+    root = make_folder(tmp_path)
+    bad = root / "train" / "dog" / "03.jpg"
+    bad.write_bytes(bad.read_bytes()[:300])
+    config = DataConfig("folder", root=str(root), image_size=20)
+    with pytest.raises(DataError, match=r"train/dog/03.jpg cannot be read"):
+        list(plain_batches(open_dataset(config).train, 8))
+    data = open_dataset(replace(config, on_corrupt="skip"))
+    for workers in (0, 2):
+        batches = list(plain_batches(data.train, 8, workers=workers))
+        skipped = [name for batch in batches for name in batch.skipped]
+        assert skipped == [str(bad)]
+        assert sum(len(batch.labels) for batch in batches) == len(data.train) - 1
+        assert all(len(batch.images) == len(batch.labels) == len(batch.ids) for batch in batches)
+
+
+AUGMENT = AugmentConfig(crop="resized", scale=(0.3, 1.0), flip=True, colour=0.2, erasing=0.3, randaugment=1)
+
+
+@pytest.mark.parametrize("kind", ["digits", "folder"])
+def test_batches_depend_on_seed_and_epoch_alone(kind: str, tmp_path: Path) -> None:
+    """From any position, with 0 and 2 workers, whatever the global generator did."""
+    if kind == "folder":
+        config = DataConfig("folder", root=str(make_folder(tmp_path)), image_size=20, augment=AUGMENT)
+    else:
+        config = DataConfig(augment=replace(AUGMENT, crop="pad", pad=2, colour=0.0, randaugment=0))
+    data = open_dataset(config)
+    size = 8 if kind == "folder" else 300
+    unbroken = list(TrainBatches(data.train, size, seed=5).epoch(3))
+    torch.manual_seed(123)
+    for workers in (0, 2):
+        later = list(TrainBatches(data.train, size, seed=5, workers=workers).epoch(3, start=1))
+        assert len(later) == len(unbroken) - 1
+        for a, b in zip(later, unbroken[1:], strict=True):
+            assert torch.equal(a.ids, b.ids)
+            assert torch.equal(a.images, b.images)
+    other = next(iter(TrainBatches(data.train, size, seed=5).epoch(4)))
+    assert not torch.equal(other.ids, unbroken[0].ids)
+    assert not torch.equal(other.images, unbroken[0].images)
+
+
+def test_augmentation_does_not_move_the_global_generator() -> None:
+    data = open_dataset(DataConfig(augment=AugmentConfig(crop="pad", flip=True)))
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    next(iter(TrainBatches(data.train, 64, seed=0).epoch(0)))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_ranks_share_every_batch_and_every_sample_counts_once() -> None:
+    data = open_dataset(DataConfig())
+    whole = TrainBatches(data.train, 100, seed=1)
+    halves = [TrainBatches(data.train, 100, seed=1, rank=rank, world=2) for rank in (0, 1)]
+    for full, a, b in zip(whole.epoch(0), *(half.epoch(0) for half in halves), strict=True):
+        assert sorted([*a.ids.tolist(), *b.ids.tolist()]) == sorted(full.ids.tolist())
+    seen = [
+        i for rank in (0, 1) for batch in plain_batches(data.test, 50, rank=rank, world=2) for i in batch.ids.tolist()
+    ]
+    assert sorted(seen) == data.test.ids.tolist()
+
+
+def test_wrong_configs_are_refused() -> None:
+    data = open_dataset(DataConfig())
+    for call, message in (
+        (lambda: DataConfig("mnist"), "data.dataset 'mnist' is unknown"),
+        (lambda: DataConfig("cifar10"), "data.root is missing"),
+        (lambda: DataConfig(calibration=0), "data.calibration is 0"),
+        (lambda: AugmentConfig(crop="centre"), "augment.crop 'centre' is unknown"),
+        (lambda: AugmentConfig(scale=(0.9, 0.1)), "augment.scale"),
+        (lambda: TrainBatches(data.train, 5000, seed=0), "batch size 5000 is larger than the 1295 training images"),
+        (lambda: TrainBatches(data.train, 5, seed=0, world=2), "cannot be shared by 2 processes"),
+        (lambda: stratified(torch.tensor([0, 0, 1]), torch.arange(3), 0.1, seed=0), "class 1 has only 1 images"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

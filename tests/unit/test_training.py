@@ -1,0 +1,212 @@
+"""The loop, the schedule and recalibration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support import images, randomised
+
+from dsnet.data import DataConfig, TrainBatches, open_dataset
+from dsnet.evaluate import evaluate
+from dsnet.models import Supernet, create_model, model_spec
+from dsnet.nn import Gate
+from dsnet.training import (
+    IEB,
+    IEBConfig,
+    Loop,
+    OptimConfig,
+    TrainingError,
+    learning_rate,
+    make_optimizer,
+    recalibrate,
+    uncalibrated,
+)
+from dsnet.training.display import Display
+
+CONFIG = OptimConfig(epochs=1, batch_size=64, lr=0.02, warmup_epochs=0)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return open_dataset(DataConfig())
+
+
+def make_loop(digits, folder: Path, config: OptimConfig = CONFIG, model: str = "ds_mobilenet_v1_tiny", **ieb) -> Loop:
+    torch.manual_seed(0)
+    net = Supernet(model_spec(model, in_channels=1, image_size=16))
+    batches = TrainBatches(digits.train, config.batch_size, seed=0)
+    return Loop(IEB(net, IEBConfig(**ieb)), batches, config, folder=folder, seed=0, momentum=0.9)
+
+
+def first_batches(loop: Loop, count: int):
+    return [batch for _, batch in zip(range(count), loop.batches.epoch(0), strict=False)]
+
+
+def test_schedules() -> None:
+    config = OptimConfig(epochs=10, lr=1.0, warmup_epochs=2, final=0.01)
+    rates = [learning_rate(config, step, 10) for step in range(101)]
+    assert rates[0] == pytest.approx(1 / 20)
+    assert rates[19] == rates[20] == 1.0
+    assert rates[60] == pytest.approx(0.01 + 0.99 * 0.5)
+    assert rates[100] == pytest.approx(0.01)
+    assert rates[20:] == sorted(rates[20:], reverse=True)
+    steps = replace(config, schedule="exponential", warmup_epochs=0, gamma=0.9)
+    assert [learning_rate(steps, step, 10) for step in (0, 9, 10, 25)] == pytest.approx([1, 1, 0.9, 0.81])
+
+
+def test_gates_are_free_of_weight_decay() -> None:
+    net = create_model("ds_resnet_tiny")
+    optimizer = make_optimizer(IEB(net, IEBConfig()), OptimConfig(weight_decay=0.5))
+    decayed, free = optimizer.param_groups
+    assert (decayed["weight_decay"], free["weight_decay"]) == (0.5, 0.0)
+    in_gates = {id(p) for m in net.modules() if isinstance(m, Gate) for p in m.parameters() if p.requires_grad}
+    assert {id(p) for p in free["params"]} == in_gates
+    assert len(decayed["params"]) + len(free["params"]) == sum(p.requires_grad for p in net.parameters())
+
+
+def test_wrong_values_are_refused() -> None:
+    for wrong in ({"epochs": 0}, {"lr": 0}, {"amp": "int8"}, {"schedule": "step"}, {"batch_size": 10, "accumulate": 3}):
+        with pytest.raises(ValueError, match=r"optim\."):
+            OptimConfig(**wrong)
+    for wrong in ({"teacher": "self"}, {"temperature": 0}, {"momentum": 1}):
+        with pytest.raises(ValueError, match=r"ieb\."):
+            IEBConfig(**wrong)
+
+
+def snapshot(loop: Loop) -> dict[str, torch.Tensor]:
+    params = {f"net.{k}": v.detach().clone() for k, v in loop.net.named_parameters()}
+    return params | {f"ema.{k}": v.clone() for k, v in loop.ema.net.state_dict().items()}
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_what_is_not_finite_stops_before_anything_is_touched(digits, tmp_path: Path, where: str) -> None:
+    loop = make_loop(digits, tmp_path)
+    good, bad = first_batches(loop, 2)
+    loop.step(good)
+    before = snapshot(loop)
+    if where == "loss":
+        bad = replace(bad, images=bad.images * torch.nan)
+        message = r"loss 'widest' is not finite at step 1 \(epoch 0\); weights and moving average are untouched"
+    else:
+        next(loop.net.parameters()).register_hook(lambda grad: grad * torch.inf)
+        message = r"the gradient is not finite at step 1"
+    with pytest.raises(TrainingError, match=message):
+        loop.step(bad)
+    after = snapshot(loop)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_fp16_steps_may_be_skipped_but_not_ten_in_a_row(digits, tmp_path: Path) -> None:
+    loop = make_loop(digits, tmp_path, replace(CONFIG, amp="fp16", batch_size=32))
+    batch = first_batches(loop, 1)[0]
+    next(loop.net.parameters()).register_hook(lambda grad: grad * torch.inf)
+    before = snapshot(loop)
+    scale = loop.scaler.get_scale()
+    for _ in range(10):
+        loop.step(batch)
+    assert loop.scaler.get_scale() < scale
+    after = snapshot(loop)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    with pytest.raises(TrainingError, match="for 11 steps in a row"):
+        loop.step(batch)
+
+
+def test_accumulation_equals_one_large_batch(digits, tmp_path: Path) -> None:
+    """For group norm, whose outputs do not depend on the batch."""
+    results = []
+    for accumulate in (1, 4):
+        loop = make_loop(digits, tmp_path, replace(CONFIG, accumulate=accumulate), model="ds_resnet_tiny")
+        losses = [loop.step(batch) for batch in first_batches(loop, 2)]
+        results.append((losses, snapshot(loop)))
+    for a, b in zip(results[0][0], results[1][0], strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
+    assert all(torch.allclose(results[0][1][k], v, atol=1e-5) for k, v in results[1][1].items())
+
+
+@pytest.mark.parametrize("change", [{"amp": "bf16"}, {"channels_last": True}, {"compile": "aot_eager"}])
+def test_options_train_like_the_plain_loop(digits, tmp_path: Path, change: dict) -> None:
+    plain = make_loop(digits, tmp_path / "a")
+    other = make_loop(digits, tmp_path / "b", replace(CONFIG, **change))
+    for batch in first_batches(plain, 2):
+        expected, found = plain.step(batch), other.step(batch)
+        assert found == pytest.approx(expected, rel=0.1 if change.get("amp") else 1e-3)
+
+
+def test_fp16_trains_and_clipping_holds_the_step_down(digits, tmp_path: Path) -> None:
+    moved = []
+    for change in ({"amp": "fp16"}, {"clip_norm": 1e-6, "weight_decay": 0.0}):
+        loop = make_loop(digits, tmp_path, replace(CONFIG, **change))
+        before = snapshot(loop)
+        for batch in first_batches(loop, 3):  # the first scale may be too large
+            loop.step(batch)
+        after = snapshot(loop)
+        moved.append(max(float((after[k] - before[k]).abs().max()) for k in before if k.startswith("net.")))
+    assert moved[0] > 1e-3
+    assert 0 < moved[1] < 1e-5
+
+
+def test_every_width_is_compiled_without_falling_back(digits, tmp_path: Path) -> None:
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    loop = make_loop(digits, tmp_path, replace(CONFIG, compile="eager"))
+    with torch._dynamo.config.patch(error_on_recompile=False, fail_on_recompile_limit_hit=True):
+        loop.net.train()
+        x = torch.randn(4, 1, 16, 16)
+        for path in loop.net.space:
+            loop.net(x, path)
+    torch._dynamo.reset()
+
+
+def test_a_second_validation_score_decides_what_is_best(digits, tmp_path: Path) -> None:
+    loop = make_loop(digits, tmp_path, replace(CONFIG, epochs=3, batch_size=640))
+    scores = iter([0.5, 0.9, 0.7])
+    seen = []
+
+    def validate(net: Supernet) -> dict[str, float]:
+        seen.append(net.head.classifier.weight.clone())
+        return {"slimmest": next(scores), "widest": 0.0}
+
+    best = loop.run(validate, Display())
+    assert torch.equal(best.head.classifier.weight, seen[1])
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 3
+
+
+def test_recalibration_is_exact_idempotent_and_leaves_weights_alone() -> None:
+    net = randomised("ds_mobilenet_v1_tiny")
+    batches = [images(net, 4, seed) for seed in range(3)]
+    weights = {k: v.clone() for k, v in net.named_parameters()}
+    assert recalibrate(net, batches) == 3
+    assert all(torch.equal(weights[k], v) for k, v in net.named_parameters())
+    assert not net.training
+    first = {k: v.clone() for k, v in net.named_buffers()}
+    recalibrate(net, batches)
+    assert all(torch.equal(first[k], v) for k, v in net.named_buffers())
+    norm = net.front.blocks[0].norm
+    assert norm.momentum == 0.1
+    assert norm.num_batches_tracked.tolist() == [3]
+    outputs = [net.front.blocks[0].conv(batch, 0, 0) for batch in batches]
+    mean = torch.stack([out.mean((0, 2, 3)) for out in outputs]).mean(0)
+    variance = torch.stack([out.var((0, 2, 3), unbiased=True) for out in outputs]).mean(0)
+    assert torch.allclose(norm.running_mean[0], mean, atol=1e-12)
+    assert torch.allclose(norm.running_var[0], variance, atol=1e-12)
+    last = net.segments[0].rest.blocks[-1].norm2
+    assert last.num_batches_tracked.tolist() == [3] * 6
+    assert len({round(float(row[:16].sum()), 9) for row in last.running_mean}) == 6  # every width has its own
+
+
+def test_an_uncalibrated_width_is_not_evaluated(digits) -> None:
+    net = create_model("ds_mobilenet_v1_tiny", in_channels=1)
+    assert uncalibrated(net, net.space) == list(net.space)
+    net.train()(torch.randn(4, 1, 16, 16), (2,))
+    assert uncalibrated(net, net.space) == [(w,) for w in range(6) if w != 2]
+    with pytest.raises(ValueError, match=r"5 widths were never calibrated \(the first is \(0,\)\).*dsnet recalibrate"):
+        evaluate(net, [], list(net.space), image_size=16, split="test")
+    assert uncalibrated(create_model("ds_resnet_tiny"), [(0, 0, 0, 0)]) == []
+    assert recalibrate(create_model("ds_resnet_tiny"), []) == 0
+    with pytest.raises(ValueError, match="at least one batch"):
+        recalibrate(net, [])
