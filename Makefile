@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 .PHONY: demo test test-slow bench format clean
 
 demo: $(VENV)/installed
-	$(BIN)/dsnet models
-	$(BIN)/dsnet info ds_mobilenet_v1_tiny
+	rm -rf runs/demo
+	$(BIN)/dsnet train --out runs/demo
 
 test: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -20,6 +20,7 @@ test-slow: $(VENV)/installed-dev
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/forward_paths.py
+	$(BIN)/python benchmarks/stage1.py
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .

@@ -12,7 +12,7 @@ from typing import Any
 class Display:
     """Silent: the display of tests and of ranks other than 0."""
 
-    def start(self, epochs: int, batches: int, done: int) -> None: ...
+    def start(self, epochs: int, batches: int, done: int, step: int = 0) -> None: ...
 
     def step(self, batch: int, means: Mapping[str, float], rate: float) -> None: ...
 
@@ -24,10 +24,10 @@ class Display:
 class Lines(Display):
     """One line per epoch."""
 
-    def start(self, epochs: int, batches: int, done: int) -> None:
+    def start(self, epochs: int, batches: int, done: int, step: int = 0) -> None:
         self.epochs, self.began, self.done = epochs, time.monotonic(), done
         print(
-            f"training {epochs} epochs of {batches} batches" + (f", resumed after {done}" if done else ""), flush=True
+            f"training {epochs} epochs of {batches} batches" + (f", resumed at step {step}" if step else ""), flush=True
         )
 
     def epoch(self, line: Mapping[str, Any]) -> None:
@@ -39,7 +39,7 @@ class Lines(Display):
 class Bar(Display):
     """A rich progress bar with the epoch's mean losses per sub-network."""
 
-    def start(self, epochs: int, batches: int, done: int) -> None:
+    def start(self, epochs: int, batches: int, done: int, step: int = 0) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self.epochs, self.batches, self.done = epochs, batches, done
@@ -75,11 +75,11 @@ class Board(Display):
     def __init__(self, shown: Display, folder: File) -> None:
         self.shown, self.folder = shown, folder
 
-    def start(self, epochs: int, batches: int, done: int) -> None:
+    def start(self, epochs: int, batches: int, done: int, step: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=done + 1 if done else None)
-        self.shown.start(epochs, batches, done)
+        self.shown.start(epochs, batches, done, step)
 
     def step(self, batch: int, means: Mapping[str, float], rate: float) -> None:
         self.shown.step(batch, means, rate)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from dsnet.models import Supernet
 from dsnet.training.recalibrate import batch_norms
@@ -23,7 +26,13 @@ def process_group() -> Iterator[None]:
         return
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     minutes = float(os.environ.get("DSNET_TIMEOUT_MINUTES", "30"))
-    dist.init_process_group(backend, timeout=timedelta(minutes=minutes))
+    try:
+        dist.init_process_group(backend, timeout=timedelta(minutes=minutes))
+    except RuntimeError as error:
+        raise ValueError(
+            f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} could not join the others by {backend} ({error}); "
+            f"check that they run and can be reached, or let torchrun try again with --max-restarts"
+        ) from error
     try:
         yield
     finally:
@@ -58,6 +67,16 @@ def average_statistics(net: Supernet) -> None:
             for buffer in (norm.running_mean, norm.running_var):
                 dist.all_reduce(buffer)
                 buffer /= world()
+
+
+def wrap(stage: nn.Module) -> nn.Module:
+    """DistributedDataParallel around a stage that leaves running statistics to `average_statistics`."""
+    if world() == 1:
+        return stage
+    # torch 2.13 renamed broadcast_buffers
+    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+    options: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+    return DistributedDataParallel(stage, **options)
 
 
 def barrier() -> None:

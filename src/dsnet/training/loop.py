@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dsnet.checkpoint import write_whole
@@ -92,9 +92,7 @@ class Loop:
         self.progress = Progress()
         if config.compile is not None:
             compile_blocks(stage.net, config.compile)
-        self.wrapped: nn.Module = (
-            DistributedDataParallel(stage, broadcast_buffers=False) if distributed.world() > 1 else stage
-        )
+        self.wrapped = distributed.wrap(stage)
 
     @property
     def net(self) -> Supernet:
@@ -103,7 +101,7 @@ class Loop:
     def run(self, validate: Validate, display: Display) -> Supernet:
         """Train to the end; returns the best moving average as judged by the mean of `validate`'s values."""
         with caught_signals() as caught:
-            display.start(self.config.epochs, len(self.batches), self.progress.epoch)
+            display.start(self.config.epochs, len(self.batches), self.progress.epoch, self.progress.step)
             if self.progress.step == 0:
                 self.save()  # so that a run can be resumed from its first second on
             while self.progress.epoch < self.config.epochs:
