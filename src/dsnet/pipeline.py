@@ -139,7 +139,20 @@ def evaluate_split(
 
     paths = paths_to_evaluate(net, sample, seed)
     result = evaluate(net, counted(), paths, image_size=data.image_size, split=split)
-    return {**result, "dataset": config.data.dataset, "seed": config.seed, "skipped": skipped}
+    training = {
+        "teacher": config.ieb.teacher,
+        "epochs": config.optim.epochs,
+        "batch_size": config.optim.batch_size,
+        "lr": config.optim.lr,
+        "ema_momentum": config.ieb.momentum,
+    }
+    return {
+        **result,
+        "dataset": config.data.dataset,
+        "seed": config.seed,
+        "training": training,
+        "skipped": skipped,
+    }
 
 
 def write_result(folder: File, name: str, result: dict[str, Any]) -> File:

@@ -59,12 +59,32 @@ def test_eval_shows_and_writes_every_width(run: Path, capsys: pytest.CaptureFixt
     assert main(["eval", str(run), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result == json.loads((run / "results" / "test.json").read_text())
+    assert result["schema"] == 1
     assert [row["path"] for row in result["rows"]] == [[k] for k in range(6)]
     table = dsnet.CostTable(dsnet.load(run))
     for row in result["rows"]:
         assert row["madds"] == table.madds(row["path"])
         assert row["images"] == 359
         assert 0 <= row["top1"] <= row["top5"] <= 1
+
+
+def test_several_seeds_are_combined_and_exported(run: Path, tmp_path: Path, capsys) -> None:
+    other = tmp_path / "other"
+    assert main(["train", "--out", str(other), *SHORT, "--seed", "4"]) == 0
+    assert main(["eval", str(run), str(other), "--export", str(tmp_path / "docs" / "digits")]) == 0
+    assert "2 seeds, mean and standard deviation" in capsys.readouterr().out
+    result = json.loads((tmp_path / "docs" / "digits.json").read_text())
+    single = [json.loads((folder / "results" / "test.json").read_text())["rows"][5]["top1"] for folder in (run, other)]
+    assert result["seeds"] == [3, 4]
+    assert result["rows"][5]["top1"] == pytest.approx(sum(single) / 2)
+    assert result["rows"][5]["top1_std"] == pytest.approx(abs(single[0] - single[1]) / 2**0.5)
+    page = (tmp_path / "docs" / "digits.md").read_text()
+    assert page.count("\n| ") == 8
+    assert "![accuracy against MAdds](digits.png)" in page
+    static = tmp_path / "static"
+    assert main(["train", "--out", str(static), *SHORT, "--model.name", "ds_resnet_tiny"]) == 0
+    assert main(["eval", str(run), str(static)]) == 2
+    assert "runs of different kinds cannot be shown as one" in capsys.readouterr().err
 
 
 def test_evaluating_twice_is_equal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,7 +46,8 @@ def run(args: Namespace, parser: ArgumentParser) -> int | None:
     if result:
         from dsnet.reports.show import show_result
 
-        show_result(result, folder)
+        show_result(result, folder / "results" / "test.png")
+        print(f"run: {folder}")
     return None
 
 

@@ -30,6 +30,13 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     Console(width=None if sys.stdout.isatty() else 140, highlight=False, markup=False).print(table)
 
 
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """The same table as lines of Markdown."""
+    head = [column.removeprefix("<") for column in columns]
+    rule = [":--" if column.startswith("<") else "--:" for column in columns]
+    return ["| " + " | ".join(map(str, row)) + " |" for row in (head, rule, *rows)]
+
+
 def print_json(content: Any) -> None:
     print(json.dumps(content, indent=1))
 

@@ -30,8 +30,8 @@ def process_group() -> Iterator[None]:
         dist.init_process_group(backend, timeout=timedelta(minutes=minutes))
     except RuntimeError as error:
         raise ValueError(
-            f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} could not join the others by {backend} ({error}); "
-            f"check that they run and can be reached, or let torchrun try again with --max-restarts"
+            f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} could not join the others by {backend} "
+            f"({error}); check that they run and can be reached, or let torchrun try again with --max-restarts"
         ) from error
     try:
         yield
