@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import platform
 import re
@@ -112,12 +113,15 @@ def plain(split: Split, config: TrainConfig) -> Iterator[Batch]:
 
 
 def calibration_images(data: Dataset, config: TrainConfig, *, seed: int = 0) -> Iterator[Tensor]:
-    """Training images without augmentation, drawn at random."""
-    order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(seed))
-    split = replace(data.train, ids=data.train.ids[order[: config.recalibration]])
-    for batch in plain_batches(split, EVAL_BATCH, workers=config.data.workers):
-        if len(batch.images) > 1:
-            yield batch.images
+    """Training images, augmented as in training: the weights were trained on statistics of such batches.
+
+    Plain images cost 3 points of accuracy on CIFAR-10, where augmentation adds dark borders.
+    """
+    size = min(EVAL_BATCH, len(data.train))
+    batches = TrainBatches(data.train, size, seed, config.data.workers)
+    wanted = max(1, min(config.recalibration // size, len(batches)))
+    for batch in itertools.islice(batches.epoch(0), wanted):
+        yield batch.images
 
 
 def evaluate_split(

@@ -46,6 +46,7 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     if args.json:
         print_json(result)
     else:
-        show_result(result, File(args.runs[0]) / "results" / f"{args.split}.png")
+        name = args.split if len(args.runs) == 1 else f"{args.split}-{len(args.runs)}-seeds"
+        show_result(result, File(args.runs[0]) / "results" / f"{name}.png")
     if args.export:
         export_result(result, File(args.export))
