@@ -15,7 +15,15 @@ from dsnet.training import IEBConfig, OptimConfig
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which network. width: multiplier for static models. routing: width indices that the gates may choose."""
+    """Which network.
+
+    Args:
+        name: from `dsnet models`.
+        width: multiplier of all channels, for static models.
+        routing: width indices that the gates may choose, one list for all gates or one for each.
+        slimming: design of the slimming heads, one_hot or scalar.
+        shared: whether slimming heads read the attention head's first layer.
+    """
 
     name: str = "ds_mobilenet_v1_tiny"
     width: float | None = None
@@ -43,8 +51,15 @@ class ModelConfig:
 class TrainConfig:
     """A whole run. Saved as config.yaml in its folder.
 
-    seed: of weights, order, augmentation and paths. threads: of torch; 0 leaves its default. save_steps: steps between
-    checkpoints inside an epoch; null saves after every epoch only. recalibration: images for batch-norm statistics.
+    Args:
+        model: which network.
+        data: which images.
+        ieb: how the sub-networks teach each other.
+        optim: how weights are updated.
+        seed: of weights, order, augmentation and paths.
+        threads: of torch; 0 leaves its default.
+        save_steps: steps between checkpoints inside an epoch; null saves after every epoch only.
+        recalibration: images from which batch-norm statistics are computed at the end.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)

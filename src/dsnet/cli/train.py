@@ -12,6 +12,7 @@ from dsnet.config import TrainConfig, add_config, config_of, read_config
 
 
 def add_arguments(parser: ArgumentParser) -> None:
+    parser.usage = "dsnet train [--config FILE] [--out FOLDER | --resume FOLDER] [--KEY VALUE ...]"
     parser.add_argument(
         "--out", type=str | None, default=None, help="folder of the run; by default a new one below runs/"
     )

@@ -14,9 +14,15 @@ from torch import Tensor, nn
 class AugmentConfig:
     """What is done to training images, in this order.
 
-    crop: `pad` (by `pad` pixels, then a random crop), `resized` (a random share of the area), or `none`.
-    flip: horizontally, half of the images. colour: strength of brightness, contrast and saturation jitter.
-    randaugment: number of RandAugment operations, of strength `magnitude` (0 to 30). erasing: share of images.
+    Args:
+        crop: pad (by some pixels, then a random crop), resized (a random share of the area), or none.
+        pad: pixels that crop pad adds on each side.
+        scale: least and largest share of the area for crop resized.
+        flip: horizontally, half of the images.
+        colour: strength of brightness, contrast and saturation jitter, 0 to 1.
+        randaugment: number of RandAugment operations per image.
+        magnitude: strength of RandAugment, 0 to 30.
+        erasing: share of images in which a random rectangle is erased.
     """
 
     crop: Literal["none", "pad", "resized"] = "none"

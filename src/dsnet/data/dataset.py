@@ -24,10 +24,20 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 class DataConfig:
     """Which images, and how they are split and read.
 
-    dataset: digits (embedded), cifar10 (binary version), fashion_mnist or idx (MNIST files), folder (one folder
-    per class, below train/ and val/ or directly). root: where the files are. image_size: side in pixels; by default
-    the dataset's own, or the model's for folders. calibration: share of the training images set aside, by class.
-    on_corrupt: stop at a damaged file, or skip it up to a share of max_skipped. workers: loading processes.
+    Args:
+        dataset: digits (embedded), cifar10 (binary version), fashion_mnist or idx (MNIST files), or folder (one folder
+            per class, below train/ and val/ or directly below root).
+        root: where the files are.
+        image_size: side in pixels; by default the dataset's own, or the model's for folders.
+        calibration: share of the training images that is set aside, by class.
+        split_seed: of the choice of calibration images.
+        crop_ratio: share of the short side that the centre crop of evaluation keeps, for folders.
+        interpolation: how images of folders are resized.
+        on_corrupt: stop at a damaged file, or skip it and list it.
+        max_skipped: share of damaged files above which skipping stops the run.
+        max_pixels: images with more pixels are refused before they are decoded.
+        workers: loading processes; 0 loads in the main process.
+        augment: of training images.
     """
 
     dataset: Literal["digits", "cifar10", "fashion_mnist", "idx", "folder"] = "digits"

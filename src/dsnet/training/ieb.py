@@ -19,10 +19,13 @@ from dsnet.space import Path
 class IEBConfig:
     """How the sub-networks teach each other.
 
-    teacher: `inplace` (the online widest sub-network), `ema` (the widest of the moving average), or `ieb` (the
-    moving average; the slimmest learns from the mean of the probabilities of the widest and the random paths).
-    paths: random sub-networks per step. temperature divides student and teacher logits; with scale_gradients the
-    loss is multiplied by its square. momentum: of the moving average, whose decay warms up.
+    Args:
+        teacher: inplace (the online widest sub-network), ema (the widest of the moving average), or ieb (the moving
+            average; the slimmest learns from the mean probabilities of its widest and random sub-networks).
+        paths: random sub-networks per step.
+        temperature: divides student and teacher logits.
+        scale_gradients: multiply the distillation losses by the square of the temperature.
+        momentum: of the moving average, whose decay warms up.
     """
 
     teacher: Literal["inplace", "ema", "ieb"] = "ieb"

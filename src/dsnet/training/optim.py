@@ -16,9 +16,22 @@ from dsnet.nn import Gate
 class OptimConfig:
     """How weights are updated.
 
-    batch_size counts all processes and one optimizer step; accumulate splits it into that many backward passes.
-    schedule: `cosine` falls to final * lr, `exponential` multiplies by gamma every epoch; both after warmup_epochs.
-    amp: none, bf16 or fp16. compile: a torch.compile backend such as inductor, or null.
+    Args:
+        epochs: passes over the training images.
+        batch_size: images per optimizer step, over all processes.
+        lr: learning rate of SGD after warm-up.
+        momentum: of SGD.
+        nesterov: look ahead by one step of momentum.
+        weight_decay: of all weights but those of gates.
+        schedule: cosine falls to final * lr, exponential multiplies by gamma every epoch.
+        warmup_epochs: over which the rate rises from zero.
+        final: last learning rate of the cosine schedule, as a share of lr.
+        gamma: factor per epoch of the exponential schedule.
+        accumulate: backward passes that one batch is split into, to save memory.
+        clip_norm: largest norm of the gradient, or null.
+        amp: none, bf16 or fp16 for the networks; losses stay in single precision.
+        channels_last: memory format of images and weights, for GPUs.
+        compile: a torch.compile backend such as inductor, or null.
     """
 
     epochs: int = 25
