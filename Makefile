@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow bench format clean
+.PHONY: demo test test-slow results bench format clean
 
 demo: $(VENV)/installed
 	rm -rf runs/demo
@@ -17,6 +17,16 @@ test: $(VENV)/installed-dev
 
 test-slow: $(VENV)/installed-dev
 	$(BIN)/pytest -m slow
+
+# The pages in docs/results, from the runs up: about 70 minutes on two cores. DATA is the folder of cifar-10-batches-bin.
+results: $(VENV)/installed
+	@test -n "$(DATA)" || { echo "say where CIFAR-10 is: make results DATA=folder"; exit 2; }
+	for model in ds_mobilenet_v1_tiny ds_resnet_tiny; do \
+	  $(BIN)/dsnet train --config configs/cifar10_$$model.yaml --data.root "$(DATA)" --out runs/cifar10_$$model && \
+	  $(BIN)/dsnet eval runs/cifar10_$$model --export docs/results/cifar10_$$model || exit 1; \
+	done
+	for seed in 0 1 2; do $(BIN)/dsnet train --seed $$seed --out runs/digits$$seed || exit 1; done
+	$(BIN)/dsnet eval runs/digits0 runs/digits1 runs/digits2 --export docs/results/digits
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/forward_paths.py

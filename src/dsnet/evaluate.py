@@ -96,7 +96,7 @@ def paths_to_evaluate(net: Supernet, sample: int = 0, seed: int = 0) -> list[Pat
 def combine(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One result of several runs that differ in their seed: means, and standard deviations beside them."""
     first, *others = results
-    alike = ("model", "dataset", "split", "image_size")
+    alike = ("model", "dataset", "split", "image_size", "training")
     for other in others:
         if [other[key] for key in alike] != [first[key] for key in alike]:
             raise ValueError(
@@ -105,6 +105,8 @@ def combine(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
             )
     if not others:
         return first
+    if len({result["seed"] for result in results}) != len(results):
+        raise ValueError(f"runs with seeds {[result['seed'] for result in results]} were given; each must have its own")
     rows = []
     for same in zip(*(result["rows"] for result in results), strict=True):
         values = {key: [row[key] for row in same] for key in ("top1", "top5", "loss")}

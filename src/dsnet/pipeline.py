@@ -16,9 +16,9 @@ import torch
 import yaml
 from torch import Tensor
 
-from dsnet.checkpoint import CheckpointError, save, write_whole
+from dsnet.checkpoint import MODEL, CheckpointError, save, write_whole
 from dsnet.config import TrainConfig, read_config
-from dsnet.data import Batch, Dataset, Split, TrainBatches, open_dataset, plain_batches
+from dsnet.data import Batch, Dataset, Split, TrainBatches, named_worker_deaths, open_dataset, plain_batches
 from dsnet.evaluate import accuracy, evaluate, paths_to_evaluate
 from dsnet.models import Card, Preprocessing, Supernet
 from dsnet.training import IEB, Loop, TrainingError, recalibrate
@@ -27,7 +27,17 @@ from dsnet.training.distributed import barrier, process_group, rank, world
 from dsnet.version import __version__
 
 CONFIG = "config.yaml"
-__all__ = ["CONFIG", "calibration_images", "evaluate_split", "open_data", "read_config", "train", "write_result"]
+SPLITS = "splits.json"
+__all__ = [
+    "CONFIG",
+    "calibration_images",
+    "check_data",
+    "evaluate_split",
+    "open_data",
+    "read_config",
+    "train",
+    "write_result",
+]
 EVAL_BATCH = 256
 
 
@@ -35,16 +45,13 @@ def train(config: TrainConfig, folder: File, *, resume: bool = False) -> dict[st
     """Train a supernet, or continue to; returns the evaluation of the saved model on the test split."""
     if config.threads:
         torch.set_num_threads(config.threads)
-    with process_group():
+    with process_group(), named_worker_deaths():
         data = open_data(config)
         torch.manual_seed(config.seed)
         net = new_network(config, data)
         batches = TrainBatches(
             data.train, config.optim.batch_size, config.seed, config.data.workers, rank=rank(), world=world()
         )
-        if rank() == 0:
-            prepare_folder(folder, config, data, resume=resume)
-        barrier()
         loop = Loop(
             IEB(net, config.ieb),
             batches,
@@ -53,15 +60,19 @@ def train(config: TrainConfig, folder: File, *, resume: bool = False) -> dict[st
             seed=config.seed,
             momentum=config.ieb.momentum,
             save_steps=config.save_steps,
-            max_skipped=config.data.max_skipped,
+            max_skipped=config.data.max_skipped if config.data.on_corrupt == "skip" else None,
         )
         if resume:
+            check_data(folder, data)
             loop.resume()
+        elif rank() == 0:
+            prepare_folder(folder, config, data)
+        barrier()
         display = make_display(folder, rank=rank())
 
         def validate(average: Supernet) -> dict[str, float]:
             ends = dict.fromkeys([average.space.slimmest, average.space.widest])
-            rows = accuracy(average, plain(data.calibration, config), list(ends), everywhere=True)
+            rows = accuracy(average, plain(data.calibration, config, loop), list(ends), everywhere=True)
             names = ["slimmest", "widest"] if len(ends) == 2 else ["widest"]
             return {name: row["top1"] for name, row in zip(names, rows, strict=True)}
 
@@ -76,15 +87,13 @@ def train(config: TrainConfig, folder: File, *, resume: bool = False) -> dict[st
             raise
         finally:
             display.close()
-        if rank() != 0:
-            barrier()
+        if rank() != 0:  # what is left takes one process
             return {}
         best.card = card_of(data)
         recalibrate(best, calibration_images(data, config))
         save(best.to(memory_format=torch.contiguous_format), folder)  # type: ignore[call-overload]
         result = evaluate_split(best, data, config)
         write_result(folder, "test", result)
-        barrier()
         return result
 
 
@@ -108,8 +117,10 @@ def card_of(data: Dataset) -> Card:
     return Card(classes=data.classes, preprocessing=Preprocessing(data.mean, data.std, crop, how.interpolation))
 
 
-def plain(split: Split, config: TrainConfig) -> Iterator[Batch]:
-    return plain_batches(split, EVAL_BATCH, workers=config.data.workers, rank=rank(), world=world())
+def plain(split: Split, config: TrainConfig, loop: Loop) -> Iterator[Batch]:
+    for batch in plain_batches(split, EVAL_BATCH, workers=config.data.workers, rank=rank(), world=world()):
+        loop.note_skipped(batch.skipped)
+        yield batch
 
 
 def calibration_images(data: Dataset, config: TrainConfig, *, seed: int = 0) -> Iterator[Tensor]:
@@ -121,13 +132,19 @@ def calibration_images(data: Dataset, config: TrainConfig, *, seed: int = 0) -> 
     batches = TrainBatches(data.train, size, seed, config.data.workers)
     wanted = max(1, min(config.recalibration // size, len(batches)))
     for batch in itertools.islice(batches.epoch(0), wanted):
-        yield batch.images
+        if len(batch.images) > 1:  # a batch of damaged files may be empty
+            yield batch.images
 
 
 def evaluate_split(
     net: Supernet, data: Dataset, config: TrainConfig, *, split: str = "test", sample: int = 16, seed: int = 0
 ) -> dict[str, Any]:
     """Evaluate every width (or uniform and some random paths) on a split, in this process alone."""
+    if net.card.classes != data.classes:
+        raise ValueError(
+            f"the model knows the classes {list(net.card.classes)[:5]} but the data has {list(data.classes)[:5]}; "
+            f"evaluate on data with the same class folders"
+        )
     part = {"test": data.test, "calibration": data.calibration, "train": data.train}[split]
     skipped: list[str] = []
 
@@ -166,20 +183,31 @@ def write_result(folder: File, name: str, result: dict[str, Any]) -> File:
     return file
 
 
-def prepare_folder(folder: File, config: TrainConfig, data: Dataset, *, resume: bool) -> None:
+def prepare_folder(folder: File, config: TrainConfig, data: Dataset) -> None:
     """Write what tells a reader, or a resumed run, what this run is."""
-    if resume:
-        return
-    if (folder / CONFIG).exists():
+    if (folder / "state" / "last.pt").exists() or (folder / MODEL).exists():
         raise CheckpointError(
             f"{folder} already holds a run; continue it with --resume {folder}, or choose another --out"
         )
     folder.mkdir(parents=True, exist_ok=True)
     versions = {"dsnet": __version__, "torch": torch.__version__, "python": platform.python_version()}
     splits = {name: getattr(data, name).ids.tolist() for name in ("calibration", "test")}
-    write_whole(folder / "splits.json", json.dumps({**splits, "rest": "train"}).encode())
+    write_whole(folder / SPLITS, json.dumps({"fingerprint": data.fingerprint, **splits}).encode())
     write_whole(folder / "versions.json", json.dumps({**versions, "command": sys.argv}, indent=1).encode())
     write_whole(folder / CONFIG, yaml.safe_dump(to_plain(config.to_dict()), sort_keys=False).encode())
+
+
+def check_data(folder: File, data: Dataset) -> None:
+    """Refuse data that changed since the run began: test or calibration images might have become training images."""
+    try:
+        known = json.loads((folder / SPLITS).read_text())["fingerprint"]
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{folder / SPLITS} cannot be read ({error}); it tells how the data was split") from error
+    if known != data.fingerprint:
+        raise CheckpointError(
+            f"the data is not the one that the run in {folder} began with: images, labels or classes were added, "
+            f"removed or renamed, so its splits would mix; restore the data, or train anew"
+        )
 
 
 def to_plain(value: Any) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -153,6 +155,26 @@ def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path: Path, monkeypatch, 
     assert load_state(folder / "state" / "last.pt")["progress"]["step"] > 0
     monkeypatch.setattr(os, "fsync", real)
     assert main(["train", "--resume", str(folder)]) == 0
+
+
+def test_a_run_that_never_began_can_be_started_again(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("left over by a start that failed")
+    assert main(["train", "--out", str(tmp_path), *OPTIONS, "--optim.epochs", "1"]) == 0
+
+
+def test_what_changes_under_a_run_is_refused(unbroken: Path, tmp_path: Path, capsys) -> None:
+    assert main(["train", "--resume", str(unbroken), "--optim.lr", "5"]) == 2
+    assert "--resume goes on with the run's own config" in capsys.readouterr().err
+    copy = tmp_path / "run"
+    shutil.copytree(unbroken, copy)
+    splits = json.loads((copy / "splits.json").read_text())
+    (copy / "splits.json").write_text(json.dumps({**splits, "fingerprint": "of other data"}))
+    for words in (["train", "--resume", str(copy)], ["eval", str(copy)], ["recalibrate", str(copy)]):
+        assert main(words) == 2
+        assert "the data is not the one that the run" in capsys.readouterr().err
+    (copy / "splits.json").unlink()
+    assert main(["eval", str(copy)]) == 2
+    assert "splits.json cannot be read" in capsys.readouterr().err
 
 
 def test_mistakes_are_named(unbroken: Path, tmp_path: Path, capsys) -> None:

@@ -177,6 +177,8 @@ def test_wrong_keys_are_refused_in_one_line(words: list[str], message: str, tmp_
         (["--data.dataset", "cifar10"], "data.root is missing"),
         (["--data.dataset", "cifar10", "--data.root", "nowhere"], "nowhere/data_batch_1.bin does not exist"),
         (["--optim.lr", "-1"], "optim.lr must be positive"),
+        (["--optim.compile", "bogus"], "optim.compile 'bogus' is unknown; choose from"),
+        (["--data.image_size", "0"], "data.image_size is 0"),
         (["--model.name", "ds_resnet51"], "model 'ds_resnet51' is unknown; did you mean ds_resnet50"),
         (["--optim.batch_size", "9999"], "batch size 9999 is larger than the 1295 training images"),
         (["--model.name", "ds_mobilenet_v1"], "image size 16 is too small"),

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import gzip
+import multiprocessing
+import os
+import signal
 import struct
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +14,16 @@ import pytest
 import torch
 from PIL import Image
 
-from dsnet.data import AugmentConfig, DataConfig, DataError, TrainBatches, open_dataset, plain_batches
+from dsnet.data import (
+    AugmentConfig,
+    DataConfig,
+    DataError,
+    TrainBatches,
+    named_worker_deaths,
+    open_dataset,
+    plain_batches,
+)
+from dsnet.data.augment import Augment
 from dsnet.data.dataset import FASHION_MNIST, stratified
 
 
@@ -157,6 +170,62 @@ def test_batches_depend_on_seed_and_epoch_alone(kind: str, tmp_path: Path) -> No
     other = next(iter(TrainBatches(data.train, size, seed=5).epoch(4)))
     assert not torch.equal(other.ids, unbroken[0].ids)
     assert not torch.equal(other.images, unbroken[0].images)
+
+
+def test_augmentation_differs_from_image_to_image() -> None:
+    for channels in (1, 3):
+        same = torch.rand(1, channels, 24, 24).expand(12, -1, -1, -1)
+        for config in (
+            AugmentConfig(randaugment=2),
+            AugmentConfig(crop="pad"),
+            AugmentConfig(crop="resized"),
+            AugmentConfig(flip=True),
+        ):
+            found = {Augment(config, 24)(same, seed)[k].numpy().tobytes() for seed in range(3) for k in range(12)}
+            assert len(found) >= (2 if config.flip else 12), config
+
+
+def test_padding_moves_images_of_folders_too(tmp_path: Path) -> None:
+    root = str(make_folder(tmp_path))
+    data = open_dataset(DataConfig("folder", root=root, image_size=20, augment=AugmentConfig(crop="pad", pad=4)))
+    ids = data.train.ids[:4]
+    assert not torch.equal(data.train.load(ids, seed=1).images, data.train.load(ids).images)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_corrupt_file_is_named_in_one_line(workers: int, tmp_path: Path) -> None:
+    root = make_folder(tmp_path)
+    (root / "train" / "dog" / "03.jpg").write_bytes(b"broken")
+    data = open_dataset(DataConfig("folder", root=str(root), image_size=20))
+    with pytest.raises(DataError, match=r"train/dog/03.jpg cannot be read") as caught:
+        list(plain_batches(data.train, 8, workers=workers))
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_killed_loading_process_gets_a_clear_error(tmp_path: Path) -> None:
+    data = open_dataset(DataConfig("folder", root=str(make_folder(tmp_path)), image_size=20))
+
+    def load_while_workers_die() -> None:
+        with named_worker_deaths():
+            batches = plain_batches(data.train, 1, workers=1)
+            next(batches)
+            for child in multiprocessing.active_children():
+                os.kill(child.pid, signal.SIGKILL)
+            for _ in batches:
+                time.sleep(0.05)
+
+    with pytest.raises(DataError, match=r"a data-loading process was killed.*lower data.workers"):
+        load_while_workers_die()
+
+
+def test_the_fingerprint_knows_images_but_not_places(tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "a")
+    config = DataConfig("folder", root=str(root), image_size=20)
+    before = open_dataset(config).fingerprint
+    moved = root.rename(tmp_path / "b")
+    assert open_dataset(replace(config, root=str(moved))).fingerprint == before
+    (moved / "train" / "cat" / "00.jpg").rename(moved / "train" / "cat" / "new.jpg")
+    assert open_dataset(replace(config, root=str(moved))).fingerprint != before
 
 
 def test_augmentation_does_not_move_the_global_generator() -> None:

@@ -68,6 +68,9 @@ def test_gates_are_free_of_weight_decay() -> None:
 
 
 def test_wrong_values_are_refused() -> None:
+    for wrong in ({"clip_norm": -1}, {"gamma": 0}, {"final": 2}):
+        with pytest.raises(ValueError, match=r"optim\."):
+            OptimConfig(**wrong)
     for wrong in ({"epochs": 0}, {"lr": 0}, {"amp": "int8"}, {"schedule": "step"}, {"batch_size": 10, "accumulate": 3}):
         with pytest.raises(ValueError, match=r"optim\."):
             OptimConfig(**wrong)
@@ -105,12 +108,12 @@ def test_fp16_steps_may_be_skipped_but_not_ten_in_a_row(digits, tmp_path: Path) 
     next(loop.net.parameters()).register_hook(lambda grad: grad * torch.inf)
     before = snapshot(loop)
     scale = loop.scaler.get_scale()
-    for _ in range(10):
+    for _ in range(9):
         loop.step(batch)
     assert loop.scaler.get_scale() < scale
     after = snapshot(loop)
     assert all(torch.equal(before[name], after[name]) for name in before)
-    with pytest.raises(TrainingError, match="for 11 steps in a row"):
+    with pytest.raises(TrainingError, match="for 10 steps in a row"):
         loop.step(batch)
 
 
@@ -126,7 +129,9 @@ def test_accumulation_equals_one_large_batch(digits, tmp_path: Path) -> None:
     assert all(torch.allclose(results[0][1][k], v, atol=1e-5) for k, v in results[1][1].items())
 
 
-@pytest.mark.parametrize("change", [{"amp": "bf16"}, {"channels_last": True}, {"compile": "aot_eager"}])
+@pytest.mark.parametrize(
+    "change", [{"amp": "bf16"}, {"channels_last": True}, pytest.param({"compile": "aot_eager"}, marks=pytest.mark.slow)]
+)
 def test_options_train_like_the_plain_loop(digits, tmp_path: Path, change: dict) -> None:
     plain = make_loop(digits, tmp_path / "a")
     other = make_loop(digits, tmp_path / "b", replace(CONFIG, **change))
@@ -148,6 +153,7 @@ def test_fp16_trains_and_clipping_holds_the_step_down(digits, tmp_path: Path) ->
     assert 0 < moved[1] < 1e-5
 
 
+@pytest.mark.slow
 def test_every_width_is_compiled_without_falling_back(digits, tmp_path: Path) -> None:
     import torch._dynamo
 

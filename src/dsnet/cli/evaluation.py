@@ -29,7 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.checkpoint import load
     from dsnet.evaluate import combine
-    from dsnet.pipeline import CONFIG, evaluate_split, open_data, read_config, write_result
+    from dsnet.pipeline import CONFIG, check_data, evaluate_split, open_data, read_config, write_result
     from dsnet.reports.show import export_result, show_result
     from dsnet.reports.tables import print_json
 
@@ -39,6 +39,7 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
         net = load(folder)
         config = read_config(folder / CONFIG)
         data = open_data(config, args.root)
+        check_data(folder, data)
         result = evaluate_split(net, data, config, split=args.split, sample=args.sample, seed=args.seed)
         write_result(folder, args.split, result)
         results.append(result)

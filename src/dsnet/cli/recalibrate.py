@@ -18,7 +18,7 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     from dataclasses import replace
 
     from dsnet.checkpoint import load, save
-    from dsnet.pipeline import CONFIG, calibration_images, open_data, read_config
+    from dsnet.pipeline import CONFIG, calibration_images, check_data, open_data, read_config
     from dsnet.training import recalibrate
 
     folder = File(args.run)
@@ -27,6 +27,7 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     if args.images is not None:
         config = replace(config, recalibration=args.images)
     data = open_data(config, args.root)
+    check_data(folder, data)
     batches = recalibrate(net, calibration_images(data, config, seed=args.seed))
     if batches == 0:
         print(f"{net.spec.name} has no batch norm: there is nothing to recalibrate")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path as File
 
 from jsonargparse import ArgumentParser, Namespace
@@ -23,7 +24,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace, parser: ArgumentParser) -> int | None:
     from dsnet.pipeline import CONFIG, train
     from dsnet.training import Interrupted
-    from dsnet.training.distributed import rank
 
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # torchrun --max-restarts
     many = int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -32,7 +32,7 @@ def run(args: Namespace, parser: ArgumentParser) -> int | None:
         resume = args.out
     if resume is not None:
         folder = File(resume)
-        config = read_config(folder / CONFIG)
+        config = resumed(read_config(folder / CONFIG), config_of(parser, args) if resume == args.resume else None)
     elif many and not args.out:
         raise ValueError("several processes must agree on a folder; give --out FOLDER")
     else:
@@ -41,7 +41,7 @@ def run(args: Namespace, parser: ArgumentParser) -> int | None:
     try:
         result = train(config, folder, resume=resume is not None)
     except Interrupted as stop:
-        if rank() == 0:
+        if os.environ.get("RANK", "0") == "0":
             print(f"dsnet train: {stop}", file=sys.stderr)
         return stop.exit_code
     if result:
@@ -50,6 +50,19 @@ def run(args: Namespace, parser: ArgumentParser) -> int | None:
         show_result(result, folder / "results" / "test.png")
         print(f"run: {folder}")
     return None
+
+
+def resumed(config: TrainConfig, given: TrainConfig | None) -> TrainConfig:
+    """The config of a run that goes on: only where its data is, and how it is run, may change."""
+    if given is None or given == TrainConfig():
+        return config
+    where = {key: getattr(given.data, key) for key in ("root", "workers") if getattr(given.data, key)}
+    if given != replace(TrainConfig(), threads=given.threads, data=replace(TrainConfig().data, **where)):
+        raise ValueError(
+            "--resume goes on with the run's own config; besides it only --data.root, --data.workers and --threads "
+            "may be given. To change anything else, start a new run"
+        )
+    return replace(config, threads=given.threads or config.threads, data=replace(config.data, **where))
 
 
 def new_folder(config: TrainConfig) -> File:

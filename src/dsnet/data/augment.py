@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -21,7 +20,7 @@ class AugmentConfig:
         flip: horizontally, half of the images.
         colour: strength of brightness, contrast and saturation jitter, 0 to 1.
         randaugment: number of RandAugment operations per image.
-        magnitude: strength of RandAugment, 0 to 30.
+        magnitude: strength of RandAugment, 1 to 29.
         erasing: share of images in which a random rectangle is erased.
     """
 
@@ -39,8 +38,8 @@ class AugmentConfig:
             raise ValueError(f"augment.crop {self.crop!r} is unknown; choose none, pad or resized")
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(f"augment.scale is {self.scale}; give rising shares of the area in (0, 1]")
-        if not 0 <= self.erasing <= 1 or not 0 <= self.colour <= 1 or not 0 <= self.magnitude <= 30:
-            raise ValueError("augment.erasing and augment.colour lie in [0, 1], augment.magnitude in [0, 30]")
+        if not 0 <= self.erasing <= 1 or not 0 <= self.colour <= 1 or not 1 <= self.magnitude <= 29:
+            raise ValueError("augment.erasing and augment.colour lie in [0, 1], augment.magnitude in [1, 29]")
         if self.pad < 0 or self.randaugment < 0:
             raise ValueError("augment.pad and augment.randaugment must not be negative")
 
@@ -59,7 +58,7 @@ class Augment:
         if config.flip:
             steps.append(K.RandomHorizontalFlip())
         if config.randaugment:
-            steps.append(K.auto.RandAugment(n=config.randaugment, m=config.magnitude))
+            steps.append(EachImage(K.auto.RandAugment(n=config.randaugment, m=config.magnitude)))
         if config.colour:
             steps.append(K.ColorJitter(config.colour, config.colour, config.colour))
         if config.erasing:
@@ -74,6 +73,20 @@ class Augment:
             return self.steps(images)
 
 
+class EachImage(nn.Module):
+    """A policy that kornia draws once per call, drawn for every image instead; made for colour images."""
+
+    def __init__(self, policy: nn.Module) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, images: Tensor) -> Tensor:
+        grey = images.shape[1] == 1
+        coloured = images.expand(-1, 3, -1, -1) if grey else images
+        changed = torch.cat([self.policy(image[None]) for image in coloured])
+        return changed[:, :1] if grey else changed
+
+
 def to_float(images: Tensor) -> Tensor:
     return images.float() / 255
 
@@ -81,14 +94,3 @@ def to_float(images: Tensor) -> Tensor:
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     shape = (1, -1, 1, 1)
     return (images - images.new_tensor(mean).view(shape)) / images.new_tensor(std).view(shape)
-
-
-def centre(images: Tensor, size: int, crop: float) -> Tensor:
-    """Centre crop of a canvas of size / crop to `size`; a canvas of `size` stays as it is."""
-    side = images.shape[-1]
-    if side == size:
-        return images
-    keep = round(side * crop)
-    start = (side - keep) // 2
-    images = images[..., start : start + keep, start : start + keep]
-    return images if keep == size else F.interpolate(images, (size, size), mode="bilinear", antialias=True)

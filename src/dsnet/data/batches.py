@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -62,49 +65,57 @@ class TrainBatches:
         yield from load_all(self.split, jobs, self.workers)
 
 
-def plain_batches(
-    split: Split, batch_size: int, *, workers: int = 0, rank: int = 0, world: int = 1, limit: int | None = None
-) -> Iterator[Batch]:
+def plain_batches(split: Split, batch_size: int, *, workers: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
     """Every sample once, in order, without augmentation; each rank takes every world-th sample."""
-    ids = split.ids[:limit][rank::world]
+    ids = split.ids[rank::world]
     yield from load_all(split, [(part, None) for part in ids.split(batch_size)], workers)
 
 
 Job = tuple[Tensor, int | None]
 
 
-class _Jobs(TorchDataset[Batch]):
+class _Jobs(TorchDataset["Batch | DataError"]):
     def __init__(self, split: Split, jobs: list[Job]) -> None:
         self.split, self.jobs = split, jobs
 
     def __len__(self) -> int:
         return len(self.jobs)
 
-    def __getitem__(self, number: int) -> Batch:
+    def __getitem__(self, number: int) -> Batch | DataError:
         ids, seed = self.jobs[number]
-        return self.split.load(ids, seed=seed)
+        try:
+            return self.split.load(ids, seed=seed)
+        except DataError as error:
+            return DataError(str(error))  # as a value: torch would bury it in the worker's traceback
 
 
 def load_all(split: Split, jobs: list[Job], workers: int) -> Iterator[Batch]:
-    if not jobs:
-        return
-    if workers == 0:
-        for ids, seed in jobs:
-            yield split.load(ids, seed=seed)
-        return
-    loader = DataLoader(
-        _Jobs(split, jobs), batch_size=None, num_workers=workers, persistent_workers=False, worker_init_fn=_one_thread
-    )
+    found: Iterable[Batch | DataError] = (split.load(ids, seed=seed) for ids, seed in jobs)
+    if workers and jobs:
+        generator = torch.Generator()  # or torch would draw from the global one at every start
+        found = DataLoader(
+            _Jobs(split, jobs), batch_size=None, num_workers=workers, worker_init_fn=_set_up_worker, generator=generator
+        )
+    for batch in found:
+        if isinstance(batch, DataError):
+            raise batch
+        yield batch
+
+
+def _set_up_worker(worker: int) -> None:
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which saves first
+
+
+@contextmanager
+def named_worker_deaths() -> Iterator[None]:
+    """Turns torch's report of a killed data-loading process, which comes at any moment, into a clear error."""
     try:
-        yield from loader
+        yield
     except RuntimeError as error:
-        if "DataLoader worker" in str(error) and "exited unexpectedly" in str(error):
+        if re.search(r"DataLoader worker.*(exited unexpectedly|killed by signal)", str(error)):
             raise DataError(
                 f"a data-loading process was killed, often for lack of memory ({error}); "
-                f"lower data.workers (now {workers}) and resume the run"
+                f"lower data.workers and resume the run"
             ) from error
         raise
-
-
-def _one_thread(worker: int) -> None:
-    torch.set_num_threads(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -61,6 +63,8 @@ class DataConfig:
             raise ValueError(f"data.root is missing: say where the {self.dataset} files are with --data.root FOLDER")
         if not 0 < self.calibration < 0.9:
             raise ValueError(f"data.calibration is {self.calibration}; give a share between 0 and 0.9")
+        if self.image_size is not None and self.image_size < 1:
+            raise ValueError(f"data.image_size is {self.image_size}; it must be at least 1, or null")
         if self.on_corrupt not in ("stop", "skip"):
             raise ValueError(f"data.on_corrupt {self.on_corrupt!r} is unknown; choose stop or skip")
         if self.workers < 0 or not 0 <= self.max_skipped <= 1 or not 0 < self.crop_ratio <= 1:
@@ -104,6 +108,18 @@ class Dataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    @property
+    def fingerprint(self) -> str:
+        """A digest of which image is in which split, with which label; the place of the files does not count."""
+        digest = hashlib.sha256(repr((self.classes, self.image_size)).encode())
+        for split in (self.train, self.calibration, self.test):
+            digest.update(split.ids.numpy().tobytes())
+            digest.update(split.source.labels.numpy().tobytes())
+            if isinstance(split.source, Files):
+                root = split.loader.config.root or "."
+                digest.update("\n".join(os.path.relpath(file, root) for file in split.source.files).encode())
+        return digest.hexdigest()
+
 
 @dataclass(frozen=True)
 class Loader:
@@ -121,7 +137,9 @@ class Loader:
         else:
             images, labels, ids, skipped = self.decode(source, ids, seed)
         if seed is not None and len(images):
-            images = self.augment(images, seed, crop=isinstance(source, Arrays))
+            # a resized crop of a file was taken when it was decoded, at full resolution
+            crop = isinstance(source, Arrays) or self.config.augment.crop == "pad"
+            images = self.augment(images, seed, crop=crop)
         return Batch(normalise(images, self.mean, self.std), labels, ids, tuple(skipped))
 
     def augment(self, images: Tensor, seed: int, *, crop: bool) -> Tensor:
@@ -155,8 +173,6 @@ def open_dataset(config: DataConfig, default_size: int = 224) -> Dataset:
     """The three splits of a dataset. Test images are read by evaluation only."""
     raw = _OPENERS[config.dataset](config)
     size = config.image_size or raw.size or default_size
-    if size < 1:
-        raise ValueError(f"data.image_size is {size}; it must be at least 1")
     train = raw.train.resized(size) if isinstance(raw.train, Arrays) else raw.train
     ids = torch.arange(len(train))
     if raw.test is None:

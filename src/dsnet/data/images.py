@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 from torch import Tensor
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
@@ -41,7 +41,7 @@ def read_image(file: Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
             return to_rgb(ImageOps.exif_transpose(image))
     except DataError:
         raise
-    except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except Exception as error:  # Pillow reports damaged files by many kinds of errors
         raise DataError(
             f"{file} cannot be read as an image ({error}); replace it, or set on_corrupt to skip"
         ) from error
@@ -51,7 +51,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I") or image.mode == "F":
         values = np.asarray(image).astype(np.float64)
         if np.issubdtype(np.asarray(image).dtype, np.floating):
-            values = values * 255 if values.size and values.max() <= 1 else values
+            values = values * 255 if values.size and np.nan_to_num(values).max() <= 1 else values
         elif values.size and values.max() > 255:
             values = values / 257
         image = Image.fromarray(np.nan_to_num(values).clip(0, 255).round().astype(np.uint8))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,7 +104,7 @@ def idx(root: Path) -> Raw:
         if file.suffix == ".gz":
             try:
                 data = gzip.decompress(data)
-            except (OSError, EOFError) as error:
+            except (OSError, EOFError, zlib.error) as error:
                 raise DataError(f"{file} is not a complete gzip file ({error}); download it again") from error
         if len(data) < 4 + 4 * dims or data[:4] != bytes([0, 0, 8, dims]):
             raise DataError(f"{file} is not an idx file of unsigned bytes with {dims} dimensions")
@@ -140,7 +141,11 @@ def folder(root: Path) -> Raw:
         files: list[str] = []
         labels: list[int] = []
         for label, name in enumerate(names):
-            found = sorted(str(f) for f in (top / name).rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
+            found = sorted(
+                str(file)
+                for file in (top / name).rglob("*")
+                if file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()
+            )
             if not found:
                 raise DataError(f"{top / name} has no images ({', '.join(SUFFIXES)}); remove it or fill it")
             files += found

@@ -78,8 +78,7 @@ class SliceBatchNorm2d(SliceNorm):
         count = self.channels[width]
         momentum = 0.0
         if self.training:
-            batches = int(self.num_batches_tracked[width]) + 1
-            momentum = 1 / batches if self.momentum is None else self.momentum
+            momentum = self.momentum or 1 / (int(self.num_batches_tracked[width]) + 1)
         y = F.batch_norm(
             x,
             self.running_mean[width, :count],

@@ -22,15 +22,24 @@ class Display:
 
 
 class Lines(Display):
-    """One line per epoch."""
+    """One line per epoch, and one a minute while an epoch lasts."""
 
     def start(self, epochs: int, batches: int, done: int, step: int = 0) -> None:
-        self.epochs, self.began, self.done = epochs, time.monotonic(), done
+        self.epochs, self.batches, self.done = epochs, batches, done
+        self.began = self.spoken = time.monotonic()
         print(
             f"training {epochs} epochs of {batches} batches" + (f", resumed at step {step}" if step else ""), flush=True
         )
 
+    def step(self, batch: int, means: Mapping[str, float], rate: float) -> None:
+        now = time.monotonic()
+        if now - self.spoken >= 60:
+            self.spoken = now
+            losses = " ".join(f"{name} {value:.3f}" for name, value in means.items())
+            print(f"  batch {batch}/{self.batches}  loss: {losses}  {rate:.0f} images/s", flush=True)
+
     def epoch(self, line: Mapping[str, Any]) -> None:
+        self.spoken = time.monotonic()
         per_epoch = (time.monotonic() - self.began) / (line["epoch"] - self.done)
         left = per_epoch * (self.epochs - line["epoch"])
         print(f"epoch {line['epoch']}/{self.epochs}  {summary(line)}  {clock(left)} left", flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -24,7 +24,9 @@ def process_group() -> Iterator[None]:
     if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
         return
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(device())
     minutes = float(os.environ.get("DSNET_TIMEOUT_MINUTES", "30"))
     try:
         dist.init_process_group(backend, timeout=timedelta(minutes=minutes))
@@ -77,6 +79,15 @@ def wrap(stage: nn.Module) -> nn.Module:
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
     options: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
     return DistributedDataParallel(stage, **options)
+
+
+def gathered(names: Sequence[str]) -> list[str]:
+    """The names of all processes, in the order of their ranks."""
+    if world() == 1:
+        return list(names)
+    found: list[Any] = [None] * world()
+    dist.all_gather_object(found, list(names))
+    return [name for part in found for name in part]
 
 
 def barrier() -> None:

@@ -11,7 +11,7 @@ import json
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path as File
@@ -77,7 +77,7 @@ class Loop:
         seed: int,
         momentum: float,
         save_steps: int | None = None,
-        max_skipped: float = 0.0,
+        max_skipped: float | None = None,
         device: torch.device | None = None,
     ) -> None:
         self.device = device or distributed.device()
@@ -132,7 +132,10 @@ class Loop:
     def step(self, batch: Batch) -> dict[str, float]:
         """One optimizer step on one batch; returns its losses."""
         progress, config = self.progress, self.config
-        self.note_skipped(batch.skipped)
+        if self.max_skipped is not None:
+            self.note_skipped(distributed.gathered(batch.skipped))
+        if not len(batch.images):
+            raise TrainingError(f"all images of a batch are damaged, at step {progress.step}; see data.on_corrupt")
         rate = learning_rate(config, progress.step, len(self.batches))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -150,9 +153,10 @@ class Loop:
                     images = images.contiguous(memory_format=torch.channels_last)
                 with self.autocast():
                     losses = self.wrapped(images, labels.to(self.device, non_blocking=True), paths, self.ema.net)
-                self.scaler.scale(torch.stack(list(losses.values())).sum() / len(parts)).backward()
+                share = len(images) / len(batch.images)
+                self.scaler.scale(torch.stack(list(losses.values())).sum() * share).backward()
             for name, loss in losses.items():
-                sums[name] = sums.get(name, 0) + loss.detach() / len(parts)
+                sums[name] = sums.get(name, 0) + loss.detach() * share
         values = self.shared_losses(sums)
         if self.finite_gradients():
             self.scaler.step(self.optimizer)
@@ -194,7 +198,7 @@ class Loop:
             self.progress.skips = 0
             return True
         self.progress.skips += 1
-        if not self.scaler.is_enabled() or self.progress.skips > MAX_SKIPS:
+        if not self.scaler.is_enabled() or self.progress.skips >= MAX_SKIPS:
             skips = f" for {self.progress.skips} steps in a row" if self.scaler.is_enabled() else ""
             raise TrainingError(
                 f"the gradient is not finite at step {self.progress.step}{skips} (epoch {self.progress.epoch}); "
@@ -202,15 +206,15 @@ class Loop:
             )
         return False
 
-    def note_skipped(self, files: tuple[str, ...]) -> None:
+    def note_skipped(self, files: Sequence[str]) -> None:
         """Remember damaged files that the data skipped; stop above the threshold."""
-        new = [file for file in files if file not in self.progress.skipped]
+        new = [file for file in dict.fromkeys(files) if file not in self.progress.skipped]
         self.progress.skipped += new
-        limit = self.max_skipped * len(self.batches.split)
+        limit = (self.max_skipped or 0.0) * len(self.batches.split)
         if new and len(self.progress.skipped) > limit:
             raise TrainingError(
                 f"{len(self.progress.skipped)} of {len(self.batches.split)} training images are damaged, more than "
-                f"data.max_skipped allows ({self.max_skipped:.2%}); the first is {self.progress.skipped[0]}"
+                f"data.max_skipped allows ({self.max_skipped or 0:.2%}); the first is {self.progress.skipped[0]}"
             )
 
     def end_epoch(self, validate: Validate, display: Display) -> None:
@@ -272,7 +276,7 @@ class Loop:
         """Save and stop if any process caught a signal."""
         number = max([0, *caught])
         if distributed.world() > 1:
-            flag = torch.tensor([float(number)], dtype=torch.float64)
+            flag = torch.tensor([float(number)], dtype=torch.float64)  # a CPU tensor goes by gloo
             torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
             number = int(flag.item())
         if number:
@@ -284,6 +288,9 @@ def compile_blocks(net: Supernet, backend: str) -> None:
     """Compile every block by itself; each width is a graph of its own, so the limit on graphs must admit them all."""
     import torch._dynamo
 
+    known = torch._dynamo.list_backends(exclude_tags=())
+    if backend not in known:
+        raise ValueError(f"optim.compile {backend!r} is unknown; choose from {', '.join(known)}")
     widths = max(net.spec.widths, default=1)
     limit = 4 * widths * widths
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, limit)

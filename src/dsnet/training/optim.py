@@ -59,6 +59,8 @@ class OptimConfig:
             )
         if self.lr <= 0 or not 0 <= self.momentum < 1 or self.weight_decay < 0 or self.warmup_epochs < 0:
             raise ValueError("optim.lr must be positive, momentum in [0, 1), weight_decay and warmup_epochs at least 0")
+        if (self.clip_norm is not None and self.clip_norm <= 0) or not 0 < self.gamma <= 1 or not 0 <= self.final <= 1:
+            raise ValueError("optim.clip_norm must be positive or null, optim.gamma in (0, 1], optim.final in [0, 1]")
         if self.schedule not in ("cosine", "exponential"):
             raise ValueError(f"optim.schedule {self.schedule!r} is unknown; choose cosine or exponential")
         if self.amp not in ("none", "bf16", "fp16"):

@@ -25,7 +25,7 @@ def recalibrate(net: Supernet, images: Iterable[Tensor]) -> int:
     norms = batch_norms(net)
     if not norms:
         return 0
-    training = net.training
+    training, device = net.training, net.head.classifier.weight.device
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.running_mean.zero_()
@@ -36,7 +36,7 @@ def recalibrate(net: Supernet, images: Iterable[Tensor]) -> int:
     count = 0
     try:
         for batch in images:
-            net.forward_paths(batch, list(net.space))
+            net.forward_paths(batch.to(device), list(net.space))
             count += 1
     finally:
         net.train(training)
