@@ -10,7 +10,7 @@ import torch
 from support import MODELS, randomised
 
 import dsnet
-from dsnet.cli import main
+from dsnet.cli import COMMANDS, main
 
 
 def test_models_lists_them_all(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,6 +70,13 @@ def test_wrong_input_is_one_clear_line(words: list[str], message: str, capsys: p
     assert captured.out == ""
     assert message in captured.err
     assert captured.err.count("\n") == 1
+
+
+def test_every_command_takes_a_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in COMMANDS:
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        assert "--seed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [[], ["train-me"], ["info"], ["info", "ds_resnet50", "--imagesize", "7"]])

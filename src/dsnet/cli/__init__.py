@@ -36,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name == chosen:
             module = import_module(f"dsnet.cli.{MODULES.get(name, name)}")
             module.add_arguments(sub)
+            if "--seed" not in sub._option_string_actions:
+                sub.add_argument("--seed", type=int, default=0, help="taken by every command; nothing here is random")
         commands.add_subcommand(name, sub, help=text)
     args = parser.parse_args(words)
     try:
