@@ -159,7 +159,8 @@ def evaluate_split(
             yield batch
 
     paths = paths_to_evaluate(net, sample, seed)
-    result = evaluate(net, counted(), paths, image_size=data.image_size, split=split)
+    with named_worker_deaths():
+        result = evaluate(net, counted(), paths, image_size=data.image_size, split=split)
     training = {
         "teacher": config.ieb.teacher,
         "epochs": config.optim.epochs,

@@ -18,6 +18,7 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     from dataclasses import replace
 
     from dsnet.checkpoint import load, save
+    from dsnet.data import named_worker_deaths
     from dsnet.pipeline import CONFIG, calibration_images, check_data, open_data, read_config
     from dsnet.training import recalibrate
 
@@ -28,7 +29,8 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
         config = replace(config, recalibration=args.images)
     data = open_data(config, args.root)
     check_data(folder, data)
-    batches = recalibrate(net, calibration_images(data, config, seed=args.seed))
+    with named_worker_deaths():
+        batches = recalibrate(net, calibration_images(data, config, seed=args.seed))
     if batches == 0:
         print(f"{net.spec.name} has no batch norm: there is nothing to recalibrate")
         return

@@ -78,7 +78,8 @@ class SliceBatchNorm2d(SliceNorm):
         count = self.channels[width]
         momentum = 0.0
         if self.training:
-            momentum = self.momentum or 1 / (int(self.num_batches_tracked[width]) + 1)
+            average = self.momentum is None
+            momentum = 1 / (int(self.num_batches_tracked[width]) + 1) if average else self.momentum or 0.0
         y = F.batch_norm(
             x,
             self.running_mean[width, :count],
