@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 import gzip
-import multiprocessing
-import os
-import signal
+import re
 import struct
-import time
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from dsnet.data import (
     DataConfig,
     DataError,
     TrainBatches,
-    named_worker_deaths,
     open_dataset,
     plain_batches,
 )
@@ -202,20 +200,30 @@ def test_a_corrupt_file_is_named_in_one_line(workers: int, tmp_path: Path) -> No
     assert "Traceback" not in str(caught.value)
 
 
+KILL_LOADERS = """
+import multiprocessing, os, signal, sys, time
+from dsnet.data import DataConfig, named_worker_deaths, open_dataset, plain_batches
+
+if __name__ == "__main__":
+    data = open_dataset(DataConfig("folder", root=sys.argv[1], image_size=20))
+    with named_worker_deaths():
+        batches = plain_batches(data.train, 1, workers=1)
+        next(batches)
+        for child in multiprocessing.active_children():
+            os.kill(child.pid, signal.SIGKILL)
+        for _ in batches:
+            time.sleep(0.05)
+"""
+
+
 def test_a_killed_loading_process_gets_a_clear_error(tmp_path: Path) -> None:
-    data = open_dataset(DataConfig("folder", root=str(make_folder(tmp_path)), image_size=20))
-
-    def load_while_workers_die() -> None:
-        with named_worker_deaths():
-            batches = plain_batches(data.train, 1, workers=1)
-            next(batches)
-            for child in multiprocessing.active_children():
-                os.kill(child.pid, signal.SIGKILL)
-            for _ in batches:
-                time.sleep(0.05)
-
-    with pytest.raises(DataError, match=r"a data-loading process was killed.*lower data.workers"):
-        load_while_workers_die()
+    # In a process of its own: torch's signal handler raises wherever the main thread happens to be.
+    script = tmp_path / "kill_loaders.py"
+    script.write_text(KILL_LOADERS)
+    root = str(make_folder(tmp_path / "images"))
+    done = subprocess.run([sys.executable, str(script), root], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert re.search(r"DataError: a data-loading process was killed.*lower data.workers", done.stderr), done.stderr
 
 
 def test_the_fingerprint_knows_images_but_not_places(tmp_path: Path) -> None:

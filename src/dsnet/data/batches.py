@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -111,7 +112,12 @@ def _set_up_worker(worker: int) -> None:
 def named_worker_deaths() -> Iterator[None]:
     """Turns torch's report of a killed data-loading process, which comes at any moment, into a clear error."""
     try:
-        yield
+        try:
+            yield
+        except (ConnectionError, EOFError):
+            # A killed process closes its connections a moment before torch's signal handler, which raises, hears of it.
+            time.sleep(1)
+            raise
     except RuntimeError as error:
         if re.search(r"DataLoader worker.*(exited unexpectedly|killed by signal)", str(error)):
             raise DataError(
