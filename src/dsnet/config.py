@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path as File
 from typing import Any, Literal
 
@@ -10,7 +10,10 @@ from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
 from dsnet.data import DataConfig
 from dsnet.models import ModelSpec, model_spec
-from dsnet.training import IEBConfig, OptimConfig
+from dsnet.models.spec import customise
+from dsnet.training import IEBConfig, OptimConfig, SGSConfig
+
+CONFIG = "config.yaml"
 
 
 @dataclass(frozen=True)
@@ -52,20 +55,33 @@ class TrainConfig:
     """A whole run. Saved as config.yaml in its folder.
 
     Args:
+        stage: both, supernet (stage I: every width becomes good), or gate (stage II: the network learns to choose its
+            width; needs --from).
+        source: the run whose supernet stage gate starts from; set by --from.
         model: which network.
         data: which images.
-        ieb: how the sub-networks teach each other.
-        optim: how weights are updated.
+        ieb: how the sub-networks teach each other, stage I.
+        optim: how weights are updated, stage I.
+        sgs: how the network learns to route, stage II.
+        sgs_optim: how the router's weights are updated, stage II.
         seed: of weights, order, augmentation and paths.
         threads: of torch; 0 leaves its default.
         save_steps: steps between checkpoints inside an epoch; null saves after every epoch only.
         recalibration: images from which batch-norm statistics are computed at the end.
     """
 
+    stage: Literal["both", "supernet", "gate"] = "both"
+    source: str | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     ieb: IEBConfig = field(default_factory=IEBConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    sgs: SGSConfig = field(default_factory=SGSConfig)
+    sgs_optim: OptimConfig = field(
+        default_factory=lambda: OptimConfig(
+            epochs=10, lr=0.1, schedule="exponential", warmup_epochs=0.0, weight_decay=0.0
+        )
+    )
     seed: int = 0
     threads: int = 0
     save_steps: int | None = None
@@ -76,6 +92,23 @@ class TrainConfig:
             raise ValueError("seed and threads must not be negative, recalibration must be at least 1")
         if self.save_steps is not None and self.save_steps < 1:
             raise ValueError(f"save_steps is {self.save_steps}; it must be at least 1, or null")
+        if self.stage not in ("both", "supernet", "gate"):
+            raise ValueError(f"stage {self.stage!r} is unknown; choose both, supernet or gate")
+        if self.routes:
+            self.routed(self.model.spec(num_classes=10, in_channels=3))
+
+    @property
+    def routes(self) -> bool:
+        """Whether this run trains a router; a static network has nothing to choose."""
+        return self.stage == "gate" or (
+            self.stage == "both" and bool(self.model.spec(num_classes=2, in_channels=3).widths)
+        )
+
+    def routed(self, spec: ModelSpec) -> ModelSpec:
+        """A supernet's spec with this run's router, routing space and gate design."""
+        model = self.model
+        wished = customise(spec, routing=model.routing, slimming=model.slimming, shared=model.shared)
+        return replace(wished, router=self.sgs.spec)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

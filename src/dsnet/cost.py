@@ -9,7 +9,7 @@ graph is walked, so no weights are needed and nothing is left behind in a model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from dsnet.models import ModelSpec, Supernet
+from dsnet.nn import probe_head
 from dsnet.nn.slicing import Sliceable
 from dsnet.nn.tracing import trace
 
@@ -42,18 +43,37 @@ class CostTable:
 
     front: the layers that every path shares. steps[i][j][k]: segment i from width j to width k, its gate's
     attention included. routers[i][j]: the slimming head of segment i at width j, which only the dynamic
-    network runs. heads[k]: the classifier behind width k.
+    network runs. heads[k]: the classifier behind width k. shared: the front, and what the first segment runs before
+    its choice. probe: the slimmest candidate and the head that reads it, where the router runs them first.
     """
 
     def __init__(self, model: Supernet | ModelSpec, image_size: int | None = None) -> None:
         self.spec = model.spec if isinstance(model, Supernet) else model
         self.image_size = self.spec.image_size if image_size is None else image_size
         self.spec.check_size(self.image_size)
-        self.front, self.steps, self.routers, self.heads = _tables(self.spec, self.image_size)
+        self.front, self.steps, self.routers, self.heads, self.shared = _tables(self.spec, self.image_size)
+        self.probe: Cost | None = None
+        if (router := self.spec.router) is not None and router.probes:
+            with torch.device("meta"):
+                head = probe_head(router, self.spec.num_classes, len(self.spec.candidates))
+            assert head is not None
+            self.probe = self.cost(self.spec.candidates[0]) + Cost(head.madds(), 0, head.params())
 
     def cost(self, path: Sequence[int], *, dynamic: bool = False) -> Cost:
-        """Cost of one path as a static network, or with the slimming heads that chose it."""
+        """Cost of one path as a static network, or with what the router ran to choose it.
+
+        A router that probes pays for the slimmest candidate; a wider path goes on from what both share.
+        """
         path = self.spec.space.validate(path)
+        if dynamic and self.probe is not None:
+            if path == self.spec.candidates[0]:
+                return self.probe
+            wider = self.cost(path)
+            return Cost(
+                self.probe.layers + wider.layers - self.shared.layers,
+                self.probe.pools + wider.pools - self.shared.pools,
+                self.probe.params + wider.params - self.cost(self.spec.candidates[0]).params,
+            )
         total, w_in = self.front, 0
         for step, router, w_out in zip(self.steps, self.routers, path, strict=True):
             total = total + step[w_in][w_out] + (router[w_in] if dynamic else Cost())
@@ -91,6 +111,8 @@ class CostTable:
         if not mixes:
             raise ValueError(f"{self.spec.name!r} has no choice points; use madds(())")
         device = mixes[0].device
+        if dynamic and self.probe is not None:
+            return self._expected_probing(mixes)
         total = torch.full((len(mixes[0]),), float(self.front.madds), dtype=torch.float64, device=device)
         before = total.new_ones(len(total), 1)
         for step, router, mix in zip(self.steps, self.routers, mixes, strict=True):
@@ -99,6 +121,14 @@ class CostTable:
             total = total + torch.einsum("bi,ij,bj->b", before, total.new_tensor(table), after)
             before = after
         return total + before @ total.new_tensor([head.madds for head in self.heads])
+
+    def _expected_probing(self, mixes: Sequence[Tensor]) -> Tensor:
+        """The probe for everyone; the rest of the chosen path for those who do not take the slimmest candidate."""
+        assert self.probe is not None
+        slimmest = self.spec.candidates[0]
+        slim = torch.stack([mix[:, width].double() for mix, width in zip(mixes, slimmest, strict=True)]).prod(0)
+        rest = self.expected(mixes, dynamic=False) - self.shared.madds
+        return self.probe.madds + rest - slim * (self.madds(slimmest) - self.shared.madds)
 
 
 @dataclass(frozen=True)
@@ -137,11 +167,12 @@ class _Uses(fx.Interpreter):
 
 
 Row = tuple[Cost, ...]
-Tables = tuple[Cost, tuple[tuple[Row, ...], ...], tuple[Row, ...], Row]
+Tables = tuple[Cost, tuple[tuple[Row, ...], ...], tuple[Row, ...], Row, Cost]
 
 
 @lru_cache(maxsize=64)
 def _tables(spec: ModelSpec, image_size: int) -> Tables:
+    spec = replace(spec, router=None)
     with torch.device("meta"):
         net = Supernet(spec).eval()
         x = torch.empty(1, spec.in_channels, image_size, image_size)
@@ -164,4 +195,7 @@ def _tables(spec: ModelSpec, image_size: int) -> Tables:
         routers.append(tuple(total(prefix, at, scoring=True) for at in ins))
         before = widths
     heads = tuple(total("head.", {len(spec.widths) - 1: width}) for width in range(before))
-    return total("front.", {}), tuple(steps), tuple(routers), heads
+    front = total("front.", {})
+    entries = (use for use in walk.uses if use.name.startswith("segments.0.") and 0 not in use.points)
+    shared = sum((use.at({}) for use in entries if ".slimming." not in use.name), front)
+    return front, tuple(steps), tuple(routers), heads, shared

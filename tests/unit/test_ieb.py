@@ -119,14 +119,14 @@ def test_temperature_divides_both_logits(scale: bool) -> None:
 def test_a_static_network_learns_the_labels_only() -> None:
     net = create_model("mobilenet_v1", num_classes=2, width=0.25)
     stage = IEB(net, IEBConfig())
-    assert stage.sample(random.Random(0)) == []
+    assert stage.draw(random.Random(0)) == []
     assert list(stage(torch.randn(2, 3, 64, 64), LABELS, [], net)) == ["widest"]
 
 
 def test_slimming_heads_are_frozen_and_everything_else_is_trained() -> None:
     net = randomised("ds_resnet_tiny", dtype=torch.float32).train()
     stage = IEB(net, IEBConfig())
-    found = stage(images(net, 4), torch.tensor([0, 1, 2, 3]), stage.sample(random.Random(0)), EMA(net, 0.9).net)
+    found = stage(images(net, 4), torch.tensor([0, 1, 2, 3]), stage.draw(random.Random(0)), EMA(net, 0.9).net)
     assert list(found) == ["widest", "random1", "random2", "slimmest"]
     torch.stack(list(found.values())).sum().backward()
     for name, parameter in net.named_parameters():

@@ -22,6 +22,8 @@ ROOMS = [
     ["checkpoint"],
     ["foreign"],
     ["data"],
+    ["routing"],
+    ["predict"],
     ["training"],
     ["evaluate"],
     ["reports"],

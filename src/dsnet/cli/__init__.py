@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from importlib import import_module
 
 COMMANDS = {
-    "train": "Train a supernet that is good at every width; without options, on the embedded digits.",
-    "eval": "Evaluate every width of a trained model: accuracy beside MAdds.",
+    "train": "Train a network that chooses its width for each input; without options, on the embedded digits.",
+    "eval": "Evaluate a trained model: every width, and the dynamic network at several budgets.",
+    "predict": "Classify images: class, confidence, the path that the router chose, MAdds spent.",
     "recalibrate": "Compute the batch-norm statistics of every width of a model anew.",
     "models": "List the models: choice points, paths, MAdds from slimmest to widest, parameters.",
     "info": "Show the widths of a model: realised channels, MAdds, parameters, share of the widest.",
@@ -39,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if "--seed" not in sub._option_string_actions:
                 sub.add_argument("--seed", type=int, default=0, help="taken by every command; nothing here is random")
         commands.add_subcommand(name, sub, help=text)
+    if chosen is not None:
+        words = getattr(module, "expand", list)(words)
     args = parser.parse_args(words)
     try:
         code = module.run(args[args.command], sub if chosen is None else commands.choices[chosen])

@@ -1,8 +1,10 @@
-"""dsnet eval: how good every width is."""
+"""dsnet eval: how good every width and the dynamic network are."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path as File
+from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -15,6 +17,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--sample", type=int, default=16, help="random paths beside the uniform ones, with several gates"
     )
+    parser.add_argument(
+        "--budgets",
+        nargs="+",
+        default=None,
+        help="average MAdds of the dynamic network, such as 150M, or shares of the widest such as 0.5; by default five",
+    )
+    parser.add_argument("--max_width", type=int | None, default=None, help="hard cap on the width index, 0 = slimmest")
+    parser.add_argument(
+        "--static", nargs="+", default=(), help="evaluated runs of static networks, to be drawn beside this one"
+    )
     parser.add_argument("--root", type=str | None, default=None, help="where the data is now, if it moved")
     parser.add_argument("--seed", type=int, default=0, help="of the random paths")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -22,17 +34,18 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--export",
         type=str | None,
         default=None,
-        help="also write PREFIX.json, PREFIX.png and PREFIX.md, for documentation",
+        help="also write PREFIX.json, PREFIX.md and pictures, for documentation",
     )
 
 
 def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.checkpoint import load
     from dsnet.evaluate import combine
-    from dsnet.pipeline import CONFIG, check_data, evaluate_split, open_data, read_config, write_result
-    from dsnet.reports.show import export_result, show_result
+    from dsnet.pipeline import CONFIG, check_data, evaluate_split, open_data, read_config, record
+    from dsnet.reports.show import draw, export_result, show_result
     from dsnet.reports.tables import print_json
 
+    static = [read_result(File(name), args.split) for name in args.static]
     results = []
     for name in args.runs:
         folder = File(name)
@@ -40,14 +53,33 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
         config = read_config(folder / CONFIG)
         data = open_data(config, args.root)
         check_data(folder, data)
-        result = evaluate_split(net, data, config, split=args.split, sample=args.sample, seed=args.seed)
-        write_result(folder, args.split, result)
+        result = evaluate_split(
+            net,
+            data,
+            config,
+            split=args.split,
+            sample=args.sample,
+            seed=args.seed,
+            budgets=args.budgets,
+            max_width=args.max_width,
+        )
+        pictures = record(folder, args.split, result, data)
         results.append(result)
     result = combine(results)
+    if len(results) > 1 or static:
+        pictures = draw(result, File(args.runs[0]) / "results" / f"{args.split}-{len(args.runs)}-seeds", static)
     if args.json:
         print_json(result)
     else:
-        name = args.split if len(args.runs) == 1 else f"{args.split}-{len(args.runs)}-seeds"
-        show_result(result, File(args.runs[0]) / "results" / f"{name}.png")
+        show_result(result, pictures)
     if args.export:
-        export_result(result, File(args.export))
+        export_result(result, File(args.export), static)
+
+
+def read_result(folder: File, split: str) -> dict[str, Any]:
+    """A stored evaluation of another run."""
+    file = folder / "results" / f"{split}.json"
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} cannot be read ({error}); run `dsnet eval {folder} --split {split}` first") from error

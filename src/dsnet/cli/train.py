@@ -1,4 +1,4 @@
-"""dsnet train: a supernet from a config."""
+"""dsnet train: a dynamic network from a config, or a router for a supernet that is trained already."""
 
 from __future__ import annotations
 
@@ -9,20 +9,40 @@ from pathlib import Path as File
 
 from jsonargparse import ArgumentParser, Namespace
 
-from dsnet.config import TrainConfig, add_config, config_of, read_config
+from dsnet.config import CONFIG, TrainConfig, add_config, config_of, read_config
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.usage = "dsnet train [--config FILE] [--out FOLDER | --resume FOLDER] [--KEY VALUE ...]"
+    parser.usage = (
+        "dsnet train [--config FILE] [--stage gate --from RUN] [--out FOLDER | --resume FOLDER] [--KEY VALUE ...]"
+    )
     parser.add_argument(
         "--out", type=str | None, default=None, help="folder of the run; by default a new one below runs/"
     )
     parser.add_argument("--resume", type=str | None, default=None, help="continue the run in this folder, bit for bit")
+    parser.add_argument(
+        "--from",
+        type=str | None,
+        default=None,
+        help="with --stage gate: the run whose supernet gets a router; its config is where this one starts from",
+    )
     add_config(parser)
 
 
+def expand(words: list[str]) -> list[str]:
+    """--from RUN also reads the config of that run, before any other option."""
+    for number, word in enumerate(words):
+        option, _, value = word.partition("=")
+        if option == "--from":
+            config = File(value or (words[number + 1] if number + 1 < len(words) else "")) / CONFIG
+            if config.is_file():
+                place = words.index("train") + 1
+                return [*words[:place], "--config", str(config), *words[place:]]
+    return words
+
+
 def run(args: Namespace, parser: ArgumentParser) -> int | None:
-    from dsnet.pipeline import CONFIG, train
+    from dsnet.pipeline import train
     from dsnet.training import Interrupted
 
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # torchrun --max-restarts
@@ -37,6 +57,10 @@ def run(args: Namespace, parser: ArgumentParser) -> int | None:
         raise ValueError("several processes must agree on a folder; give --out FOLDER")
     else:
         config = config_of(parser, args)
+        source = args["from"]
+        if (config.stage == "gate") != (source is not None):
+            raise ValueError("--stage gate and --from RUN belong together: the router needs a trained supernet")
+        config = replace(config, source=source)
         folder = File(args.out) if args.out else new_folder(config)
     try:
         result = train(config, folder, resume=resume is not None)
@@ -47,7 +71,7 @@ def run(args: Namespace, parser: ArgumentParser) -> int | None:
     if result:
         from dsnet.reports.show import show_result
 
-        show_result(result, folder / "results" / "test.png")
+        show_result(result, sorted((folder / "results").glob("test*.png")))
         print(f"run: {folder}")
     return None
 
@@ -68,5 +92,7 @@ def resumed(config: TrainConfig, given: TrainConfig | None) -> TrainConfig:
 def new_folder(config: TrainConfig) -> File:
     """runs/MODEL-DATASET-seedN, with a number behind it if that is taken."""
     stem = f"{config.model.name}-{config.data.dataset}-seed{config.seed}"
+    if config.stage == "gate":
+        stem += f"-{config.sgs.router}-{config.sgs.spec.targets}"
     names = [stem, *(f"{stem}-{number}" for number in range(2, 10_000))]
     return next(folder for name in names if not (folder := File("runs") / name).exists())

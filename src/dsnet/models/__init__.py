@@ -4,12 +4,13 @@ from dsnet.models import efficientnet, mobilenet, resnet
 from dsnet.models.card import Budget, Card, Preprocessing
 from dsnet.models.registry import create_model, describe, list_models, model_spec, register
 from dsnet.models.spec import ModelSpec, StageSpec
-from dsnet.models.supernet import Choose, Supernet
+from dsnet.models.supernet import Choose, Entered, Supernet
 
 __all__ = [
     "Budget",
     "Card",
     "Choose",
+    "Entered",
     "ModelSpec",
     "Preprocessing",
     "StageSpec",

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from dsnet.nn.gate import ACTIVATIONS, Activation, GateSpec
 from dsnet.nn.norm import NormSpec
-from dsnet.space import Channels, WidthSpace
+from dsnet.nn.router import RouterSpec
+from dsnet.space import Channels, Path, WidthSpace
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class ModelSpec:
     skip: identity skips around same-shape stride-1 depthwise-separable blocks.
     features: output channels of a 1x1 convolution before the classifier, if any.
     routing: allowed width indices per choice point; the slimming heads have one output for each.
+    router: how the network learned to choose its widths; None before it did.
     """
 
     name: str
@@ -72,6 +74,7 @@ class ModelSpec:
     in_channels: int = 3
     image_size: int = 224
     routing: tuple[tuple[int, ...], ...] = ()
+    router: RouterSpec | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("num_classes", self.num_classes), ("in_channels", self.in_channels)):
@@ -95,6 +98,8 @@ class ModelSpec:
             object.__setattr__(self, "routing", self.space.choices)
         else:
             object.__setattr__(self, "routing", self.space.restrict(self.routing).choices)
+        if self.router is not None:
+            self._check_router(self.router)
         taps = [stage.tap for stage in self.stages if stage.tap is not None]
         if len(taps) != len(set(taps)):
             raise ValueError(f"{self.name!r} names taps twice: {taps}; give each a name of its own")
@@ -114,9 +119,27 @@ class ModelSpec:
         if stage.choice is None and any(earlier.choice is not None for earlier in self.stages[:number]):
             raise ValueError(f"stage {number} of {self.name!r} lies behind a choice point; set its choice")
 
+    def _check_router(self, router: RouterSpec) -> None:
+        if not self.widths:
+            raise ValueError(f"{self.name!r} has one width only, so there is nothing to route; choose another model")
+        if router.kind == "gate" and (self.gate is None or self.gate.slimming is None):
+            raise ValueError(f"{self.name!r} has no slimming heads; use the router slim_first or threshold")
+        if (router.probes or router.targets in ("narrowest", "correctness", "kl")) and len(
+            {len(allowed) for allowed in self.routing}
+        ) > 1:
+            raise ValueError(
+                f"routing {self.routing} has different numbers of widths at different gates; router {router.kind} with "
+                f"targets {router.targets} compares uniform paths and needs the same number everywhere"
+            )
+
     @property
     def space(self) -> WidthSpace:
         return WidthSpace.full(self.widths)
+
+    @property
+    def candidates(self) -> list[Path]:
+        """The uniform paths of the routing space, slimmest first: what a probing router chooses from."""
+        return WidthSpace(self.routing).uniform
 
     @property
     def stride(self) -> int:
@@ -148,6 +171,8 @@ class ModelSpec:
             data["stages"] = tuple(_exactly(StageSpec, stage) for stage in data["stages"])
             data["norm"] = _exactly(NormSpec, data["norm"])
             data["gate"] = None if data["gate"] is None else _exactly(GateSpec, data["gate"])
+            if data.get("router") is not None:
+                data["router"] = _exactly(RouterSpec, data["router"])
             return cls(**_tuples(data))
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"model spec is incomplete or of another version: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,17 +12,31 @@ from dsnet.models.build import build
 from dsnet.models.card import Card, Preprocessing
 from dsnet.models.segment import Features, Segment
 from dsnet.models.spec import ModelSpec
-from dsnet.nn import Mix, SlimmingHead, Width
+from dsnet.nn import Mix, SlimmingHead, Width, probe_head
 from dsnet.space import Path, WidthSpace
 
 Choose = Callable[[int, Tensor | None], Tensor]
 """(choice point, gate logits [B, R], or None without a slimming head) -> weights [B, R] over the routing space."""
 
 
+class Entered(NamedTuple):
+    """What comes before the first choice and is the same for every path: a map, the map scaled by the first gate's
+    attention, and the code that its slimming head reads."""
+
+    x: Tensor
+    scaled: Tensor
+    code: Tensor | None = None
+
+    def rows(self, chosen: Tensor) -> Entered:
+        """Some samples of the batch."""
+        return Entered(self.x[chosen], self.scaled[chosen], None if self.code is None else self.code[chosen])
+
+
 class Supernet(nn.Module):
     """One set of weights that runs at every path of `space`.
 
-    space: all paths. routing: the paths that the gates may choose. spec: rebuilds the network.
+    space: all paths. routing: the paths that the gates may choose. candidates: those that a router which runs the
+    slimmest path first may choose. probe: that router's head, where there is one. spec: rebuilds the network.
     card: class names, preprocessing and budgets, saved with the weights.
     """
 
@@ -31,6 +46,7 @@ class Supernet(nn.Module):
         self.card = Card(preprocessing=Preprocessing.for_channels(spec.in_channels))
         self.front, segments, self.head = build(spec)
         self.segments = nn.ModuleList(segments)
+        self.probe = probe_head(spec.router, spec.num_classes, len(spec.candidates))
 
     @property
     def space(self) -> WidthSpace:
@@ -39,6 +55,10 @@ class Supernet(nn.Module):
     @property
     def routing(self) -> WidthSpace:
         return WidthSpace(self.spec.routing)
+
+    @property
+    def candidates(self) -> list[Path]:
+        return self.spec.candidates
 
     @property
     def chain(self) -> list[Segment]:
@@ -60,16 +80,31 @@ class Supernet(nn.Module):
             x, w_in = segment(x, w_in, w_out), w_out
         return self.head(x, w_in)
 
+    def enter(self, x: Tensor) -> Entered:
+        """The part that all paths share; `run_paths`, `run_mixed` and `run_coded` go on from it."""
+        x = self.front(x, 0)
+        if not self.chain:
+            return Entered(x, x)
+        x = self.chain[0].enter(x, 0)
+        return Entered(x, *self.chain[0].attend(x, 0))
+
+    def run_coded(self, entered: Entered, path: Path) -> tuple[Tensor, list[Tensor | None]]:
+        """Logits of a path, and the code that each slimming head on the way would read."""
+        x, scaled, code = entered
+        w_in, codes = 0, []
+        for point, (segment, w_out) in enumerate(zip(self.chain, path, strict=True)):
+            if point:
+                x = segment.enter(x, w_in)
+                scaled, code = segment.attend(x, w_in)
+            codes.append(code)
+            x, w_in = segment.body(x, scaled, w_in, w_out), w_out
+        return self.head(x, w_in), codes
+
     def run_scored(self, x: Tensor, path: Path) -> tuple[Tensor, list[Tensor | None]]:
         """`run`, and the raw scores of each slimming head met on the way."""
-        scores: list[Tensor | None] = []
-        x, w_in = self.front(x, 0), 0
-        for segment, w_out in zip(self.chain, path, strict=True):
-            x = segment.enter(x, w_in)
-            scaled, code = segment.attend(x, w_in)
-            scores.append(segment.score(code, w_in))
-            x, w_in = segment.body(x, scaled, w_in, w_out), w_out
-        return self.head(x, w_in), scores
+        logits, codes = self.run_coded(self.enter(x), path)
+        widths = (0, *path)[: len(path)]
+        return logits, [s.score(code, w) for s, code, w in zip(self.chain, codes, widths, strict=True)]
 
     def forward_features(self, x: Tensor, path: Sequence[int] = ()) -> Features:
         """The tapped feature maps of the sub-network `path`, by name, in the order of the network."""
@@ -88,23 +123,28 @@ class Supernet(nn.Module):
         """
         self.check_input(x)
         wanted = [self.space.validate(path) for path in paths]
+        return self.run_paths(self.enter(x), wanted) if wanted else []
+
+    def run_paths(self, entered: Entered, paths: Sequence[Path]) -> list[Tensor]:
+        """`forward_paths` from `enter` on."""
         logits: dict[Path, Tensor] = {}
 
-        def descend(x: Tensor, prefix: Path) -> None:
-            w_in = prefix[-1] if prefix else 0
-            if len(prefix) == len(self.space):
-                logits[prefix] = self.head(x, w_in)
-                return
-            segment = self.chain[len(prefix)]
-            x = segment.enter(x, w_in)
-            scaled, _ = segment.attend(x, w_in)
-            below = [path[len(prefix)] for path in wanted if path[: len(prefix)] == prefix]
+        def descend(x: Tensor, scaled: Tensor, prefix: Path) -> None:
+            w_in, point = prefix[-1] if prefix else 0, len(prefix)
+            below = [path[point] for path in paths if path[:point] == prefix]
             for w_out in dict.fromkeys(below):
-                descend(segment.body(x, scaled, w_in, w_out), (*prefix, w_out))
+                path, y = (*prefix, w_out), self.chain[point].body(x, scaled, w_in, w_out)
+                if len(path) == len(self.chain):
+                    logits[path] = self.head(y, w_out)
+                    continue
+                y = self.chain[point + 1].enter(y, w_out)
+                descend(y, self.chain[point + 1].attend(y, w_out)[0], path)
 
-        if wanted:
-            descend(self.front(x, 0), ())
-        return [logits[path] for path in wanted]
+        if self.chain:
+            descend(entered.x, entered.scaled, ())
+        else:
+            logits[()] = self.head(entered.x, 0)
+        return [logits[path] for path in paths]
 
     def forward_mixed(self, x: Tensor, choose: Choose) -> tuple[Tensor, list[Tensor | None], list[Tensor]]:
         """Every sample at its own widths, differentiably: (logits, gate logits, mixes).
@@ -114,13 +154,18 @@ class Supernet(nn.Module):
         equals slicing. Returned mixes are [B, K] over all widths of each choice point, as CostTable takes them.
         """
         self.check_input(x)
+        return self.run_mixed(self.enter(x), choose)
+
+    def run_mixed(self, entered: Entered, choose: Choose) -> tuple[Tensor, list[Tensor | None], list[Tensor]]:
+        """`forward_mixed` from `enter` on."""
+        x, scaled, code = entered
         width: Width = 0
-        x = self.front(x, width)
         gate_logits: list[Tensor | None] = []
         mixes: list[Tensor] = []
         for point, (segment, allowed) in enumerate(zip(self.chain, self.routing.choices, strict=True)):
-            x = segment.enter(x, width)
-            scaled, code = segment.attend(x, width)
+            if point:
+                x = segment.enter(x, width)
+                scaled, code = segment.attend(x, width)
             scores = segment.score(code, width)
             weights = choose(point, scores)
             if not isinstance(weights, Tensor) or weights.shape != (len(x), len(allowed)):

@@ -3,6 +3,7 @@
 from dsnet.nn.blocks import Block, Bottleneck, ConvBlock, DepthwiseSeparable, InvertedResidual, MaxPool
 from dsnet.nn.gate import Gate, GateSpec, SlimmingHead
 from dsnet.nn.norm import NormSpec, SliceBatchNorm2d, SliceGroupNorm, SliceNorm
+from dsnet.nn.router import ProbeHead, RouterSpec, SlimFirstHead, ThresholdHead, probe_head
 from dsnet.nn.slicing import GlobalPool, Mix, Sliceable, SliceConv2d, SliceDepthwise, SliceLinear, Width
 
 __all__ = [
@@ -17,6 +18,8 @@ __all__ = [
     "MaxPool",
     "Mix",
     "NormSpec",
+    "ProbeHead",
+    "RouterSpec",
     "SliceBatchNorm2d",
     "SliceConv2d",
     "SliceDepthwise",
@@ -24,6 +27,9 @@ __all__ = [
     "SliceLinear",
     "SliceNorm",
     "Sliceable",
+    "SlimFirstHead",
     "SlimmingHead",
+    "ThresholdHead",
     "Width",
+    "probe_head",
 ]

@@ -5,17 +5,21 @@ from dsnet.training.ieb import IEB, IEBConfig
 from dsnet.training.loop import Interrupted, Loop, TrainingError
 from dsnet.training.optim import OptimConfig, learning_rate, make_optimizer
 from dsnet.training.recalibrate import recalibrate, uncalibrated
+from dsnet.training.sgs import SGS, SGSConfig, with_fresh_router
 
 __all__ = [
     "EMA",
     "IEB",
+    "SGS",
     "IEBConfig",
     "Interrupted",
     "Loop",
     "OptimConfig",
+    "SGSConfig",
     "TrainingError",
     "learning_rate",
     "make_optimizer",
     "recalibrate",
     "uncalibrated",
+    "with_fresh_router",
 ]

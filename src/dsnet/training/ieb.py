@@ -50,7 +50,7 @@ class IEB(nn.Module):
         for head in net.slimming_heads():  # stage I: slimming heads off and frozen
             head.requires_grad_(False)
 
-    def sample(self, rng: random.Random) -> list[Path]:
+    def draw(self, rng: random.Random, progress: float = 0.0) -> list[Path]:
         """The random paths R of one step; none where there is only one path."""
         space = self.net.space
         return [space.sample(rng) for _ in range(self.config.paths)] if space.size > 1 else []

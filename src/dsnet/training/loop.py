@@ -1,6 +1,7 @@
 """The training loop: owns stepping, the moving average, gradient sync, checkpoints and interruption.
 
-A stage is a module that holds the net and returns named losses; the loop adds them up and calls backward once.
+A stage is a module that holds the net and returns named losses; the loop adds them up and calls backward once. What
+is random in a step is drawn by the stage's `draw`, from a generator that depends on seed and step alone.
 DistributedDataParallel wraps the stage, never the net: calling the net directly would skip gradient sync.
 """
 
@@ -16,7 +17,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path as File
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from dsnet.training.display import Display
 from dsnet.training.ema import EMA
 from dsnet.training.ieb import IEB
 from dsnet.training.optim import OptimConfig, learning_rate, make_optimizer
+from dsnet.training.sgs import SGS
 from dsnet.training.state import load_state, random_state, save_state, set_random_state
 
 Validate = Callable[[Supernet], dict[str, float]]
@@ -69,13 +71,14 @@ class Loop:
 
     def __init__(
         self,
-        stage: IEB,
+        stage: IEB | SGS,
         batches: TrainBatches,
         config: OptimConfig,
         *,
         folder: File,
         seed: int,
         momentum: float,
+        keep: Literal["best", "last"] = "best",
         save_steps: int | None = None,
         max_skipped: float | None = None,
         device: torch.device | None = None,
@@ -84,7 +87,7 @@ class Loop:
         self.stage = stage.to(self.device)
         if config.channels_last:
             self.stage.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.batches, self.config, self.folder, self.seed = batches, config, folder, seed
+        self.batches, self.config, self.folder, self.seed, self.keep = batches, config, folder, seed, keep
         self.save_steps, self.max_skipped = save_steps, max_skipped
         self.ema = EMA(stage.net, momentum)
         self.optimizer = make_optimizer(stage, config)
@@ -99,7 +102,7 @@ class Loop:
         return self.stage.net
 
     def run(self, validate: Validate, display: Display) -> Supernet:
-        """Train to the end; returns the best moving average as judged by the mean of `validate`'s values."""
+        """Train to the end; returns the last moving average, or the best by the mean of `validate`'s values."""
         with caught_signals() as caught:
             display.start(self.config.epochs, len(self.batches), self.progress.epoch, self.progress.step)
             if self.progress.step == 0:
@@ -139,8 +142,8 @@ class Loop:
         rate = learning_rate(config, progress.step, len(self.batches))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        rng = random.Random(seed_of(self.seed, progress.step, 1))  # the same paths on every rank
-        paths = self.stage.sample(rng)
+        rng = random.Random(seed_of(self.seed, progress.step, 1))  # the same on every rank
+        drawn = self.stage.draw(rng, progress.step / (config.epochs * len(self.batches)))
         self.optimizer.zero_grad(set_to_none=True)
         sums: dict[str, Tensor] = {}
         parts = list(zip(batch.images.chunk(config.accumulate), batch.labels.chunk(config.accumulate), strict=True))
@@ -152,7 +155,7 @@ class Loop:
                 if config.channels_last:
                     images = images.contiguous(memory_format=torch.channels_last)
                 with self.autocast():
-                    losses = self.wrapped(images, labels.to(self.device, non_blocking=True), paths, self.ema.net)
+                    losses = self.wrapped(images, labels.to(self.device, non_blocking=True), drawn, self.ema.net)
                 share = len(images) / len(batch.images)
                 self.scaler.scale(torch.stack(list(losses.values())).sum() * share).backward()
             for name, loss in losses.items():
@@ -233,7 +236,7 @@ class Loop:
         }
         progress.history.append(line)
         score = sum(scores.values()) / max(1, len(scores))
-        better = score >= progress.best
+        better = score >= progress.best or self.keep == "last"
         progress.best = max(progress.best, score)
         progress.epoch, progress.batch, progress.sums, progress.seconds = progress.epoch + 1, 0, {}, 0.0
         if distributed.rank() == 0 and better:

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from dsnet.nn import Gate
+from dsnet.nn import Gate, ProbeHead
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ def learning_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float
 
 
 def make_optimizer(module: nn.Module, config: OptimConfig) -> torch.optim.SGD:
-    """SGD over what requires gradients; no weight decay in gates."""
-    in_gates = {id(p) for gate in module.modules() if isinstance(gate, Gate) for p in gate.parameters()}
+    """SGD over what requires gradients; no weight decay in gates and routers."""
+    in_gates = {id(p) for gate in module.modules() if isinstance(gate, Gate | ProbeHead) for p in gate.parameters()}
     trained = [p for p in module.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if id(p) not in in_gates], "weight_decay": config.weight_decay},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import random
-import statistics
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from dsnet.space import Path
 from dsnet.training import distributed, uncalibrated
 from dsnet.version import __version__
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @torch.no_grad()
@@ -70,7 +69,6 @@ def evaluate(
     ]
     return {
         "schema": SCHEMA,
-        "kind": "uniform",
         "dsnet": __version__,
         "torch": torch.__version__,
         "machine": f"{platform.machine()} {platform.system()}, {torch.get_num_threads()} threads",
@@ -91,27 +89,3 @@ def paths_to_evaluate(net: Supernet, sample: int = 0, seed: int = 0) -> list[Pat
         others = [path for path in space if path not in set(paths)]
         paths = [*paths, *rng.sample(others, min(sample, len(others)))]
     return paths
-
-
-def combine(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One result of several runs that differ in their seed: means, and standard deviations beside them."""
-    first, *others = results
-    alike = ("model", "dataset", "split", "image_size", "training")
-    for other in others:
-        if [other[key] for key in alike] != [first[key] for key in alike]:
-            raise ValueError(
-                f"runs of different kinds cannot be shown as one: {[first[key] for key in alike]} and "
-                f"{[other[key] for key in alike]}; evaluate them one by one"
-            )
-    if not others:
-        return first
-    if len({result["seed"] for result in results}) != len(results):
-        raise ValueError(f"runs with seeds {[result['seed'] for result in results]} were given; each must have its own")
-    rows = []
-    for same in zip(*(result["rows"] for result in results), strict=True):
-        values = {key: [row[key] for row in same] for key in ("top1", "top5", "loss")}
-        means = {key: statistics.mean(found) for key, found in values.items()}
-        spreads = {f"{key}_std": statistics.stdev(found) for key, found in values.items()}
-        rows.append({**same[0], **means, **spreads})
-    seeds = [result["seed"] for result in results]
-    return {**{key: value for key, value in first.items() if key != "seed"}, "seeds": seeds, "rows": rows}

@@ -1,0 +1,65 @@
+"""dsnet predict: classes of images, and what each of them cost."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+
+from jsonargparse import ArgumentParser, Namespace
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("run", help="a folder that dsnet wrote")
+    parser.add_argument("images", nargs="+", help="image files, or folders of them (searched to any depth)")
+    parser.add_argument(
+        "--budget",
+        type=str | None,
+        default=None,
+        help="average MAdds to spend, such as 150M, or a share of the widest such as 0.5",
+    )
+    parser.add_argument("--max_width", type=int | None, default=None, help="hard cap on the width index, 0 = slimmest")
+    parser.add_argument(
+        "--path", type=str | None, default=None, help="pin this path instead of routing, for example 3 or 0,1,2,3"
+    )
+    parser.add_argument("--batch_size", type=int, default=64, help="images that are run together")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(args: Namespace, parser: ArgumentParser) -> None:
+    from dsnet.checkpoint import load
+    from dsnet.cli.info import parse_path
+    from dsnet.predict import image_files, predict
+    from dsnet.reports.tables import human, print_json, print_table
+    from dsnet.routing import Policy, policy_for
+
+    if args.batch_size < 1:
+        raise ValueError(f"--batch_size is {args.batch_size}; it must be at least 1")
+    if args.path is not None and (args.budget is not None or args.max_width is not None):
+        raise ValueError("--path pins the widths; leave --budget and --max_width out")
+    files = image_files(args.images)
+    net = load(args.run)
+    path = None if args.path is None else parse_path(net.spec, args.path)
+    policy = Policy()
+    if net.spec.router is not None and path is None:
+        policy = policy_for(net, args.budget, max_width=args.max_width)
+    elif path is None:
+        if args.budget is not None or args.max_width is not None:
+            raise ValueError(f"{args.run} has not learned to route; train it with `dsnet train --stage gate --from`")
+        path = net.space.widest
+        print(f"{args.run} has not learned to route: its widest path runs; --path chooses another", file=sys.stderr)
+    if policy.note:
+        print(policy.note, file=sys.stderr)
+    rows = list(predict(net, files, policy, path=path, batch_size=args.batch_size))
+    if args.json:
+        print_json([asdict(row) for row in rows])
+        return
+    mean = sum(row.madds for row in rows) / len(rows)
+    print_table(
+        f"{net.spec.name} on {len(rows)} images",
+        ["<image", "<class", "confidence", "<path", "MAdds"],
+        [
+            [row.file, row.name, f"{row.confidence:.1%}", ",".join(map(str, row.path)) or "-", human(row.madds)]
+            for row in rows
+        ],
+        note=f"{human(mean)} MAdds per image on average.",
+    )

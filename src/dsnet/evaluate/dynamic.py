@@ -1,0 +1,200 @@
+"""The dynamic network: against the hull of its own uniform sub-networks, by difficulty, beside an oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsnet.data import Batch
+from dsnet.models import Supernet
+from dsnet.routing import Outcome, Policy, Traces, parse_budget, policy_for
+from dsnet.routing.route import first_scores
+from dsnet.space import Path
+
+SHARES = (1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6)
+COLLAPSED = 0.99
+
+
+def evaluate_dynamic(
+    traces: Traces, budgets: Sequence[str | float] | None = None, *, max_width: int | None = None
+) -> dict[str, Any]:
+    """The dynamic part of a result: one row per budget, by default five between slimmest and widest uniform path."""
+    net, table = traces.net, traces.table
+    router = net.spec.router
+    assert router is not None
+    difficulty = difficulties(traces)
+    low, high = table.slimmest, table.widest
+    if budgets is None:
+        budgets = [low + share * (high - low) for share in SHARES]
+    rows = []
+    for budget in budgets:
+        asked = parse_budget(budget, table)
+        policy = policy_for(net, asked, max_width=max_width, image_size=table.image_size)
+        row = row_of(traces, policy, difficulty)
+        rows.append({"asked": asked, "miss": row["madds"] / asked - 1, **row})
+    return {
+        "router": router.kind,
+        "targets": router.targets,
+        "images": len(traces),
+        "range": [row.madds for row in (net.card.budgets[:1] + net.card.budgets[-1:])],
+        "rows": rows,
+        "as_trained": row_of(traces, Policy(0.0, max_width), difficulty),  # lambda 0: the paper's gate
+        "auc": auc(slimmest_score(net, traces.scores[()]), traces.right(net.candidates[0])),
+        "difficulty": {name: mine.double().mean().item() for name, mine in difficulty.items()},
+        "oracle": oracle(traces),
+        "warnings": [*dict.fromkeys(row["note"] for row in rows if row["note"]), *health(rows)],
+        "examples": examples(traces, rows[len(rows) // 2]["lam"]),
+    }
+
+
+def row_of(traces: Traces, policy: Policy, difficulty: dict[str, Tensor]) -> dict[str, Any]:
+    """One policy: accuracy, MAdds and their spread, routes, and the gain over the uniform sub-networks' hull."""
+    outcome = traces.at(policy)
+    madds = outcome.madds.double()
+    mean = madds.mean().item()
+    reference = hull(traces, mean)
+    difference = outcome.correct.double() - reference
+    return {
+        "lam": policy.lam,
+        "note": policy.note,
+        "top1": outcome.correct.double().mean().item(),
+        "madds": mean,
+        "p50": madds.quantile(0.5).item(),
+        "p95": madds.quantile(0.95).item(),
+        "hull": reference.mean().item(),
+        "gain": 100 * difference.mean().item(),
+        "gain_se": 100 * difference.std().item() / len(difference) ** 0.5,
+        "gates": histograms(traces.net, outcome.paths),
+        "difficulty": {name: routed(traces, outcome, mine) for name, mine in difficulty.items()},
+    }
+
+
+def routed(traces: Traces, outcome: Outcome, mine: Tensor) -> dict[str, Any]:
+    """Where the images of one difficulty go."""
+    if not mine.any():
+        return {"madds": None, "gates": []}
+    madds = outcome.madds[mine].double().mean().item()
+    return {"madds": madds, "gates": [gate["shares"] for gate in histograms(traces.net, outcome.paths[mine])]}
+
+
+def histograms(net: Supernet, paths: Tensor) -> list[dict[str, Any]]:
+    """For each choice point, the share of images at each width, and the entropy of these shares in bits."""
+    gates = []
+    for point, widths in enumerate(net.spec.widths):
+        shares = torch.bincount(paths[:, point], minlength=widths).double() / len(paths)
+        entropy = -(shares * shares.clamp_min(1e-12).log2()).sum().item()
+        gates.append({"shares": shares.tolist(), "entropy": max(0.0, entropy)})
+    return gates
+
+
+def examples(traces: Traces, lam: float, count: int = 12) -> dict[str, list[int]]:
+    """Sample numbers of images that go to the cheapest and to the dearest path in use, the surest ones first."""
+    outcome = traces.at(Policy(lam))
+    belief = slimmest_score(traces.net, traces.scores[()])
+    order = belief.argsort(descending=True, stable=True)
+    cheap = order[outcome.madds[order] == outcome.madds.min()][:count]
+    dear = order.flip(0)[outcome.madds[order.flip(0)] == outcome.madds.max()][:count]
+    return {"slimmest": traces.ids[cheap].tolist(), "widest": traces.ids[dear].tolist()}
+
+
+def difficulties(traces: Traces) -> dict[str, Tensor]:
+    """Easy: the slimmest candidate is right. Hard: none is. Dependent: only wider ones are."""
+    right = torch.stack([traces.right(path) for path in traces.net.candidates], 1)
+    easy, hard = right[:, 0], ~right.any(1)
+    return {"easy": easy, "dependent": ~easy & ~hard, "hard": hard}
+
+
+def oracle(traces: Traces) -> dict[str, float]:
+    """A router that knows the narrowest candidate that is right, and takes the slimmest where none is."""
+    right = torch.stack([traces.right(path) for path in traces.net.candidates], 1)
+    costs = torch.tensor([traces.table.madds(path) for path in traces.net.candidates])
+    narrowest = right.int().argmax(1)
+    return {"top1": right.any(1).double().mean().item(), "madds": costs[narrowest].double().mean().item()}
+
+
+def hull(traces: Traces, madds: float) -> Tensor:
+    """Each image's expected correctness [N] on the upper concave hull of the uniform sub-networks, at average MAdds.
+
+    A point on the hull is a lottery between two widths, so it is a network that one can have without any router.
+    """
+    corners = concave(
+        [
+            (traces.table.madds(path), traces.right(path).double().mean().item(), path)
+            for path in traces.net.space.uniform
+        ]
+    )
+    before = [corner for corner in corners if corner[0] <= madds]
+    after = [corner for corner in corners if corner[0] > madds]
+    if not before or not after:
+        return traces.right((before or after)[-1 if before else 0][2]).double()
+    (x0, _, slim), (x1, _, wide) = before[-1], after[0]
+    share = (madds - x0) / (x1 - x0)
+    return (1 - share) * traces.right(slim).double() + share * traces.right(wide).double()
+
+
+Point = tuple[float, float, Path]
+
+
+def concave(points: Sequence[Point]) -> list[Point]:
+    """The corners of the upper concave hull, as far as it rises."""
+    kept: list[Point] = []
+    for point in sorted(points):
+        while len(kept) > 1 and slope(kept[-2], kept[-1]) <= slope(kept[-2], point):
+            kept.pop()
+        kept.append(point)
+    rising = kept[:1]
+    for point in kept[1:]:
+        if point[1] > rising[-1][1]:
+            rising.append(point)
+    return rising
+
+
+def slope(a: Point, b: Point) -> float:
+    return (b[1] - a[1]) / (b[0] - a[0])
+
+
+def health(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What is wrong with the routes at the middle budget, and what to do."""
+    middle = rows[len(rows) // 2]
+    found = []
+    for point, gate in enumerate(middle["gates"]):
+        share = max(gate["shares"])
+        if share > COLLAPSED:
+            found.append(
+                f"gate {point} sends {share:.1%} of the images to width {gate['shares'].index(share)} at the middle "
+                f"budget: it does not tell inputs apart. Train longer (sgs_optim.epochs), raise sgs.temperature, or "
+                f"use sgs.router slim_first"
+            )
+    return found
+
+
+def slimmest_score(net: Supernet, scores: Tensor) -> Tensor:
+    """How much a router believes in the slimmest candidate [N], given the scores [N, R] of its first decision."""
+    assert net.spec.router is not None
+    return scores[:, 0] if net.spec.router.targets in ("correctness", "kl") else scores.log_softmax(1)[:, 0]
+
+
+@torch.no_grad()
+def router_auc(net: Supernet, batches: Iterable[Batch]) -> float:
+    """How well the first scores tell whether the slimmest candidate is right, over some images."""
+    scores, right = [], []
+    for batch in batches:
+        if len(batch.images):
+            entered = net.enter(batch.images.to(net.head.classifier.weight.device))
+            logits = net.run_paths(entered, net.candidates[:1])[0]
+            scores.append(slimmest_score(net, first_scores(net, logits, entered.code)).cpu())
+            right.append(logits.argmax(1).cpu() == batch.labels)
+    return auc(torch.cat(scores), torch.cat(right))
+
+
+def auc(scores: Tensor, positive: Tensor) -> float:
+    """Area under the ROC curve: the chance that a positive outranks a negative, ties counting half."""
+    count, negatives = int(positive.sum()), int((~positive).sum())
+    if not count or not negatives:
+        return 0.5
+    _, inverse, counts = scores.unique(return_inverse=True, return_counts=True)
+    ranks = counts.cumsum(0).double() - (counts.double() - 1) / 2
+    return (ranks[inverse][positive].sum().item() - count * (count + 1) / 2) / (count * negatives)

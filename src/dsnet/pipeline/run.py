@@ -1,0 +1,181 @@
+"""A run from its config to its folder: supernet -> stage I -> recalibration -> stage II -> budgets -> evaluation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path as File
+from typing import Any
+
+import torch
+
+from dsnet.checkpoint import load, save
+from dsnet.config import TrainConfig
+from dsnet.data import Batch, Dataset, Split, TrainBatches, named_worker_deaths, plain_batches
+from dsnet.evaluate import accuracy, router_auc
+from dsnet.models import Card, Preprocessing, Supernet
+from dsnet.pipeline.assess import EVAL_BATCH, calibration_images, evaluate_split, open_data, record, traces_of
+from dsnet.pipeline.folder import GATE, SPLITS, check_data, prepare_folder
+from dsnet.routing import calibrate, fit_threshold
+from dsnet.training import IEB, SGS, Loop, TrainingError, recalibrate, with_fresh_router
+from dsnet.training.display import make_display
+from dsnet.training.distributed import barrier, process_group, rank, world
+from dsnet.training.loop import Validate
+
+
+def train(config: TrainConfig, folder: File, *, resume: bool = False) -> dict[str, Any]:
+    """Train a supernet, its router, or both, or continue to.
+
+    Returns the evaluation of the saved model on the test split; processes other than the first return nothing.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    with process_group(), named_worker_deaths():
+        data = open_data(config)
+        if resume:
+            check_data(folder, data)
+        elif rank() == 0:
+            if config.stage == "gate":
+                source = source_network(config, data)
+                prepare_folder(folder, config, data)
+                save(source, folder)
+            else:
+                prepare_folder(folder, config, data)
+        barrier()
+        in_stage_two = resume and (folder / GATE / "state" / "last.pt").exists()
+        if config.stage != "gate" and not in_stage_two:
+            train_supernet(config, folder, data, resume=resume)
+            barrier()
+        if config.routes:
+            train_router(config, folder, data, resume=in_stage_two)
+        if rank() != 0:  # what is left takes one process
+            return {}
+        result = evaluate_split(load(folder), data, config)
+        record(folder, "test", result, data)
+        return result
+
+
+def train_supernet(config: TrainConfig, folder: File, data: Dataset, *, resume: bool) -> None:
+    """Stage I; leaves the best moving average, recalibrated, in the folder."""
+    torch.manual_seed(config.seed)
+    net = new_network(config, data)
+    options = loop_options(config)
+    batches = train_batches(config, data, config.optim.batch_size)
+    stage = IEB(net, config.ieb)
+    loop = Loop(stage, batches, config.optim, folder=folder, momentum=config.ieb.momentum, **options)
+    if resume:
+        loop.resume()
+
+    def validate(average: Supernet) -> dict[str, float]:
+        ends = dict.fromkeys([average.space.slimmest, average.space.widest])
+        rows = accuracy(average, plain(data.calibration, config, loop), list(ends), everywhere=True)
+        names = ["slimmest", "widest"] if len(ends) == 2 else ["widest"]
+        return {name: row["top1"] for name, row in zip(names, rows, strict=True)}
+
+    best = run_loop(loop, validate, folder, folder)
+    if rank() == 0:
+        best.card = card_of(data)
+        recalibrate(best, calibration_images(data, config))
+        save(best.to(memory_format=torch.contiguous_format), folder)  # type: ignore[call-overload]
+
+
+def train_router(config: TrainConfig, folder: File, data: Dataset, *, resume: bool) -> None:
+    """Stage II on the folder's network; leaves it there with its router and calibrated budgets."""
+    net = load(folder)
+    torch.manual_seed(config.seed)
+    net = with_fresh_router(net, config.routed(net.spec))
+    if config.sgs.router != "threshold":
+        batches = train_batches(config, data, config.sgs_optim.batch_size)
+        options = loop_options(config)
+        below = folder / GATE
+        stage = SGS(net, config.sgs)
+        loop = Loop(
+            stage, batches, config.sgs_optim, folder=below, momentum=config.sgs.momentum, keep="last", **options
+        )
+        if resume:
+            loop.resume()
+        net = run_loop(
+            loop,
+            lambda average: {"auc": router_auc(average, plain_batches(data.calibration, EVAL_BATCH))},
+            below,
+            folder,
+        )
+    if rank() != 0:
+        return
+    net = net.to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
+    traces = traces_of(net, data.calibration, config, [], name="calibration")
+    if config.sgs.router == "threshold":
+        fit_threshold(traces)
+    net.card = replace(net.card, budgets=calibrate(traces))
+    save(net, folder)
+
+
+def run_loop(loop: Loop, validate: Validate, shown: File, folder: File) -> Supernet:
+    display = make_display(shown, rank=rank())
+    try:
+        return loop.run(validate, display)
+    except RuntimeError as error:
+        if world() > 1 and re.search(r"[Cc]onnection|[Tt]imed? ?out|peer|NCCL", str(error)):
+            raise TrainingError(
+                f"process {rank()} of {world()} lost touch with another one, which died or hung ({error}); "
+                f"see the other process's output, then continue with --resume {folder}"
+            ) from error
+        raise
+    finally:
+        display.close()
+
+
+def train_batches(config: TrainConfig, data: Dataset, batch_size: int) -> TrainBatches:
+    return TrainBatches(data.train, batch_size, config.seed, config.data.workers, rank=rank(), world=world())
+
+
+def loop_options(config: TrainConfig) -> dict[str, Any]:
+    return {
+        "seed": config.seed,
+        "save_steps": config.save_steps,
+        "max_skipped": config.data.max_skipped if config.data.on_corrupt == "skip" else None,
+    }
+
+
+def new_network(config: TrainConfig, data: Dataset) -> Supernet:
+    spec = config.model.spec(num_classes=len(data.classes), in_channels=data.channels, image_size=data.image_size)
+    net = Supernet(spec)
+    net.card = card_of(data)
+    return net
+
+
+def source_network(config: TrainConfig, data: Dataset) -> Supernet:
+    """The trained supernet that stage II starts from; it must know the data."""
+    if config.source is None:
+        raise ValueError("stage gate needs a trained supernet; say which with --from RUN")
+    folder = File(config.source)
+    net = load(folder)
+    if net.spec.name != config.model.name:
+        raise ValueError(f"{folder} holds a {net.spec.name}, not a {config.model.name}; leave --model.name out")
+    if (folder / SPLITS).exists():
+        check_data(folder, data)
+    if net.card.classes != data.classes:
+        raise ValueError(
+            f"the supernet in {folder} knows the classes {list(net.card.classes)[:5]} but the data has "
+            f"{list(data.classes)[:5]}; train its router on the same classes"
+        )
+    if net.spec.image_size != data.image_size:
+        raise ValueError(
+            f"the supernet in {folder} takes {net.spec.image_size}-pixel images but the data has {data.image_size}; "
+            f"set data.image_size {net.spec.image_size}"
+        )
+    return net
+
+
+def card_of(data: Dataset) -> Card:
+    how = data.train.loader.config
+    files = how.dataset == "folder"
+    crop = how.crop_ratio if files else 1.0
+    return Card(classes=data.classes, preprocessing=Preprocessing(data.mean, data.std, crop, how.interpolation))
+
+
+def plain(split: Split, config: TrainConfig, loop: Loop) -> Iterator[Batch]:
+    for batch in plain_batches(split, EVAL_BATCH, workers=config.data.workers, rank=rank(), world=world()):
+        loop.note_skipped(batch.skipped)
+        yield batch

@@ -1,0 +1,80 @@
+"""From image files to answers: preprocessing by the model's card, the routed network, one row per image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path as File
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dsnet.cost import CostTable
+from dsnet.data.images import SUFFIXES, DataError, centre_crop, read_image
+from dsnet.models import Supernet
+from dsnet.routing import Policy, route
+from dsnet.space import Path
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The answer for one image: class number and name, its probability, the path taken, MAdds spent."""
+
+    file: str
+    label: int
+    name: str
+    confidence: float
+    path: Path
+    madds: int
+
+
+def predict(
+    net: Supernet, files: Sequence[File], policy: Policy, *, path: Path | None = None, batch_size: int = 64
+) -> Iterator[Prediction]:
+    """Answers in the order of `files`; the router chooses each path, unless `path` pins it."""
+    table = CostTable(net)
+    for start in range(0, len(files), batch_size):
+        part = files[start : start + batch_size]
+        x = torch.stack([prepare(read_image(file), net) for file in part])
+        if path is None:
+            routed = route(net, x, policy, table=table)
+            logits, paths, madds = routed.logits, routed.paths.tolist(), routed.madds.tolist()
+        else:
+            with torch.no_grad():
+                logits = net(x, path)
+            paths, madds = [list(path)] * len(x), [table.madds(path)] * len(x)
+        found = logits.softmax(1).max(1)
+        for file, probability, label, taken, cost in zip(
+            part, found.values.tolist(), found.indices.tolist(), paths, madds, strict=True
+        ):
+            name = net.card.classes[label] if net.card.classes else str(label)
+            yield Prediction(str(file), label, name, probability, tuple(taken), cost)
+
+
+def prepare(image: Image.Image, net: Supernet) -> Tensor:
+    """An image as the network's input [C, S, S]."""
+    how, channels = net.card.preprocessing, net.spec.in_channels
+    if channels not in (1, 3):
+        raise DataError(f"{net.spec.name} takes {channels} channels; only grey and colour images can be read")
+    image = centre_crop(image, net.spec.image_size, crop=how.crop, interpolation=how.interpolation)
+    pixels = torch.frombuffer(bytearray(image.convert("L" if channels == 1 else "RGB").tobytes()), dtype=torch.uint8)
+    x = pixels.view(net.spec.image_size, net.spec.image_size, channels).permute(2, 0, 1).float() / 255
+    return (x - torch.tensor(how.mean).view(-1, 1, 1)) / torch.tensor(how.std).view(-1, 1, 1)
+
+
+def image_files(names: Sequence[str]) -> list[File]:
+    """Files as given, and all images below folders, sorted."""
+    found: list[File] = []
+    for name in names:
+        place = File(name)
+        if place.is_dir():
+            inside = sorted(file for file in place.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+            if not inside:
+                raise DataError(f"{place} holds no images ({', '.join(SUFFIXES)}); give another folder")
+            found += inside
+        elif place.is_file():
+            found.append(place)
+        else:
+            raise DataError(f"{place} does not exist; give image files or folders of them")
+    return found

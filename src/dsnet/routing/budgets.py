@@ -1,0 +1,140 @@
+"""One router, every budget: lambdas that meet average MAdds, found on held-out images and kept in the model's card."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+
+from dsnet.cost import CostTable
+from dsnet.models import Budget, Supernet
+from dsnet.nn import ThresholdHead
+from dsnet.routing.decision import Policy, RoutingError
+from dsnet.routing.traces import Traces
+
+POINTS = 25
+UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
+
+
+def calibrate(traces: Traces, points: int = POINTS) -> tuple[Budget, ...]:
+    """A table of budgets from the cheapest to the dearest that the router can be made to spend."""
+    low, high = (spent(traces, Policy(unfold(end))) for end in (LIMIT, -LIMIT))
+    rows: dict[float, Budget] = {}
+    for number in range(points):
+        # The ends themselves are met by any extreme lambda: stop short of them, or interpolation would go astray.
+        share = min(max(number / (points - 1), 0.002), 0.998)
+        lam = solve(traces, low + share * (high - low))
+        outcome = traces.at(Policy(lam))
+        madds, accuracy = outcome.madds.double().mean().item(), outcome.correct.double().mean().item()
+        rows.setdefault(round(madds), Budget(madds, lam, accuracy, traces.table.image_size))
+    return tuple(rows[key] for key in sorted(rows))
+
+
+LIMIT = 12.0
+
+
+def unfold(position: float) -> float:
+    """Lambda on a scale that is even around zero and exponential far from it."""
+    return math.copysign(math.expm1(abs(position)), position)
+
+
+def spent(traces: Traces, policy: Policy) -> float:
+    return traces.at(policy).madds.double().mean().item()
+
+
+def solve(traces: Traces, madds: float) -> float:
+    """The lambda whose average MAdds come closest to a target, by bisection: spending falls as lambda rises."""
+    low, high = -LIMIT, LIMIT
+    tried: dict[float, float] = {}
+    for _ in range(32):
+        middle = (low + high) / 2
+        tried[middle] = spent(traces, Policy(unfold(middle)))
+        if tried[middle] > madds:
+            low = middle
+        else:
+            high = middle
+    return unfold(min(tried, key=lambda position: abs(tried[position] - madds)))
+
+
+def fit_threshold(traces: Traces, budgets: int = 5) -> None:
+    """Set the width that a threshold router escalates to: the best one on average over budgets."""
+    head = traces.net.probe
+    assert isinstance(head, ThresholdHead)
+    low, high = traces.table.slimmest, traces.table.widest
+    found: dict[int, float] = {}
+    for position in range(1, head.candidates):
+        head.width.fill_(position)
+        traces.scores[()][:, 1:] = ThresholdHead.NEVER
+        traces.scores[()][:, position] = 1.0
+        outcomes = [
+            traces.at(Policy(solve(traces, low + (high - low) * number / (budgets + 1))))
+            for number in range(1, budgets + 1)
+        ]
+        found[position] = sum(outcome.correct.double().mean().item() for outcome in outcomes)
+    best = max(found, key=lambda position: found[position])
+    head.width.fill_(best)
+    traces.scores[()][:, 1:] = ThresholdHead.NEVER
+    traces.scores[()][:, best] = 1.0
+
+
+def parse_budget(budget: str | float, table: CostTable) -> float:
+    """MAdds from '150M', '1.2B' or a number; up to 1 it is a share of the widest path."""
+    text = str(budget).strip()
+    found = re.fullmatch(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([kmgb]?)", text.lower())
+    try:
+        value = float(found[1]) * UNITS[found[2]] if found else math.nan
+    except ValueError:
+        value = math.nan
+    if not value > 0:
+        raise RoutingError(
+            f"budget {budget!r} is not understood; write MAdds such as 150M or 1.2B, or a share of the widest up to 1"
+        )
+    return value * table.widest if value <= 1 and not (found and found[2]) else value
+
+
+def policy_for(
+    net: Supernet, budget: str | float | None = None, *, max_width: int | None = None, image_size: int | None = None
+) -> Policy:
+    """The policy that meets an average budget, by the card's table; without a budget, lambda 0.
+
+    Between calibrated points lambda is interpolated; outside of them it is clamped, which the policy's note tells.
+    """
+    if max_width is not None and max_width < 0:
+        raise RoutingError(f"max_width is {max_width}; it is a width index, 0 = slimmest")
+    if budget is None:
+        return Policy(default_lambda(net), max_width)
+    size = image_size or net.spec.image_size
+    rows = [row for row in net.card.budgets if row.image_size == size]
+    if not rows:
+        sizes = sorted({row.image_size for row in net.card.budgets})
+        raise RoutingError(
+            f"this {net.spec.name} has budgets calibrated for image sizes {sizes} but not for {size}"
+            if sizes
+            else f"this {net.spec.name} has no calibrated budgets; train it with `dsnet train --stage gate`"
+        )
+    return _interpolated(rows, parse_budget(budget, CostTable(net, size)), max_width)
+
+
+def default_lambda(net: Supernet) -> float:
+    """Where nothing was asked: the paper's gate as it is (lambda 0), other routers at half of their range."""
+    router = net.spec.router
+    if router is None or (router.targets in ("try_best", "give_up") and router.kind == "gate") or not net.card.budgets:
+        return 0.0
+    rows = [row for row in net.card.budgets if row.image_size == net.spec.image_size] or list(net.card.budgets)
+    return _interpolated(rows, (rows[0].madds + rows[-1].madds) / 2, None).lam
+
+
+def _interpolated(rows: Sequence[Budget], madds: float, max_width: int | None) -> Policy:
+    if not rows[0].madds <= madds <= rows[-1].madds:
+        end = rows[0] if madds < rows[0].madds else rows[-1]
+        note = (
+            f"budget {madds / 1e6:.4g}M is out of reach: on average this router spends {rows[0].madds / 1e6:.4g}M to "
+            f"{rows[-1].madds / 1e6:.4g}M MAdds; taking {end.madds / 1e6:.4g}M"
+        )
+        return Policy(end.lam, max_width, note)
+    for a, b in pairwise(rows):
+        if madds <= b.madds:
+            share = (madds - a.madds) / (b.madds - a.madds)
+            return Policy(a.lam + share * (b.lam - a.lam), max_width)
+    return Policy(rows[-1].lam, max_width)

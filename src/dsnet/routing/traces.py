@@ -1,0 +1,130 @@
+"""What a router sees on a set of images, remembered, so that any lambda is tried without running the network again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dsnet.cost import CostTable
+from dsnet.data import Batch
+from dsnet.models import Supernet
+from dsnet.routing.decision import Policy, Prices, decide
+from dsnet.routing.route import check_routes, first_scores, route
+from dsnet.space import Path
+
+Load = Callable[[Tensor], Batch]
+BATCH = 256
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a policy makes of N images: paths [N, points], correct [N], madds [N]."""
+
+    paths: Tensor
+    correct: Tensor
+    madds: Tensor
+
+
+class Traces:
+    """Scores by the choices made before them, answers by path; both fill up as policies ask for them.
+
+    One pass at the start gives the answers of all uniform paths and the scores of the first decision: all there is to
+    know where only one decision is taken. Behind later gates, images are run again along paths not yet seen.
+    """
+
+    @torch.no_grad()
+    def __init__(self, net: Supernet, batches: Iterable[Batch], load: Load, *, image_size: int) -> None:
+        check_routes(net)
+        self.net, self.load = net.eval(), load
+        self.table = CostTable(net, image_size)
+        self.prices = Prices(self.table)
+        uniform = list(dict.fromkeys([*net.space.uniform, *net.candidates]))
+        right: dict[Path, list[Tensor]] = {path: [] for path in uniform}
+        scores, kept = [], []
+        for batch in batches:
+            if not len(batch.images):
+                continue
+            entered = net.enter(batch.images.to(device_of(net)))
+            logits = dict(zip(uniform, net.run_paths(entered, uniform), strict=True))
+            for path, values in logits.items():
+                right[path].append(values.argmax(1).cpu() == batch.labels)
+            scores.append(first_scores(net, logits[net.candidates[0]], entered.code).cpu())
+            kept.append(batch.ids)
+        if not kept:
+            raise ValueError("there are no images to route")
+        self.ids = torch.cat(kept)
+        self.scores: dict[Path, Tensor] = {(): torch.cat(scores)}
+        self.correct = {path: torch.cat(parts).to(torch.int8) for path, parts in right.items()}  # -1: not known yet
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def right(self, path: Path) -> Tensor:
+        """Which images [N] a uniform path gets right."""
+        return self.correct[path] == 1
+
+    def at(self, policy: Policy) -> Outcome:
+        """Where every image goes under a policy, and what comes of it."""
+        paths, unknown = self._walk(policy)
+        if len(unknown):
+            self._run(unknown, policy)
+            paths, unknown = self._walk(policy)
+            assert not len(unknown)
+        correct, madds = torch.zeros(len(self), dtype=torch.bool), torch.zeros(len(self), dtype=torch.long)
+        for path in paths.unique(dim=0).tolist():
+            rows = (paths == torch.tensor(path)).all(1)
+            correct[rows] = self.correct[tuple(path)][rows] == 1
+            madds[rows] = self.table.madds(path, dynamic=True)
+        return Outcome(paths, correct, madds)
+
+    def _walk(self, policy: Policy) -> tuple[Tensor, Tensor]:
+        """Paths [N, points] by remembered scores, and the rows that they do not lead to a known answer."""
+        spec = self.net.spec
+        assert spec.router is not None
+        if spec.router.probes:
+            chosen = decide(self.scores[()], self.prices.at(0, 0), policy, self.prices.allowed(0, policy.max_width))
+            return torch.tensor(spec.candidates)[chosen], torch.zeros(0, dtype=torch.long)
+        paths = torch.zeros(len(self), len(spec.widths), dtype=torch.long)
+        unknown: list[Tensor] = []
+
+        def descend(rows: Tensor, prefix: Path) -> None:
+            if len(prefix) == len(spec.widths):
+                unknown.append(rows[self.correct[prefix][rows] < 0] if prefix in self.correct else rows)
+                return
+            if prefix not in self.scores:
+                unknown.append(rows)
+                return
+            scores = self.scores[prefix][rows]
+            known = ~scores.isnan().any(1)
+            unknown.append(rows[~known])
+            rows, point = rows[known], len(prefix)
+            allowed = self.prices.allowed(point, policy.max_width)
+            chosen = decide(scores[known], self.prices.at(point, prefix[-1] if prefix else 0), policy, allowed)
+            for position in chosen.unique().tolist():
+                mine, width = rows[chosen == position], spec.routing[point][position]
+                paths[mine, point] = width
+                descend(mine, (*prefix, width))
+
+        descend(torch.arange(len(self)), ())
+        return paths, torch.cat(unknown)
+
+    def _run(self, rows: Tensor, policy: Policy) -> None:
+        """Run images along the paths that a policy leads them, and remember."""
+        for part in rows.split(BATCH):
+            batch = self.load(self.ids[part])
+            routed = route(self.net, batch.images.to(device_of(self.net)), policy, table=self.table)
+            right = (routed.logits.argmax(1).cpu() == batch.labels).to(torch.int8)
+            for path in map(tuple, routed.paths.unique(dim=0).tolist()):
+                mine = (routed.paths == torch.tensor(path)).all(1)
+                known = self.correct.setdefault(path, torch.full((len(self),), -1, dtype=torch.int8))
+                known[part[mine]] = right[mine]
+                for point, scores in enumerate(routed.scores):
+                    empty = torch.full((len(self), scores.shape[1]), torch.nan, dtype=scores.dtype)
+                    self.scores.setdefault(path[:point], empty)[part[mine]] = scores[mine].cpu()
+
+
+def device_of(net: Supernet) -> torch.device:
+    return net.head.classifier.weight.device

@@ -1,0 +1,219 @@
+"""Stage II: the router learns on a frozen supernet. Sandwich Gate Sparsification, and targets beyond the paper's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dsnet.cost import CostTable
+from dsnet.models import Entered, ModelSpec, Supernet
+from dsnet.nn import RouterSpec
+from dsnet.training.ieb import full
+
+PAPER = ("try_best", "give_up", "narrowest")  # a class per width; the other targets are one number per width
+
+
+@dataclass(frozen=True)
+class SGSConfig:
+    """How the network learns to route, stage II.
+
+    Args:
+        router: slim_first (run the slimmest path, read its logits), gate (the paper's slimming heads), or threshold
+            (escalate below a top probability; nothing is trained).
+        targets: what the scores learn: correctness (will this width be right?), kl (its divergence from the widest),
+            or the paper's try_best, give_up, and narrowest (the narrowest width that is right). By default try_best
+            for gates and correctness otherwise.
+        classification: weight of the routed network's loss on the labels; by default 1 with the paper's targets at
+            gates, else 0.
+        complexity: weight of the squared share of MAdds; by default 0.5 with the paper's targets at gates, else 0.
+        guidance: weight of the loss on the scores themselves (SGS).
+        temperature: of the Gumbel-softmax, at the beginning.
+        final_temperature: at the end; it falls exponentially.
+        hidden: hidden units of the slim_first head.
+        momentum: of the moving average of the router's weights, which is what is saved.
+    """
+
+    router: Literal["slim_first", "gate", "threshold"] = "slim_first"
+    targets: Literal["correctness", "kl", "try_best", "give_up", "narrowest"] | None = None
+    classification: float | None = None
+    complexity: float | None = None
+    guidance: float = 1.0
+    temperature: float = 1.0
+    final_temperature: float = 1.0
+    hidden: int = 32
+    momentum: float = 0.99
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        if min(self.weights) < 0 or max(self.weights) == 0:
+            raise ValueError("sgs.classification, complexity and guidance must not be negative, nor all be zero")
+        if spec.probes and (self.classification or self.complexity):
+            raise ValueError(
+                f"router {self.router} learns scores only; sgs.classification and sgs.complexity are for router gate"
+            )
+        if self.router == "threshold" and self.targets not in (None, "correctness"):
+            raise ValueError("router threshold has nothing to train; leave sgs.targets out")
+        if self.temperature <= 0 or self.final_temperature <= 0 or not 0 <= self.momentum < 1:
+            raise ValueError("sgs temperatures must be positive, sgs.momentum in [0, 1)")
+
+    @property
+    def spec(self) -> RouterSpec:
+        default = "try_best" if self.router == "gate" else "correctness"
+        return RouterSpec(self.router, self.targets or default, self.hidden)  # type: ignore[arg-type]
+
+    @property
+    def weights(self) -> tuple[float, float, float]:
+        """Of classification, complexity and guidance."""
+        paper = self.router == "gate" and self.spec.targets in PAPER
+        first = (1.0 if paper else 0.0) if self.classification is None else self.classification
+        second = (0.5 if paper else 0.0) if self.complexity is None else self.complexity
+        return first, second, self.guidance
+
+
+class Draw(NamedTuple):
+    """What is random in a step: the seed of the Gumbel noise, and its temperature."""
+
+    seed: int
+    temperature: float
+
+
+def with_fresh_router(net: Supernet, spec: ModelSpec) -> Supernet:
+    """The supernet's weights and statistics under a spec with another router, whose own weights are new."""
+    if replace(spec, router=net.spec.router, routing=net.spec.routing, gate=net.spec.gate) != net.spec:
+        raise ValueError(f"the router's spec changes more of {net.spec.name!r} than its routing")
+    fresh = Supernet(spec)
+    fresh.card = replace(net.card, budgets=())
+    kept = {name: tensor for name, tensor in net.state_dict().items() if not of_router(name)}
+    found = fresh.load_state_dict(kept, strict=False)
+    assert all(of_router(name) for name in found.missing_keys)
+    assert not found.unexpected_keys
+    return fresh
+
+
+def of_router(name: str) -> bool:
+    return name.startswith("probe.") or ".slimming." in name
+
+
+class SGS(nn.Module):
+    """The losses of one step. The supernet is frozen and in eval mode; only the router's weights are trained."""
+
+    def __init__(self, net: Supernet, config: SGSConfig) -> None:
+        super().__init__()
+        if net.spec.router is None or net.spec.router != config.spec:
+            raise ValueError(f"the network has router {net.spec.router} but {config.spec} is to be trained")
+        self.net, self.config, self.router = net.eval(), config, net.spec.router
+        self.table = CostTable(net)
+        for name, parameter in net.named_parameters():
+            parameter.requires_grad_(name.startswith("probe.") if self.router.probes else ".slimming." in name)
+
+    def train(self, mode: bool = True) -> SGS:
+        super().train(mode)
+        self.net.eval()
+        return self
+
+    def draw(self, rng: random.Random, progress: float) -> Draw:
+        start, end = self.config.temperature, self.config.final_temperature
+        return Draw(rng.getrandbits(32), start * (end / start) ** progress)
+
+    def forward(self, images: Tensor, labels: Tensor, drawn: Draw, average: Supernet) -> dict[str, Tensor]:
+        with torch.no_grad():
+            entered = self.net.enter(images)
+        if self.net.probe is not None:
+            losses = {"guidance": self.probe_loss(entered, labels)}
+        elif self.router.targets in PAPER or max(self.config.weights[:2]) > 0:
+            losses = self.mixed_losses(entered, labels, drawn)
+        else:
+            losses = {"guidance": self.gate_loss(entered, labels)}
+        weights = dict(zip(("classification", "complexity", "guidance"), self.config.weights, strict=True))
+        return {name: weights[name] * loss for name, loss in losses.items() if weights[name] > 0}
+
+    def probe_loss(self, entered: Entered, labels: Tensor) -> Tensor:
+        assert self.net.probe is not None
+        with torch.no_grad():
+            answers = self.net.run_paths(entered, self.net.candidates)
+        raw = self.net.probe(full(answers[0]))
+        return score_loss(self.router, raw, goals(self.router, answers, labels))
+
+    def gate_loss(self, entered: Entered, labels: Tensor) -> Tensor:
+        """The scores of every gate behind every uniform path."""
+        with torch.no_grad():
+            runs = [self.net.run_coded(entered, path) for path in self.net.candidates]
+        goal = goals(self.router, [logits for logits, _ in runs], labels)
+        gates = []
+        for point, segment in enumerate(self.net.chain):
+            seen: dict[int, Tensor] = {}
+            for path, (_, codes) in zip(self.net.candidates, runs, strict=True):
+                w_in = path[point - 1] if point else 0
+                if w_in not in seen:
+                    raw = segment.score(codes[point], w_in)
+                    assert raw is not None
+                    seen[w_in] = score_loss(self.router, raw, goal)
+            gates.append(torch.stack(list(seen.values())).mean())
+        return torch.stack(gates).mean()
+
+    def mixed_losses(self, entered: Entered, labels: Tensor, drawn: Draw) -> dict[str, Tensor]:
+        """The paper's: every sample at widths drawn by Gumbel-softmax, equations (10) to (13)."""
+        routing = self.net.routing
+        extremes = self.router.targets in ("try_best", "give_up")
+        with torch.no_grad():
+            answers = self.net.run_paths(
+                entered, [routing.slimmest, routing.widest] if extremes else self.net.candidates
+            )
+        goal = goals(self.router, answers, labels)
+        generator = torch.Generator(labels.device).manual_seed(drawn.seed)
+
+        def choose(point: int, raw: Tensor | None) -> Tensor:
+            assert raw is not None
+            return straight_through(full(raw), drawn.temperature, generator)
+
+        logits, raws, mixes = self.net.run_mixed(entered, choose)
+        guidance = [score_loss(self.router, raw, goal) for raw in raws if raw is not None]
+        return {
+            "classification": F.cross_entropy(full(logits), labels),
+            "complexity": (self.table.expected(mixes) / self.table.widest).square().mean().to(logits.dtype),
+            "guidance": torch.stack(guidance).mean(),
+        }
+
+
+def straight_through(raw: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+    """One-hot choices [B, R] drawn by the scores; gradients are those of the softmax (Gumbel-softmax)."""
+    uniform = torch.rand(raw.shape, generator=generator, device=raw.device, dtype=raw.dtype)
+    gumbel = -torch.log(-torch.log(uniform.clamp(1e-10, 1 - 1e-7)))
+    soft = ((raw + gumbel) / temperature).softmax(1)
+    hard = F.one_hot(soft.argmax(1), raw.shape[1]).to(raw.dtype)
+    return hard - soft.detach() + soft
+
+
+def goals(router: RouterSpec, answers: Sequence[Tensor], labels: Tensor) -> Tensor:
+    """What the scores shall learn from the candidates' logits, slimmest first and widest last.
+
+    For the paper's targets a position [B], where -1 stands for the widest; otherwise one number per candidate [B, R].
+    """
+    right = torch.stack([logits.argmax(1) == labels for logits in answers], 1)  # [B, R]
+    match router.targets:
+        case "try_best":
+            return torch.where(right[:, 0], 0, -1)
+        case "give_up":
+            return torch.where(right[:, 0] | ~right[:, -1], 0, -1)
+        case "narrowest":  # the slimmest where none is right
+            return right.int().argmax(1)
+        case "correctness":
+            return right.to(full(answers[0]).dtype)
+        case "kl":
+            wide = full(answers[-1]).log_softmax(1)
+            return torch.stack([(wide.exp() * (wide - full(logits).log_softmax(1))).sum(1) for logits in answers], 1)
+
+
+def score_loss(router: RouterSpec, raw: Tensor, goal: Tensor) -> Tensor:
+    raw = full(raw)
+    if router.targets == "correctness":
+        return F.binary_cross_entropy_with_logits(raw, goal)
+    if router.targets == "kl":
+        return F.smooth_l1_loss(F.softplus(raw), goal)
+    return F.cross_entropy(raw, torch.where(goal < 0, raw.shape[1] - 1, goal))
