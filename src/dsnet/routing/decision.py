@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -96,6 +97,6 @@ def rest(table: CostTable, point: int, position: int) -> int:
     routing = table.spec.routing
     path: Path = tuple(allowed[min(position, len(allowed) - 1)] for allowed in routing[point:])
     steps = table.steps[point + 1 :]
-    later = sum(step[a][b].madds for step, a, b in zip(steps, path, path[1:], strict=True))
+    later = sum(step[a][b].madds for step, (a, b) in zip(steps, pairwise(path), strict=True))
     slimming = sum(router[a].madds for router, a in zip(table.routers[point + 1 :], path, strict=False))
     return later + slimming + table.heads[path[-1]].madds

@@ -87,7 +87,7 @@ def with_fresh_router(net: Supernet, spec: ModelSpec) -> Supernet:
     """The supernet's weights and statistics under a spec with another router, whose own weights are new."""
     if replace(spec, router=net.spec.router, routing=net.spec.routing, gate=net.spec.gate) != net.spec:
         raise ValueError(f"the router's spec changes more of {net.spec.name!r} than its routing")
-    fresh = Supernet(spec)
+    fresh = Supernet(spec).to(net.head.classifier.weight).train(net.training)
     fresh.card = replace(net.card, budgets=())
     kept = {name: tensor for name, tensor in net.state_dict().items() if not of_router(name)}
     found = fresh.load_state_dict(kept, strict=False)

@@ -1,0 +1,272 @@
+"""decide, prices, route, traces and budgets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support import CHOOSING, assert_close, images, randomised, side
+from torch import Tensor
+
+from dsnet.cost import CostTable
+from dsnet.data import Batch
+from dsnet.models import Budget, Supernet
+from dsnet.nn import RouterSpec, SlimFirstHead
+from dsnet.routing import (
+    Policy,
+    Prices,
+    RoutingError,
+    Traces,
+    calibrate,
+    decide,
+    fit_threshold,
+    parse_budget,
+    policy_for,
+    route,
+)
+from dsnet.training import with_fresh_router
+
+GATED = [name for name in CHOOSING if name.startswith("ds_")]
+TINY = [name for name in GATED if name.endswith("tiny")]
+SMALL = ["ds_mobilenet_v1_tiny", "ds_resnet_tiny"]
+ROUTERS = [RouterSpec("gate"), RouterSpec("slim_first", "correctness"), RouterSpec("slim_first", "kl")]
+
+
+def router_net(name: str, router: RouterSpec, *, routing: object = None, seed: int = 0) -> Supernet:
+    """A random network with a random router whose scores tell the samples of `varied` apart."""
+    net = randomised(name, routing=routing, seed=seed)
+    fresh = with_fresh_router(net, replace(net.spec, router=router))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed + 1)
+        x = varied(fresh, 16)
+        entered = fresh.enter(x)
+        if isinstance(fresh.probe, SlimFirstHead):
+            raw = fresh.probe(fresh.run_paths(entered, fresh.candidates[:1])[0])
+            spread = raw.std(0).clamp_min(1e-3)
+            fresh.probe.score.weight /= spread[:, None]
+            fresh.probe.score.bias.sub_(raw.mean(0)).div_(spread)
+        for point, head in enumerate(fresh.slimming_heads()):
+            head.score.weight.normal_(0, 2)
+            if point == 0 and entered.code is not None and head.reduce is None:
+                mean = entered.code.mean(0)  # scores centred over the batch: no width wins for all
+                head.score.weight -= (head.score.weight @ mean)[:, None] * mean / mean.square().sum()
+    return fresh
+
+
+def varied(net: Supernet, count: int, seed: int = 1) -> Tensor:
+    """Images of different contrast and brightness: noise alone looks the same after pooling."""
+    x = images(net, count, seed)
+    generator = torch.Generator().manual_seed(seed)
+    contrast, brightness = torch.rand(2, count, 1, 1, 1, generator=generator, dtype=x.dtype)
+    return x * 3 * contrast + 6 * (brightness - 0.5)
+
+
+def load_from(x: Tensor, labels: Tensor):
+    return lambda ids: Batch(x[ids], labels[ids], ids)
+
+
+def traces_on(net: Supernet, count: int = 40, seed: int = 1) -> Traces:
+    x = varied(net, count, seed)
+    labels = torch.randint(7, (count,), generator=torch.Generator().manual_seed(seed))
+    load = load_from(x, labels)
+    return Traces(net, (load(part) for part in torch.arange(count).split(16)), load, image_size=side(net))
+
+
+# decide
+
+
+def test_decide_takes_the_best_score_less_its_price() -> None:
+    scores, prices = torch.tensor([[0.1, 0.5, 0.6]]), torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
+    assert decide(scores, prices, Policy(0.0)).item() == 2
+    assert decide(scores, prices, Policy(0.3)).item() == 1  # 0.1, 0.35, 0.3
+    assert decide(scores, prices, Policy(2.0)).item() == 0
+    assert decide(torch.zeros(1, 3), prices, Policy(0.0)).item() == 0  # equal: the slimmest
+    assert decide(scores, prices, Policy(-5.0)).item() == 2
+    assert decide(scores, prices, Policy(0.0), torch.tensor([True, True, False])).item() == 1
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_scores_that_are_not_finite_never_route(bad: float) -> None:
+    with pytest.raises(RoutingError, match="scores of 1 of 2 inputs are not finite"):
+        decide(torch.tensor([[0.0, 1.0], [bad, 1.0]]), torch.zeros(2), Policy())
+    net = router_net("ds_mobilenet_v1_tiny", ROUTERS[1])
+    x = images(net)
+    x[1, 0, 0, 0] = torch.nan
+    with pytest.raises(RoutingError, match="not finite"):
+        route(net, x)
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_prices_are_the_cost_of_going_on_uniformly(name: str) -> None:
+    net = router_net(name, RouterSpec("gate"))
+    table = CostTable(net, side(net))
+    prices = Prices(table)
+    width = net.spec.widths[0] - 1
+    uniform = (width,) * len(net.space)
+    start = table.madds(uniform, dynamic=True) - table.front.madds - table.routers[0][0].madds
+    assert prices.at(0, 0)[width].item() == pytest.approx(start / table.widest)
+    for point in range(len(net.space)):
+        row = prices.at(point, 0)
+        assert (row[1:] > row[:-1]).all()
+
+
+# the cost of probing
+
+
+@pytest.mark.parametrize("name", [*SMALL, "us_mobilenet_v1", "ds_efficientnet_tiny"])
+def test_a_probe_is_always_charged_and_what_is_shared_only_once(name: str) -> None:
+    net = router_net(name, RouterSpec("slim_first", "correctness"))
+    table = CostTable(net, side(net))
+    slimmest, *wider = net.candidates
+    head = net.probe.madds()
+    assert head == (7 + 7 + 1) * 32 + 32 * len(net.candidates)
+    assert table.madds(slimmest, dynamic=True) == table.madds(slimmest) + head
+    for path in wider:
+        extra = table.madds(path, dynamic=True) - table.madds(slimmest, dynamic=True)
+        assert extra == table.madds(path) - table.shared.madds
+        mixes = [torch.eye(k)[[w]] for k, w in zip(net.spec.widths, path, strict=True)]
+        assert table.expected(mixes).item() == table.madds(path, dynamic=True)
+    mixes = [torch.eye(k)[[w]] for k, w in zip(net.spec.widths, slimmest, strict=True)]
+    assert table.expected(mixes).item() == table.madds(slimmest, dynamic=True)
+    static = CostTable(replace(net.spec, router=None), side(net))
+    assert all(table.madds(path) == static.madds(path) for path in net.candidates)
+
+
+@pytest.mark.parametrize("name", [*SMALL, "ds_efficientnet_tiny"])
+def test_what_all_paths_share_is_what_enter_runs(name: str) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    net = router_net(name, RouterSpec("slim_first", "correctness"))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        net.enter(images(net, 1))
+    assert CostTable(net, side(net)).shared.layers == counter.get_total_flops() // 2
+
+
+# route
+
+
+@pytest.mark.parametrize("router", ROUTERS, ids=lambda r: f"{r.kind}-{r.targets}")
+@pytest.mark.parametrize("name", TINY)
+def test_routing_a_batch_equals_running_every_sample_alone(name: str, router: RouterSpec) -> None:
+    count = 24
+    net = router_net(name, router)
+    x = varied(net, count)
+    table = CostTable(net, side(net))
+    policy = Policy()
+    routed = route(net, x, policy)
+    assert len(routed.paths.unique(dim=0)) > 1, "the test needs samples that take different paths"
+    for row in range(count):
+        path = tuple(routed.paths[row].tolist())
+        assert path in net.routing
+        assert routed.madds[row] == table.madds(path, dynamic=True)
+        with torch.no_grad():
+            assert_close(routed.logits[row], net(x[row : row + 1], path)[0])
+        alone = route(net, x[row : row + 1], policy)
+        assert tuple(alone.paths[0].tolist()) == path
+    again = route(net, x, policy)
+    assert torch.equal(again.paths, routed.paths)
+    assert torch.equal(again.logits, routed.logits)
+
+
+def test_gates_without_heads_can_still_probe() -> None:
+    net = router_net("us_mobilenet_v1", ROUTERS[1])
+    routed = route(net, varied(net, 4), Policy(0.1))
+    assert routed.paths.shape == (4, 1)
+    with pytest.raises(ValueError, match="has no slimming heads; use the router slim_first"):
+        replace(net.spec, router=RouterSpec("gate"))
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("router", ROUTERS[:2], ids=lambda r: r.kind)
+def test_a_cap_is_never_exceeded(name: str, router: RouterSpec) -> None:
+    net = router_net(name, router)
+    x = varied(net, 16)
+    assert route(net, x, Policy(-1e3)).paths.max() == net.spec.widths[0] - 1
+    for cap in range(net.spec.widths[0]):
+        assert route(net, x, Policy(-1e3, cap)).paths.max() == cap
+    restricted = router_net(name, router, routing=[1, 2])
+    with pytest.raises(RoutingError, match="max_width 0 is below the slimmest width"):
+        route(restricted, x, Policy(0.0, 0))
+    assert set(route(restricted, x).paths.flatten().tolist()) <= {1, 2}
+
+
+def test_an_unrouted_network_says_so() -> None:
+    net = randomised("ds_mobilenet_v1_tiny")
+    with pytest.raises(ValueError, match="has not learned to route; train it with"):
+        route(net, images(net))
+
+
+# traces and budgets
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("router", [*ROUTERS, RouterSpec("threshold")], ids=lambda r: f"{r.kind}-{r.targets}")
+def test_traces_tell_what_route_does(name: str, router: RouterSpec) -> None:
+    net = router_net(name, router)
+    traces = traces_on(net)
+    batch = traces.load(torch.arange(40))
+    for policy in (Policy(), Policy(0.5), Policy(-2.0), Policy(5.0), Policy(0.2, 1)):
+        outcome, routed = traces.at(policy), route(net, batch.images, policy)
+        assert torch.equal(outcome.paths, routed.paths)
+        assert torch.equal(outcome.madds, routed.madds)
+        assert torch.equal(outcome.correct, routed.logits.argmax(1) == batch.labels)
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("router", ROUTERS, ids=lambda r: f"{r.kind}-{r.targets}")
+def test_budgets_are_met_on_the_images_they_were_calibrated_on(name: str, router: RouterSpec) -> None:
+    net = router_net(name, router)
+    traces = traces_on(net, 60)
+    rows = calibrate(traces)
+    assert len(rows) > 3
+    assert [row.madds for row in rows] == sorted(row.madds for row in rows)
+    net.card = replace(net.card, budgets=rows)
+    for row in rows:
+        policy = policy_for(net, row.madds, image_size=side(net))
+        outcome = traces.at(policy)
+        assert outcome.madds.double().mean().item() == pytest.approx(row.madds, rel=1e-6)
+        assert outcome.correct.double().mean().item() == pytest.approx(row.accuracy)
+    middle = (rows[3].madds + rows[4].madds) / 2 if len(rows) > 4 else rows[1].madds
+    spent = traces.at(policy_for(net, middle, image_size=side(net))).madds.double().mean().item()
+    assert rows[2].madds <= spent <= rows[-1].madds
+
+
+def test_the_threshold_router_escalates_below_one_probability_to_one_width() -> None:
+    net = router_net("ds_mobilenet_v1_tiny", RouterSpec("threshold"))
+    traces = traces_on(net, 60)
+    fit_threshold(traces)
+    chosen = int(net.probe.width)
+    tops = traces.scores[()][:, 0]
+    for lam in (0.1, 0.4, 0.8):
+        outcome = traces.at(Policy(lam))
+        escalated = outcome.paths[:, 0] > 0
+        assert set(outcome.paths[:, 0].tolist()) <= {0, chosen}
+        if escalated.any() and (~escalated).any():
+            assert tops[escalated].max() < tops[~escalated].min()
+
+
+def test_budgets_are_understood_clamped_and_interpolated() -> None:
+    net = router_net("ds_mobilenet_v1_tiny", ROUTERS[1])
+    table = CostTable(net)
+    assert parse_budget("1.5M", table) == 1.5e6
+    assert parse_budget("300k", table) == 3e5
+    assert parse_budget("0.002B", table) == 2e6
+    assert parse_budget(0.5, table) == table.widest / 2
+    assert parse_budget("0.5", table) == table.widest / 2
+    assert parse_budget(2_000_000, table) == 2e6
+    for bad in ("fast", "", "-3M", "0", "1.2.3M", "nan"):
+        with pytest.raises(RoutingError, match="is not understood; write MAdds such as 150M"):
+            parse_budget(bad, table)
+    with pytest.raises(RoutingError, match="has no calibrated budgets"):
+        policy_for(net, "1M")
+    net.card = replace(net.card, budgets=(Budget(1e6, 2.0, 0.5, 32), Budget(2e6, 1.0, 0.6, 32)))
+    assert policy_for(net, "1.25M") == Policy(1.75)
+    assert policy_for(net, "1.25M", max_width=3) == Policy(1.75, 3)
+    low, high = policy_for(net, "10k"), policy_for(net, "3M")
+    assert (low.lam, high.lam) == (2.0, 1.0)
+    assert "budget 3M is out of reach: on average this router spends 1M to 2M MAdds; taking 2M" in high.note
+    with pytest.raises(RoutingError, match=r"calibrated for image sizes \[32\] but not for 64"):
+        policy_for(net, "1M", image_size=64)
+    with pytest.raises(RoutingError, match="max_width is -1"):
+        policy_for(net, max_width=-1)
