@@ -18,12 +18,17 @@ test: $(VENV)/installed-dev
 test-slow: $(VENV)/installed-dev
 	$(BIN)/pytest -m slow
 
-# The pages in docs/results, from the runs up: about 70 minutes on two cores. DATA is the folder of cifar-10-batches-bin.
+# The pages in docs/results, from the runs up: some hours on two cores. DATA is the folder of cifar-10-batches-bin.
 results: $(VENV)/installed
 	@test -n "$(DATA)" || { echo "say where CIFAR-10 is: make results DATA=folder"; exit 2; }
 	for model in ds_mobilenet_v1_tiny ds_resnet_tiny; do \
-	  $(BIN)/dsnet train --config configs/cifar10_$$model.yaml --data.root "$(DATA)" --out runs/cifar10_$$model && \
-	  $(BIN)/dsnet eval runs/cifar10_$$model --export docs/results/cifar10_$$model || exit 1; \
+	  for seed in 0 1; do \
+	    $(BIN)/dsnet train --config configs/cifar10_$$model.yaml --data.root "$(DATA)" --seed $$seed \
+	      --out runs/cifar10_$$model-$$seed || exit 1; \
+	  done; \
+	  $(BIN)/dsnet eval runs/cifar10_$$model-0 runs/cifar10_$$model-1 --export docs/results/cifar10_$$model && \
+	  $(BIN)/python benchmarks/routers.py --runs runs/cifar10_$$model-0 runs/cifar10_$$model-1 --out runs/routers \
+	    --epochs 2 --export docs/results/routers_$$model || exit 1; \
 	done
 	for seed in 0 1 2; do $(BIN)/dsnet train --seed $$seed --out runs/digits$$seed || exit 1; done
 	$(BIN)/dsnet eval runs/digits0 runs/digits1 runs/digits2 --export docs/results/digits
@@ -31,6 +36,7 @@ results: $(VENV)/installed
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/forward_paths.py
 	$(BIN)/python benchmarks/stage1.py
+	$(BIN)/python benchmarks/stage2.py
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .

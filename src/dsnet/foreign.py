@@ -11,7 +11,7 @@ import pickle
 import re
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path as File
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dsnet.checkpoint import CheckpointError
 from dsnet.models import Supernet, create_model
-from dsnet.nn import Sliceable, SliceBatchNorm2d
+from dsnet.nn import RouterSpec, Sliceable, SliceBatchNorm2d
 
 Weights = Literal["model", "ema"]
 
@@ -125,6 +125,7 @@ def import_released(tensors: Mapping[str, Tensor]) -> tuple[Supernet, ImportRepo
             elif isinstance(layer, Sliceable):
                 for kind, parameter in layer.named_parameters():
                     source.copy(f"{names[path]}.{kind}", parameter, cut=path.startswith(_CUT))
+    net.spec = replace(net.spec, router=RouterSpec("gate", "try_best"))  # its slimming head is trained
     return net, source.report()
 
 

@@ -21,6 +21,7 @@ from dsnet.cli import main
 from dsnet.training.state import load_state, save_state
 
 OPTIONS = ["--threads", "1", "--optim.epochs", "2", "--optim.batch_size", "128", "--data.augment.crop", "pad"]
+OPTIONS += ["--sgs_optim.epochs", "2", "--sgs_optim.batch_size", "128"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -47,11 +48,14 @@ def same_tensors(a: object, b: object) -> bool:
 
 def assert_same_run(a: Path, b: Path) -> None:
     assert (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes()
-    first, second = (load_state(folder / "state" / "last.pt") for folder in (a, b))
-    for key in ("net", "ema", "optimizer", "random"):
-        assert same_tensors(first[key], second[key]), key
-    lines = [[(line["epoch"], line["loss/widest"]) for line in s["progress"]["history"]] for s in (first, second)]
-    assert lines[0] == lines[1]
+    for below, loss in ((".", "loss/widest"), ("gate", "loss/guidance")):
+        first, second = (load_state(folder / below / "state" / "last.pt") for folder in (a, b))
+        for key in ("net", "ema", "optimizer", "random"):
+            assert same_tensors(first[key], second[key]), (below, key)
+        lines = [[(line["epoch"], line[loss]) for line in s["progress"]["history"]] for s in (first, second)]
+        assert lines[0] == lines[1]
+    rows = [json.loads((folder / "results" / "test.json").read_text())["dynamic"]["rows"] for folder in (a, b)]
+    assert rows[0] == rows[1]
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +86,22 @@ def test_killed_at_random_points_and_resumed_is_bitwise_equal(unbroken: Path, tm
             kills += 1
     assert process.returncode == 0
     assert kills >= 1
+    assert_same_run(unbroken, folder)
+
+
+def test_killed_in_stage_two_and_resumed_is_bitwise_equal(unbroken: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start(folder, "--save_steps", "2")
+    wait_for_state(folder / "gate", process)
+    time.sleep(0.3)
+    process.kill()
+    process.wait()
+    assert not (folder / "results" / "test.json").exists()
+    before = (folder / "state" / "last.pt").stat().st_mtime_ns
+    again = start(folder)
+    again.communicate(timeout=240)
+    assert again.returncode == 0
+    assert (folder / "state" / "last.pt").stat().st_mtime_ns == before, "stage I is not trained again"
     assert_same_run(unbroken, folder)
 
 

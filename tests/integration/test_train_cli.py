@@ -16,6 +16,7 @@ from dsnet.config import read_config
 
 ROOT = Path(__file__).parents[2]
 SHORT = ["--threads", "1", "--optim.epochs", "1", "--optim.batch_size", "256"]
+SHORT += ["--sgs_optim.epochs", "1", "--sgs_optim.batch_size", "256"]
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,10 @@ def test_a_run_folder_tells_everything(run: Path) -> None:
         "results/test.png",
         "state/last.pt",
         "state/best.pt",
+        "gate/state/last.pt",
+        "gate/metrics.jsonl",
+        "results/test-gates.png",
+        "results/test-examples.png",
     }
     assert any(name.startswith("tensorboard/") for name in names)
     config = read_config(run / "config.yaml")
@@ -59,7 +64,7 @@ def test_eval_shows_and_writes_every_width(run: Path, capsys: pytest.CaptureFixt
     assert main(["eval", str(run), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result == json.loads((run / "results" / "test.json").read_text())
-    assert result["schema"] == 1
+    assert result["schema"] == 2
     assert [row["path"] for row in result["rows"]] == [[k] for k in range(6)]
     table = dsnet.CostTable(dsnet.load(run))
     for row in result["rows"]:
@@ -79,8 +84,10 @@ def test_several_seeds_are_combined_and_exported(run: Path, tmp_path: Path, caps
     assert result["rows"][5]["top1"] == pytest.approx(sum(single) / 2)
     assert result["rows"][5]["top1_std"] == pytest.approx(abs(single[0] - single[1]) / 2**0.5)
     page = (tmp_path / "docs" / "digits.md").read_text()
-    assert page.count("\n| ") == 8
-    assert "![accuracy against MAdds](digits.png)" in page
+    assert page.count("\n| ") == 8 + 7
+    assert "](digits.png)" in page
+    assert "](digits-gates.png)" in page
+    assert result["dynamic"]["rows"][2]["gain_std"] >= 0
     static = tmp_path / "static"
     assert main(["train", "--out", str(static), *SHORT, "--model.name", "ds_resnet_tiny"]) == 0
     assert main(["eval", str(run), str(static)]) == 2
@@ -112,7 +119,16 @@ def test_a_folder_of_images_and_a_model_with_several_gates(tmp_path: Path, capsy
     root = make_folder(tmp_path / "pets")
     folder = tmp_path / "run"
     words = ["--data.dataset", "folder", "--data.root", str(root), "--model.name", "ds_resnet_tiny"]
-    size = ["--data.image-size", "32", "--optim.batch_size", "16", "--data.workers", "2"]
+    size = [
+        "--data.image-size",
+        "32",
+        "--optim.batch_size",
+        "16",
+        "--sgs_optim.batch_size",
+        "16",
+        "--data.workers",
+        "2",
+    ]
     assert main(["train", "--out", str(folder), *SHORT, *words, *size]) == 0
     shown = capsys.readouterr().out
     assert "3,3,3,3" in shown
@@ -136,6 +152,8 @@ def test_damaged_images_are_skipped_listed_and_counted(tmp_path: Path, capsys) -
         "32",
         "--optim.batch_size",
         "11",
+        "--stage",
+        "supernet",
     ]
     assert main(["train", "--out", str(tmp_path / "a"), *SHORT, *words]) == 2
     assert f"{bad} cannot be read as an image" in capsys.readouterr().err
@@ -180,7 +198,14 @@ def test_wrong_keys_are_refused_in_one_line(words: list[str], message: str, tmp_
         (["--optim.compile", "bogus"], "optim.compile 'bogus' is unknown; choose from"),
         (["--data.image_size", "0"], "data.image_size is 0"),
         (["--model.name", "ds_resnet51"], "model 'ds_resnet51' is unknown; did you mean ds_resnet50"),
-        (["--optim.batch_size", "9999"], "batch size 9999 is larger than the 1295 training images"),
+        (["--optim.batch_size", "9999"], "optim.batch_size: batch size 9999 is larger than the 1295 training images"),
+        (["--sgs_optim.batch_size", "9999"], "sgs_optim.batch_size: batch size 9999 is larger than the 1295 training"),
+        (["--stage", "gate"], "--stage gate and --from RUN belong together"),
+        (["--from", "nowhere"], "--stage gate and --from RUN belong together"),
+        (["--stage", "gate", "--from", "nowhere"], "nowhere is not a model folder"),
+        (["--sgs.router", "slim_first", "--sgs.complexity", "1"], "are for router gate"),
+        (["--model.name", "us_mobilenet_v1", "--sgs.router", "gate"], "has no slimming heads"),
+        (["--model.routing", "[0, 9]"], "routing [0, 9] at choice point 0 goes beyond its widths"),
         (["--model.name", "ds_mobilenet_v1"], "image size 16 is too small"),
     ],
 )
@@ -207,3 +232,117 @@ def test_the_default_command_learns_the_digits(seed: int, tmp_path: Path, capsys
     rows = json.loads((tmp_path / "run" / "results" / "test.json").read_text())["rows"]
     assert rows[-1]["top1"] >= 0.97
     assert rows[0]["top1"] >= 0.90
+
+
+def test_the_dynamic_network_is_evaluated(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(run), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    dynamic = result["dynamic"]
+    assert (dynamic["router"], dynamic["targets"]) == ("slim_first", "correctness")
+    assert len(dynamic["rows"]) == 5
+    assert sum(dynamic["difficulty"].values()) == pytest.approx(1)
+    assert dynamic["difficulty"]["easy"] == pytest.approx(result["rows"][0]["top1"])
+    for row in dynamic["rows"]:
+        assert sum(row["gates"][0]["shares"]) == pytest.approx(1)
+        assert row["gain"] == pytest.approx(100 * (row["top1"] - row["hull"]))
+        assert row["p50"] <= row["p95"]
+    assert main(["eval", str(run), "--budgets", "0.5", "400k", "9G", "--max_width", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert "400.0k" in shown
+    assert "warning: budget 9e+03M is out of reach" in shown
+    assert main(["eval", str(run), "--budgets", "quick"]) == 2
+    assert "budget 'quick' is not understood" in capsys.readouterr().err
+
+
+def test_a_router_is_trained_for_a_supernet_and_by_the_papers_gate(run: Path, tmp_path: Path, capsys) -> None:
+    short = ["--sgs_optim.epochs", "1", "--threads", "1"]
+    gate = tmp_path / "gate"
+    words = ["--stage", "gate", "--from", str(run), "--sgs.router", "gate", "--model.routing", "[0, 2, 5]"]
+    assert main(["train", "--out", str(gate), *words, *short]) == 0
+    net, source = dsnet.load(gate), dsnet.load(run)
+    assert net.spec.router.kind == "gate"
+    assert net.spec.routing == ((0, 2, 5),)
+    assert net.card.budgets
+    kept = source.state_dict()
+    for name, tensor in net.state_dict().items():
+        assert ".slimming." in name or torch.equal(tensor, kept[name])
+    config = read_config(gate / "config.yaml")
+    assert (config.stage, config.source, config.seed, config.optim.batch_size) == ("gate", str(run), 3, 256)
+    assert main(["eval", str(gate)]) == 0
+    assert "router gate, targets try_best" in capsys.readouterr().out
+    threshold = tmp_path / "threshold"
+    assert main(["train", "--out", str(threshold), "--stage=gate", f"--from={run}", "--sgs.router=threshold"]) == 0
+    assert "router threshold" in capsys.readouterr().out
+    assert main(["eval", str(run), str(gate)]) == 2
+    assert main(["train", "--stage", "gate", "--from", str(run), "--model.name", "ds_resnet_tiny", *short]) == 2
+    assert "holds a ds_mobilenet_v1_tiny, not a ds_resnet_tiny" in capsys.readouterr().err
+    assert main(["train", "--stage", "gate", "--from", str(run), "--data.split_seed", "5", *short]) == 2
+    assert "the data is not the one that the run" in capsys.readouterr().err
+
+
+def test_static_networks_are_drawn_beside(run: Path, tmp_path: Path, capsys) -> None:
+    words = ["--model.name", "mobilenet_v1", "--model.width", "0.25", "--data.image_size", "32"]
+    static = tmp_path / "static"
+    assert main(["train", "--out", str(static), *SHORT, *words]) == 0
+    assert main(["eval", str(run), "--static", str(static)]) == 0
+    assert "1-seeds.png" in capsys.readouterr().out
+    assert main(["eval", str(run), "--static", str(tmp_path)]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_predict_tells_class_path_and_cost(run: Path, tmp_path: Path, capsys) -> None:
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    for number in range(4):
+        Image.fromarray((digits.images[number] * 255 / 16).astype("uint8")).save(tmp_path / f"{number}.png")
+    names = [str(tmp_path / f"{number}.png") for number in range(4)]
+    assert main(["predict", str(run), *names, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["file"] for row in rows] == names
+    net = dsnet.load(run)
+    table = dsnet.CostTable(net)
+    for row in rows:
+        assert row["madds"] == table.madds(row["path"], dynamic=True)
+        assert 0 < row["confidence"] <= 1
+        assert row["name"] == str(row["label"])
+    assert main(["predict", str(run), str(tmp_path), "--json", "--batch_size", "1"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert [row["path"] for row in again] == [row["path"] for row in rows]
+    for budget, wanted in (("1k", 0), ("9M", 5)):
+        assert main(["predict", str(run), *names, "--json", "--budget", budget]) == 0
+        found = capsys.readouterr()
+        assert "is out of reach" in found.err
+        assert max(row["path"][0] for row in json.loads(found.out)) <= 5 * (wanted > 0)
+    assert main(["predict", str(run), *names, "--path", "2"]) == 0
+    assert "MAdds per image on average" in capsys.readouterr().out
+    assert main(["predict", str(run), *names, "--json", "--budget", "9M", "--max-width", "1"]) == 0
+    assert max(row["path"][0] for row in json.loads(capsys.readouterr().out)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere.png"], "nowhere.png does not exist; give image files"),
+        (["EMPTY"], "holds no images"),
+        (["BAD"], "cannot be read as an image"),
+        (["GOOD", "--budget", "lots"], "budget 'lots' is not understood"),
+        (["GOOD", "--path", "7"], "path (7,) asks for width 7 at choice point 0"),
+        (["GOOD", "--path", "1", "--budget", "1M"], "--path pins the widths"),
+        (["GOOD", "--max_width", "-1"], "max_width is -1"),
+        (["GOOD", "--batch_size", "0"], "--batch_size is 0"),
+    ],
+)
+def test_predict_refuses_what_it_cannot_do(words: list[str], message: str, run: Path, tmp_path: Path, capsys) -> None:
+    from PIL import Image
+
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    Image.new("L", (20, 30)).save(tmp_path / "good.png")
+    places = {"EMPTY": "empty", "BAD": "bad.png", "GOOD": "good.png"}
+    filled = [str(tmp_path / places[word]) if word in places else word for word in words]
+    assert main(["predict", str(run), *filled]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error

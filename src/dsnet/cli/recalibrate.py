@@ -19,7 +19,7 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
 
     from dsnet.checkpoint import load, save
     from dsnet.data import named_worker_deaths
-    from dsnet.pipeline import CONFIG, calibration_images, check_data, open_data, read_config
+    from dsnet.pipeline import CONFIG, calibrate_budgets, calibration_images, check_data, open_data, read_config
     from dsnet.training import recalibrate
 
     folder = File(args.run)
@@ -34,5 +34,9 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     if batches == 0:
         print(f"{net.spec.name} has no batch norm: there is nothing to recalibrate")
         return
+    if net.spec.router is not None:
+        calibrate_budgets(net, data, config)
     save(net, folder)
     print(f"{folder}: statistics of {net.space.size} widths averaged over {batches} batches; weights are unchanged")
+    if net.spec.router is not None:
+        print(f"{folder}: budgets of the router calibrated anew")

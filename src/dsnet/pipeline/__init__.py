@@ -1,7 +1,7 @@
 """Runs: from a config to a folder, and from a folder to its evaluation."""
 
 from dsnet.config import CONFIG, read_config
-from dsnet.pipeline.assess import calibration_images, evaluate_split, open_data, record, traces_of
+from dsnet.pipeline.assess import calibrate_budgets, calibration_images, evaluate_split, open_data, record, traces_of
 from dsnet.pipeline.folder import GATE, SPLITS, check_data, prepare_folder
 from dsnet.pipeline.run import train
 
@@ -9,6 +9,7 @@ __all__ = [
     "CONFIG",
     "GATE",
     "SPLITS",
+    "calibrate_budgets",
     "calibration_images",
     "check_data",
     "evaluate_split",

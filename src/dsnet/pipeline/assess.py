@@ -17,9 +17,10 @@ from dsnet.config import TrainConfig
 from dsnet.data import Batch, Dataset, Split, TrainBatches, named_worker_deaths, open_dataset, plain_batches
 from dsnet.evaluate import evaluate, evaluate_dynamic, paths_to_evaluate
 from dsnet.models import Supernet
+from dsnet.nn import ThresholdHead
 from dsnet.reports.figures import examples_figure
 from dsnet.reports.show import draw
-from dsnet.routing import Traces
+from dsnet.routing import Traces, calibrate, fit_threshold
 
 EVAL_BATCH = 256
 
@@ -46,6 +47,14 @@ def calibration_images(data: Dataset, config: TrainConfig, *, seed: int = 0) -> 
 def traces_of(net: Supernet, part: Split, config: TrainConfig, skipped: list[str], *, name: str) -> Traces:
     """What the router does on a split."""
     return Traces(net, counted(part, config, skipped, name=name), part.load, image_size=part.loader.size)
+
+
+def calibrate_budgets(net: Supernet, data: Dataset, config: TrainConfig) -> None:
+    """Find the lambdas of all budgets on the calibration split, and keep them in the network's card."""
+    traces = traces_of(net, data.calibration, config, [], name="calibration")
+    if isinstance(net.probe, ThresholdHead):
+        fit_threshold(traces)
+    net.card = replace(net.card, budgets=calibrate(traces))
 
 
 def evaluate_split(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path as File
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -15,9 +14,8 @@ from dsnet.config import TrainConfig
 from dsnet.data import Batch, Dataset, Split, TrainBatches, named_worker_deaths, plain_batches
 from dsnet.evaluate import accuracy, router_auc
 from dsnet.models import Card, Preprocessing, Supernet
-from dsnet.pipeline.assess import EVAL_BATCH, calibration_images, evaluate_split, open_data, record, traces_of
+from dsnet.pipeline.assess import EVAL_BATCH, calibrate_budgets, calibration_images, evaluate_split, open_data, record
 from dsnet.pipeline.folder import GATE, SPLITS, check_data, prepare_folder
-from dsnet.routing import calibrate, fit_threshold
 from dsnet.training import IEB, SGS, Loop, TrainingError, recalibrate, with_fresh_router
 from dsnet.training.display import make_display
 from dsnet.training.distributed import barrier, process_group, rank, world
@@ -33,19 +31,21 @@ def train(config: TrainConfig, folder: File, *, resume: bool = False) -> dict[st
         torch.set_num_threads(config.threads)
     with process_group(), named_worker_deaths():
         data = open_data(config)
+        in_stage_two = resume and (folder / GATE / "state" / "last.pt").exists()
+        # Whatever can be wrong with the config comes to light before the folder is touched.
+        if config.routes:
+            train_batches(config, data, "sgs_optim")
+        loop = None if config.stage == "gate" or in_stage_two else supernet_loop(config, folder, data)
         if resume:
             check_data(folder, data)
         elif rank() == 0:
-            if config.stage == "gate":
-                source = source_network(config, data)
-                prepare_folder(folder, config, data)
+            source = source_network(config, data) if config.stage == "gate" else None
+            prepare_folder(folder, config, data)
+            if source is not None:
                 save(source, folder)
-            else:
-                prepare_folder(folder, config, data)
         barrier()
-        in_stage_two = resume and (folder / GATE / "state" / "last.pt").exists()
-        if config.stage != "gate" and not in_stage_two:
-            train_supernet(config, folder, data, resume=resume)
+        if loop is not None:
+            train_supernet(loop, config, folder, data, resume=resume)
             barrier()
         if config.routes:
             train_router(config, folder, data, resume=in_stage_two)
@@ -56,14 +56,15 @@ def train(config: TrainConfig, folder: File, *, resume: bool = False) -> dict[st
         return result
 
 
-def train_supernet(config: TrainConfig, folder: File, data: Dataset, *, resume: bool) -> None:
-    """Stage I; leaves the best moving average, recalibrated, in the folder."""
+def supernet_loop(config: TrainConfig, folder: File, data: Dataset) -> Loop:
     torch.manual_seed(config.seed)
-    net = new_network(config, data)
-    options = loop_options(config)
-    batches = train_batches(config, data, config.optim.batch_size)
-    stage = IEB(net, config.ieb)
-    loop = Loop(stage, batches, config.optim, folder=folder, momentum=config.ieb.momentum, **options)
+    stage = IEB(new_network(config, data), config.ieb)
+    batches = train_batches(config, data, "optim")
+    return Loop(stage, batches, config.optim, folder=folder, momentum=config.ieb.momentum, **loop_options(config))
+
+
+def train_supernet(loop: Loop, config: TrainConfig, folder: File, data: Dataset, *, resume: bool) -> None:
+    """Stage I; leaves the best moving average, recalibrated, in the folder."""
     if resume:
         loop.resume()
 
@@ -86,10 +87,8 @@ def train_router(config: TrainConfig, folder: File, data: Dataset, *, resume: bo
     torch.manual_seed(config.seed)
     net = with_fresh_router(net, config.routed(net.spec))
     if config.sgs.router != "threshold":
-        batches = train_batches(config, data, config.sgs_optim.batch_size)
-        options = loop_options(config)
-        below = folder / GATE
-        stage = SGS(net, config.sgs)
+        batches, options = train_batches(config, data, "sgs_optim"), loop_options(config)
+        below, stage = folder / GATE, SGS(net, config.sgs)
         loop = Loop(
             stage, batches, config.sgs_optim, folder=below, momentum=config.sgs.momentum, keep="last", **options
         )
@@ -104,10 +103,7 @@ def train_router(config: TrainConfig, folder: File, data: Dataset, *, resume: bo
     if rank() != 0:
         return
     net = net.to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
-    traces = traces_of(net, data.calibration, config, [], name="calibration")
-    if config.sgs.router == "threshold":
-        fit_threshold(traces)
-    net.card = replace(net.card, budgets=calibrate(traces))
+    calibrate_budgets(net, data, config)
     save(net, folder)
 
 
@@ -126,8 +122,12 @@ def run_loop(loop: Loop, validate: Validate, shown: File, folder: File) -> Super
         display.close()
 
 
-def train_batches(config: TrainConfig, data: Dataset, batch_size: int) -> TrainBatches:
-    return TrainBatches(data.train, batch_size, config.seed, config.data.workers, rank=rank(), world=world())
+def train_batches(config: TrainConfig, data: Dataset, key: Literal["optim", "sgs_optim"]) -> TrainBatches:
+    size = getattr(config, key).batch_size
+    try:
+        return TrainBatches(data.train, size, config.seed, config.data.workers, rank=rank(), world=world())
+    except ValueError as error:
+        raise ValueError(f"{key}.batch_size: {error}") from None
 
 
 def loop_options(config: TrainConfig) -> dict[str, Any]:

@@ -1,0 +1,82 @@
+"""The judgement of a dynamic network, by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from unit.test_routing import ROUTERS, router_net, traces_on
+
+from dsnet.evaluate import evaluate_dynamic
+from dsnet.evaluate.dynamic import auc, concave, difficulties, health, histograms, hull, oracle, row_of
+from dsnet.routing import Policy, calibrate
+
+
+def fake(right: list[list[int]], madds: list[int]) -> SimpleNamespace:
+    """Traces of a network with one choice point; right[k][n]: is width k right on image n?"""
+    paths = [(k,) for k in range(len(madds))]
+    table = SimpleNamespace(madds=lambda path: madds[path[0]])
+    net = SimpleNamespace(space=SimpleNamespace(uniform=paths), candidates=paths, spec=SimpleNamespace(widths=(3,)))
+    answers = {path: torch.tensor(right[path[0]], dtype=torch.bool) for path in paths}
+    return SimpleNamespace(net=net, table=table, right=lambda path: answers[path])
+
+
+def test_the_hull_is_concave_and_rises() -> None:
+    points = [(1, 0.5, (0,)), (2, 0.52, (1,)), (3, 0.7, (2,)), (5, 0.72, (3,)), (6, 0.71, (4,))]
+    assert [point[2] for point in concave(points)] == [(0,), (2,), (3,)]
+
+
+def test_hull_accuracy_is_a_lottery_between_its_corners() -> None:
+    traces = fake([[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]], [10, 20, 40])
+    assert hull(traces, 10).mean() == 0.25
+    assert hull(traces, 15).tolist() == [1, 0.5, 0.5, 0]
+    assert hull(traces, 30).mean() == pytest.approx(0.875)
+    assert hull(traces, 5).mean() == 0.25
+    assert hull(traces, 99).mean() == 1
+
+
+def test_difficulty_and_oracle_by_hand() -> None:
+    traces = fake([[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0]], [10, 20, 40])
+    found = {name: mine.tolist() for name, mine in difficulties(traces).items()}
+    assert found["easy"] == [True, False, False, False]
+    assert found["dependent"] == [False, True, True, False]
+    assert found["hard"] == [False, False, False, True]
+    assert oracle(traces) == {"top1": 0.75, "madds": (10 + 20 + 40 + 10) / 4}
+
+
+def test_auc_counts_pairs() -> None:
+    scores = torch.tensor([0.1, 0.4, 0.4, 0.8, 0.3])
+    positive = torch.tensor([False, True, False, True, False])
+    wins = sum((p > n) + 0.5 * (p == n) for p in scores[positive].tolist() for n in scores[~positive].tolist())
+    assert auc(scores, positive) == pytest.approx(wins / 6)
+    assert auc(scores, torch.ones(5, dtype=torch.bool)) == 0.5
+
+
+def test_histograms_and_health() -> None:
+    net = SimpleNamespace(spec=SimpleNamespace(widths=(3, 2)))
+    gates = histograms(net, torch.tensor([[0, 1], [0, 1], [2, 1], [2, 1]]))
+    assert gates[0] == {"shares": [0.5, 0, 0.5], "entropy": pytest.approx(1.0)}
+    assert gates[1] == {"shares": [0, 1], "entropy": pytest.approx(0.0)}
+    (warning,) = health([{"gates": gates}])
+    assert "gate 1 sends 100.0% of the images to width 1" in warning
+    assert "use sgs.router slim_first" in warning
+
+
+@pytest.mark.parametrize("router", ROUTERS, ids=lambda r: f"{r.kind}-{r.targets}")
+@pytest.mark.parametrize("name", ["ds_mobilenet_v1_tiny", "ds_resnet_tiny"])
+def test_a_result_is_consistent_with_its_traces(name: str, router: object) -> None:
+    net = router_net(name, router)
+    traces = traces_on(net, 60)
+    net.card = type(net.card)(budgets=calibrate(traces), preprocessing=net.card.preprocessing)
+    result = evaluate_dynamic(traces, [1.0, 0.6, 0.3])
+    for row in result["rows"]:
+        outcome = traces.at(Policy(row["lam"]))
+        assert row["top1"] == pytest.approx(outcome.correct.double().mean().item())
+        assert row["madds"] == pytest.approx(outcome.madds.double().mean().item())
+        classes = [(result["difficulty"][key], part["madds"]) for key, part in row["difficulty"].items()]
+        assert sum(share * (madds or 0) for share, madds in classes) == pytest.approx(row["madds"])
+    assert result["as_trained"]["lam"] == 0
+    assert result == evaluate_dynamic(traces, [1.0, 0.6, 0.3])
+    difference = row_of(traces, Policy(0.1), difficulties(traces))
+    assert difference["gain"] == pytest.approx(100 * (difference["top1"] - difference["hull"]))
