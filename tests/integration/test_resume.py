@@ -168,7 +168,7 @@ def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path: Path, monkeypatch, 
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", full)
-    assert main(["train", "--out", str(folder), *OPTIONS, "--save_steps", "2"]) == 2
+    assert main(["train", "--out", str(folder), *OPTIONS, "--stage", "supernet", "--save_steps", "2"]) == 2
     message = capsys.readouterr().err
     assert "No space left on device" in message
     assert "what was there before is untouched" in message
@@ -179,7 +179,7 @@ def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path: Path, monkeypatch, 
 
 def test_a_run_that_never_began_can_be_started_again(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("left over by a start that failed")
-    assert main(["train", "--out", str(tmp_path), *OPTIONS, "--optim.epochs", "1"]) == 0
+    assert main(["train", "--out", str(tmp_path), *OPTIONS, "--stage", "supernet", "--optim.epochs", "1"]) == 0
 
 
 def test_what_changes_under_a_run_is_refused(unbroken: Path, tmp_path: Path, capsys) -> None:

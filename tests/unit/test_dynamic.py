@@ -58,7 +58,7 @@ def test_histograms_and_health() -> None:
     gates = histograms(net, torch.tensor([[0, 1], [0, 1], [2, 1], [2, 1]]))
     assert gates[0] == {"shares": [0.5, 0, 0.5], "entropy": pytest.approx(1.0)}
     assert gates[1] == {"shares": [0, 1], "entropy": pytest.approx(0.0)}
-    (warning,) = health([{"gates": gates}])
+    (warning,) = health({"gates": gates}, "without a budget")
     assert "gate 1 sends 100.0% of the images to width 1" in warning
     assert "use sgs.router slim_first" in warning
 

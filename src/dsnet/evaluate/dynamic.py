@@ -11,6 +11,7 @@ from torch import Tensor
 from dsnet.data import Batch
 from dsnet.models import Supernet
 from dsnet.routing import Outcome, Policy, Traces, parse_budget, policy_for
+from dsnet.routing.budgets import default_lambda
 from dsnet.routing.route import first_scores
 from dsnet.space import Path
 
@@ -35,17 +36,21 @@ def evaluate_dynamic(
         policy = policy_for(net, asked, max_width=max_width, image_size=table.image_size)
         row = row_of(traces, policy, difficulty)
         rows.append({"asked": asked, "miss": row["madds"] / asked - 1, **row})
+    as_trained = row_of(traces, Policy(0.0, max_width), difficulty)  # lambda 0: the paper's gate
+    warnings = [row["note"] for row in rows if row["note"]] + health(rows[len(rows) // 2], "at the middle budget")
+    if default_lambda(net) == 0:
+        warnings += health(as_trained, "without a budget")
     return {
         "router": router.kind,
         "targets": router.targets,
         "images": len(traces),
         "range": [row.madds for row in (net.card.budgets[:1] + net.card.budgets[-1:])],
         "rows": rows,
-        "as_trained": row_of(traces, Policy(0.0, max_width), difficulty),  # lambda 0: the paper's gate
+        "as_trained": as_trained,
         "auc": auc(slimmest_score(net, traces.scores[()]), traces.right(net.candidates[0])),
         "difficulty": {name: mine.double().mean().item() for name, mine in difficulty.items()},
         "oracle": oracle(traces),
-        "warnings": [*dict.fromkeys(row["note"] for row in rows if row["note"]), *health(rows)],
+        "warnings": list(dict.fromkeys(warnings)),
         "examples": examples(traces, rows[len(rows) // 2]["lam"]),
     }
 
@@ -156,17 +161,16 @@ def slope(a: Point, b: Point) -> float:
     return (b[1] - a[1]) / (b[0] - a[0])
 
 
-def health(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What is wrong with the routes at the middle budget, and what to do."""
-    middle = rows[len(rows) // 2]
+def health(row: dict[str, Any], when: str) -> list[str]:
+    """What is wrong with the routes of a row, and what to do."""
     found = []
-    for point, gate in enumerate(middle["gates"]):
+    for point, gate in enumerate(row["gates"]):
         share = max(gate["shares"])
         if share > COLLAPSED:
             found.append(
-                f"gate {point} sends {share:.1%} of the images to width {gate['shares'].index(share)} at the middle "
-                f"budget: it does not tell inputs apart. Train longer (sgs_optim.epochs), raise sgs.temperature, or "
-                f"use sgs.router slim_first"
+                f"gate {point} sends {share:.1%} of the images to width {gate['shares'].index(share)} {when}: "
+                f"it does not tell inputs apart. Ask for another budget, train longer (sgs_optim.epochs), raise "
+                f"sgs.temperature, or use sgs.router slim_first"
             )
     return found
 
