@@ -106,8 +106,8 @@ class TrainConfig:
 
     def routed(self, spec: ModelSpec) -> ModelSpec:
         """A supernet's spec with this run's router, routing space and gate design."""
-        model = self.model
-        wished = customise(spec, routing=model.routing, slimming=model.slimming, shared=model.shared)
+        model, plain = self.model, replace(spec, router=None)
+        wished = customise(plain, routing=model.routing, slimming=model.slimming, shared=model.shared)
         return replace(wished, router=self.sgs.spec)
 
     def to_dict(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def predict(
     table = CostTable(net)
     for start in range(0, len(files), batch_size):
         part = files[start : start + batch_size]
-        x = torch.stack([prepare(read_image(file), net) for file in part])
+        x = torch.stack([prepare(read_image(file), net) for file in part]).to(net.head.classifier.weight.device)
         if path is None:
             routed = route(net, x, policy, table=table)
             logits, paths, madds = routed.logits, routed.paths.tolist(), routed.madds.tolist()

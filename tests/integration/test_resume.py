@@ -89,13 +89,15 @@ def test_killed_at_random_points_and_resumed_is_bitwise_equal(unbroken: Path, tm
     assert_same_run(unbroken, folder)
 
 
-def test_killed_in_stage_two_and_resumed_is_bitwise_equal(unbroken: Path, tmp_path: Path) -> None:
+def test_stopped_in_stage_two_and_resumed_is_bitwise_equal(unbroken: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = start(folder, "--save_steps", "2")
     wait_for_state(folder / "gate", process)
     time.sleep(0.3)
-    process.kill()
-    process.wait()
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 143, errors
+    assert f"continue with --resume {folder}\n" in errors
     assert not (folder / "results" / "test.json").exists()
     before = (folder / "state" / "last.pt").stat().st_mtime_ns
     again = start(folder)

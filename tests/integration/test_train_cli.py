@@ -275,7 +275,7 @@ def test_a_router_is_trained_for_a_supernet_and_by_the_papers_gate(run: Path, tm
     assert "router threshold" in capsys.readouterr().out
     assert main(["eval", str(run), str(gate)]) == 2
     assert main(["train", "--stage", "gate", "--from", str(run), "--model.name", "ds_resnet_tiny", *short]) == 2
-    assert "holds a ds_mobilenet_v1_tiny, not a ds_resnet_tiny" in capsys.readouterr().err
+    assert "holds a ds_mobilenet_v1_tiny, not a ds_resnet_tiny; give --model.name" in capsys.readouterr().err
     assert main(["train", "--stage", "gate", "--from", str(run), "--data.split_seed", "5", *short]) == 2
     assert "the data is not the one that the run" in capsys.readouterr().err
 

@@ -17,7 +17,12 @@ def fake(right: list[list[int]], madds: list[int]) -> SimpleNamespace:
     """Traces of a network with one choice point; right[k][n]: is width k right on image n?"""
     paths = [(k,) for k in range(len(madds))]
     table = SimpleNamespace(madds=lambda path: madds[path[0]])
-    net = SimpleNamespace(space=SimpleNamespace(uniform=paths), candidates=paths, spec=SimpleNamespace(widths=(3,)))
+    net = SimpleNamespace(
+        space=SimpleNamespace(uniform=paths),
+        candidates=paths,
+        routing=SimpleNamespace(widest=paths[-1]),
+        spec=SimpleNamespace(widths=(3,)),
+    )
     answers = {path: torch.tensor(right[path[0]], dtype=torch.bool) for path in paths}
     return SimpleNamespace(net=net, table=table, right=lambda path: answers[path])
 
@@ -54,13 +59,15 @@ def test_auc_counts_pairs() -> None:
 
 
 def test_histograms_and_health() -> None:
-    net = SimpleNamespace(spec=SimpleNamespace(widths=(3, 2)))
+    net = SimpleNamespace(spec=SimpleNamespace(widths=(3, 2), routing=((0, 1, 2), (0, 1))))
     gates = histograms(net, torch.tensor([[0, 1], [0, 1], [2, 1], [2, 1]]))
     assert gates[0] == {"shares": [0.5, 0, 0.5], "entropy": pytest.approx(1.0)}
     assert gates[1] == {"shares": [0, 1], "entropy": pytest.approx(0.0)}
-    (warning,) = health({"gates": gates}, "without a budget")
+    (warning,) = health(net, {"gates": gates}, "without a budget")
     assert "gate 1 sends 100.0% of the images to width 1" in warning
     assert "use sgs.router slim_first" in warning
+    net.spec.routing = ((0, 1, 2), (1,))  # a gate without a choice cannot collapse
+    assert not health(net, {"gates": gates}, "without a budget")
 
 
 @pytest.mark.parametrize("router", ROUTERS, ids=lambda r: f"{r.kind}-{r.targets}")

@@ -191,6 +191,12 @@ def test_a_cap_is_never_exceeded(name: str, router: RouterSpec) -> None:
     assert set(route(restricted, x).paths.flatten().tolist()) <= {1, 2}
 
 
+def test_routing_in_training_mode_is_refused() -> None:
+    net = router_net("ds_mobilenet_v1_tiny", ROUTERS[1])
+    with pytest.raises(ValueError, match=r"call net.eval\(\) first"):
+        route(net.train(), images(net))
+
+
 def test_an_unrouted_network_says_so() -> None:
     net = randomised("ds_mobilenet_v1_tiny")
     with pytest.raises(ValueError, match="has not learned to route; train it with"):
@@ -237,6 +243,9 @@ def test_the_threshold_router_escalates_below_one_probability_to_one_width() -> 
     traces = traces_on(net, 60)
     fit_threshold(traces)
     chosen = int(net.probe.width)
+    for lam in (-2e5, -1.0, 2e5):
+        assert set(traces.at(Policy(lam)).paths[:, 0].tolist()) <= {0, chosen}
+    assert calibrate(traces)[-1].madds <= traces.table.madds((chosen,), dynamic=True)
     tops = traces.scores[()][:, 0]
     for lam in (0.1, 0.4, 0.8):
         outcome = traces.at(Policy(lam))

@@ -206,6 +206,7 @@ def test_the_temperature_falls_exponentially_and_noise_is_private() -> None:
     drawn = [stage.draw(random.Random(0), progress) for progress in (0.0, 0.5, 1.0)]
     assert [draw.temperature for draw in drawn] == pytest.approx([4.0, 1.0, 0.25])
     assert len({draw.seed for draw in drawn}) == 1
+    assert len({stage.draw(random.Random(0), 0.0, part=part).seed for part in range(4)}) == 4
     x, labels = batch(stage.net)
     state = torch.get_rng_state()
     a = stage(x, labels, Draw(1, 1.0), stage.net)
@@ -247,5 +248,7 @@ def test_wrong_configs_are_refused() -> None:
     spec = randomised("ds_resnet_tiny").spec
     with pytest.raises(ValueError, match="different numbers of widths at different gates"):
         replace(spec, routing=((0, 1), (0,), (0,), (0,)), router=RouterSpec("slim_first", "correctness"))
+    with pytest.raises(ValueError, match="leaves one path only"):
+        replace(net.spec, routing=((3,),), router=RouterSpec("threshold"))
     with pytest.raises(ValueError, match="has one width only"):
         replace(randomised("mobilenet_v1").spec, router=RouterSpec("slim_first", "correctness"))

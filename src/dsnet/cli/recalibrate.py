@@ -35,7 +35,8 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
         print(f"{net.spec.name} has no batch norm: there is nothing to recalibrate")
         return
     if net.spec.router is not None:
-        calibrate_budgets(net, data, config)
+        with named_worker_deaths():
+            calibrate_budgets(net, data, config)
     save(net, folder)
     print(f"{folder}: statistics of {net.space.size} widths averaged over {batches} batches; weights are unchanged")
     if net.spec.router is not None:

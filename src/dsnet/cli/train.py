@@ -48,7 +48,8 @@ def run(args: Namespace, parser: ArgumentParser) -> int | None:
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # torchrun --max-restarts
     many = int(os.environ.get("WORLD_SIZE", "1")) > 1
     resume = args.resume
-    if restarted and args.out and (File(args.out) / "state" / "last.pt").exists():
+    begun = ("state/last.pt", "gate/state/last.pt", "model.json")
+    if restarted and args.out and any((File(args.out) / name).exists() for name in begun):
         resume = args.out
     if resume is not None:
         folder = File(resume)

@@ -27,7 +27,7 @@ def evaluate_dynamic(
     router = net.spec.router
     assert router is not None
     difficulty = difficulties(traces)
-    low, high = table.slimmest, table.widest
+    low, high = table.madds(net.routing.slimmest), table.madds(net.routing.widest)
     if budgets is None:
         budgets = [low + share * (high - low) for share in SHARES]
     rows = []
@@ -37,9 +37,9 @@ def evaluate_dynamic(
         row = row_of(traces, policy, difficulty)
         rows.append({"asked": asked, "miss": row["madds"] / asked - 1, **row})
     as_trained = row_of(traces, Policy(0.0, max_width), difficulty)  # lambda 0: the paper's gate
-    warnings = [row["note"] for row in rows if row["note"]] + health(rows[len(rows) // 2], "at the middle budget")
+    warnings = [row["note"] for row in rows if row["note"]] + health(net, rows[len(rows) // 2], "at the middle budget")
     if default_lambda(net) == 0:
-        warnings += health(as_trained, "without a budget")
+        warnings += health(net, as_trained, "without a budget")
     return {
         "router": router.kind,
         "targets": router.targets,
@@ -51,7 +51,7 @@ def evaluate_dynamic(
         "difficulty": {name: mine.double().mean().item() for name, mine in difficulty.items()},
         "oracle": oracle(traces),
         "warnings": list(dict.fromkeys(warnings)),
-        "examples": examples(traces, rows[len(rows) // 2]["lam"]),
+        "examples": examples(traces, Policy(rows[len(rows) // 2]["lam"], max_width)),
     }
 
 
@@ -95,9 +95,9 @@ def histograms(net: Supernet, paths: Tensor) -> list[dict[str, Any]]:
     return gates
 
 
-def examples(traces: Traces, lam: float, count: int = 12) -> dict[str, list[int]]:
+def examples(traces: Traces, policy: Policy, count: int = 12) -> dict[str, list[int]]:
     """Sample numbers of images that go to the cheapest and to the dearest path in use, the surest ones first."""
-    outcome = traces.at(Policy(lam))
+    outcome = traces.at(policy)
     belief = slimmest_score(traces.net, traces.scores[()])
     order = belief.argsort(descending=True, stable=True)
     cheap = order[outcome.madds[order] == outcome.madds.min()][:count]
@@ -105,17 +105,22 @@ def examples(traces: Traces, lam: float, count: int = 12) -> dict[str, list[int]
     return {"slimmest": traces.ids[cheap].tolist(), "widest": traces.ids[dear].tolist()}
 
 
+def choices(net: Supernet) -> list[Path]:
+    """The uniform paths of the routing space and its widest, which is one of them unless gates have different lists."""
+    return list(dict.fromkeys([*net.candidates, net.routing.widest]))
+
+
 def difficulties(traces: Traces) -> dict[str, Tensor]:
     """Easy: the slimmest candidate is right. Hard: none is. Dependent: only wider ones are."""
-    right = torch.stack([traces.right(path) for path in traces.net.candidates], 1)
+    right = torch.stack([traces.right(path) for path in choices(traces.net)], 1)
     easy, hard = right[:, 0], ~right.any(1)
     return {"easy": easy, "dependent": ~easy & ~hard, "hard": hard}
 
 
 def oracle(traces: Traces) -> dict[str, float]:
     """A router that knows the narrowest candidate that is right, and takes the slimmest where none is."""
-    right = torch.stack([traces.right(path) for path in traces.net.candidates], 1)
-    costs = torch.tensor([traces.table.madds(path) for path in traces.net.candidates])
+    right = torch.stack([traces.right(path) for path in choices(traces.net)], 1)
+    costs = torch.tensor([traces.table.madds(path) for path in choices(traces.net)])
     narrowest = right.int().argmax(1)
     return {"top1": right.any(1).double().mean().item(), "madds": costs[narrowest].double().mean().item()}
 
@@ -161,12 +166,12 @@ def slope(a: Point, b: Point) -> float:
     return (b[1] - a[1]) / (b[0] - a[0])
 
 
-def health(row: dict[str, Any], when: str) -> list[str]:
+def health(net: Supernet, row: dict[str, Any], when: str) -> list[str]:
     """What is wrong with the routes of a row, and what to do."""
     found = []
     for point, gate in enumerate(row["gates"]):
         share = max(gate["shares"])
-        if share > COLLAPSED:
+        if share > COLLAPSED and len(net.spec.routing[point]) > 1:
             found.append(
                 f"gate {point} sends {share:.1%} of the images to width {gate['shares'].index(share)} {when}: "
                 f"it does not tell inputs apart. Ask for another budget, train longer (sgs_optim.epochs), raise "

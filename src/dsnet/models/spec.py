@@ -122,6 +122,8 @@ class ModelSpec:
     def _check_router(self, router: RouterSpec) -> None:
         if not self.widths:
             raise ValueError(f"{self.name!r} has one width only, so there is nothing to route; choose another model")
+        if WidthSpace(self.routing).size == 1:
+            raise ValueError(f"routing {self.routing} leaves one path only; give the router widths to choose from")
         if router.kind == "gate" and (self.gate is None or self.gate.slimming is None):
             raise ValueError(f"{self.name!r} has no slimming heads; use the router slim_first or threshold")
         if (router.probes or router.targets in ("narrowest", "correctness", "kl")) and len(

@@ -95,7 +95,7 @@ class ThresholdHead(ProbeHead):
     So a price on MAdds is a threshold on the top probability. Held-out data sets `width`, the position of that path.
     """
 
-    NEVER = -1e4
+    NEVER = -1e9  # below what any lambda can pay for
 
     def __init__(self, candidates: int) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path as File
 from typing import Any
 
@@ -91,13 +91,23 @@ def evaluate_split(
             result["dynamic"] = evaluate_dynamic(
                 traces_of(net, part, config, [], name=split), budgets, max_width=max_width
             )
-    training = {
+    training: dict[str, Any] = {
         "teacher": config.ieb.teacher,
         "epochs": config.optim.epochs,
         "batch_size": config.optim.batch_size,
         "lr": config.optim.lr,
         "ema_momentum": config.ieb.momentum,
     }
+    if net.spec.router is not None:
+        router = config.sgs_optim
+        training["router"] = {
+            **asdict(net.spec.router),
+            "routing": [list(allowed) for allowed in net.spec.routing],
+            "weights": list(config.sgs.weights),
+            "epochs": router.epochs,
+            "batch_size": router.batch_size,
+            "lr": router.lr,
+        }
     about = {"dataset": config.data.dataset, "seed": config.seed, "training": training, "skipped": skipped}
     return {**result, **about}
 

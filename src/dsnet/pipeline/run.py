@@ -16,7 +16,7 @@ from dsnet.evaluate import accuracy, router_auc
 from dsnet.models import Card, Preprocessing, Supernet
 from dsnet.pipeline.assess import EVAL_BATCH, calibrate_budgets, calibration_images, evaluate_split, open_data, record
 from dsnet.pipeline.folder import GATE, SPLITS, check_data, prepare_folder
-from dsnet.training import IEB, SGS, Loop, TrainingError, recalibrate, with_fresh_router
+from dsnet.training import IEB, SGS, Interrupted, Loop, TrainingError, recalibrate, with_fresh_router
 from dsnet.training.display import make_display
 from dsnet.training.distributed import barrier, process_group, rank, world
 from dsnet.training.loop import Validate
@@ -38,10 +38,11 @@ def train(config: TrainConfig, folder: File, *, resume: bool = False) -> dict[st
         loop = None if config.stage == "gate" or in_stage_two else supernet_loop(config, folder, data)
         if resume:
             check_data(folder, data)
-        elif rank() == 0:
+        else:
             source = source_network(config, data) if config.stage == "gate" else None
-            prepare_folder(folder, config, data)
-            if source is not None:
+            if rank() == 0:
+                prepare_folder(folder, config, data)
+            if rank() == 0 and source is not None:
                 save(source, folder)
         barrier()
         if loop is not None:
@@ -89,9 +90,8 @@ def train_router(config: TrainConfig, folder: File, data: Dataset, *, resume: bo
     if config.sgs.router != "threshold":
         batches, options = train_batches(config, data, "sgs_optim"), loop_options(config)
         below, stage = folder / GATE, SGS(net, config.sgs)
-        loop = Loop(
-            stage, batches, config.sgs_optim, folder=below, momentum=config.sgs.momentum, keep="last", **options
-        )
+        options |= {"momentum": config.sgs.momentum, "key": "sgs_optim", "keep": "last"}
+        loop = Loop(stage, batches, config.sgs_optim, folder=below, **options)
         if resume:
             loop.resume()
         net = run_loop(
@@ -111,6 +111,8 @@ def run_loop(loop: Loop, validate: Validate, shown: File, folder: File) -> Super
     display = make_display(shown, rank=rank())
     try:
         return loop.run(validate, display)
+    except Interrupted as stop:
+        raise Interrupted(stop.number, folder) from None
     except RuntimeError as error:
         if world() > 1 and re.search(r"[Cc]onnection|[Tt]imed? ?out|peer|NCCL", str(error)):
             raise TrainingError(
@@ -152,7 +154,9 @@ def source_network(config: TrainConfig, data: Dataset) -> Supernet:
     folder = File(config.source)
     net = load(folder)
     if net.spec.name != config.model.name:
-        raise ValueError(f"{folder} holds a {net.spec.name}, not a {config.model.name}; leave --model.name out")
+        raise ValueError(
+            f"{folder} holds a {net.spec.name}, not a {config.model.name}; give --model.name {net.spec.name}"
+        )
     if (folder / SPLITS).exists():
         check_data(folder, data)
     if net.card.classes != data.classes:
@@ -165,6 +169,7 @@ def source_network(config: TrainConfig, data: Dataset) -> Supernet:
             f"the supernet in {folder} takes {net.spec.image_size}-pixel images but the data has {data.image_size}; "
             f"set data.image_size {net.spec.image_size}"
         )
+    config.routed(net.spec)  # says what is wrong with a routing space
     return net
 
 

@@ -107,9 +107,11 @@ def dynamic_cells(dynamic: dict[str, Any]) -> list[list[str]]:
 def dynamic_note(dynamic: dict[str, Any]) -> str:
     share, oracle = dynamic["difficulty"], dynamic["oracle"]
     spread = "standard deviation over seeds" if "gain_std" in dynamic["rows"][0] else "paired standard error"
+    first = "" if "gain_std" not in dynamic["rows"][0] else " Images per width and difficulty are the first seed's."
     return (
         f"Gain: points above the concave hull of the uniform sub-networks at the same average MAdds, ± {spread}. "
         f"Easy {share['easy']:.1%} (the slimmest is right), dependent {share['dependent']:.1%}, "
         f"hard {share['hard']:.1%} (no width is). AUC of 'the slimmest is right' {dynamic['auc']:.3f}. "
         f"An oracle of the narrowest right width would reach {oracle['top1']:.1%} at {human(oracle['madds'])}."
+        f"{first}"
     )

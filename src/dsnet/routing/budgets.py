@@ -61,7 +61,7 @@ def fit_threshold(traces: Traces, budgets: int = 5) -> None:
     """Set the width that a threshold router escalates to: the best one on average over budgets."""
     head = traces.net.probe
     assert isinstance(head, ThresholdHead)
-    low, high = traces.table.slimmest, traces.table.widest
+    low, high = (traces.table.madds(traces.net.candidates[end]) for end in (0, -1))
     found: dict[int, float] = {}
     for position in range(1, head.candidates):
         head.width.fill_(position)
@@ -96,7 +96,7 @@ def parse_budget(budget: str | float, table: CostTable) -> float:
 def policy_for(
     net: Supernet, budget: str | float | None = None, *, max_width: int | None = None, image_size: int | None = None
 ) -> Policy:
-    """The policy that meets an average budget, by the card's table; without a budget, lambda 0.
+    """The policy that meets an average budget, by the card's table; without a budget, see `default_lambda`.
 
     Between calibrated points lambda is interpolated; outside of them it is clamped, which the policy's note tells.
     """

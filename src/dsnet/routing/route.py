@@ -29,6 +29,8 @@ def route(net: Supernet, x: Tensor, policy: Policy | None = None, *, table: Cost
     policy = policy or Policy()
     check_routes(net)
     net.check_input(x)
+    if net.training:
+        raise ValueError("a network routes in eval mode only; call net.eval() first")
     if table is None:
         table = CostTable(net, x.shape[-1])
     prices = Prices(table)

@@ -41,7 +41,7 @@ class Traces:
         self.net, self.load = net.eval(), load
         self.table = CostTable(net, image_size)
         self.prices = Prices(self.table)
-        uniform = list(dict.fromkeys([*net.space.uniform, *net.candidates]))
+        uniform = list(dict.fromkeys([*net.space.uniform, *net.candidates, net.routing.widest]))
         right: dict[Path, list[Tensor]] = {path: [] for path in uniform}
         scores, kept = [], []
         for batch in batches:

@@ -44,14 +44,16 @@ class IEBConfig:
 class IEB(nn.Module):
     """The losses of one step. Holds the net; the teacher is an argument, it is not trained."""
 
+    updates_statistics = True
+
     def __init__(self, net: Supernet, config: IEBConfig) -> None:
         super().__init__()
         self.net, self.config = net, config
         for head in net.slimming_heads():  # stage I: slimming heads off and frozen
             head.requires_grad_(False)
 
-    def draw(self, rng: random.Random, progress: float = 0.0) -> list[Path]:
-        """The random paths R of one step; none where there is only one path."""
+    def draw(self, rng: random.Random, progress: float = 0.0, *, part: int = 0) -> list[Path]:
+        """The random paths R of one step, the same for all parts of its batch; none where there is only one path."""
         space = self.net.space
         return [space.sample(rng) for _ in range(self.config.paths)] if space.size > 1 else []
 

@@ -48,7 +48,7 @@ class Interrupted(Exception):
 
     def __init__(self, number: int, folder: File) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}, state saved; continue with --resume {folder}")
-        self.exit_code = 128 + number
+        self.number, self.exit_code = number, 128 + number
 
 
 @dataclass
@@ -78,6 +78,7 @@ class Loop:
         folder: File,
         seed: int,
         momentum: float,
+        key: str = "optim",
         keep: Literal["best", "last"] = "best",
         save_steps: int | None = None,
         max_skipped: float | None = None,
@@ -88,7 +89,7 @@ class Loop:
         if config.channels_last:
             self.stage.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.batches, self.config, self.folder, self.seed, self.keep = batches, config, folder, seed, keep
-        self.save_steps, self.max_skipped = save_steps, max_skipped
+        self.save_steps, self.max_skipped, self.key = save_steps, max_skipped, key
         self.ema = EMA(stage.net, momentum)
         self.optimizer = make_optimizer(stage, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.amp == "fp16")
@@ -142,13 +143,14 @@ class Loop:
         rate = learning_rate(config, progress.step, len(self.batches))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        rng = random.Random(seed_of(self.seed, progress.step, 1))  # the same on every rank
-        drawn = self.stage.draw(rng, progress.step / (config.epochs * len(self.batches)))
+        done = progress.step / (config.epochs * len(self.batches))
         self.optimizer.zero_grad(set_to_none=True)
         sums: dict[str, Tensor] = {}
         parts = list(zip(batch.images.chunk(config.accumulate), batch.labels.chunk(config.accumulate), strict=True))
         for number, (images, labels) in enumerate(parts):
             last = number == len(parts) - 1
+            rng = random.Random(seed_of(self.seed, progress.step, 1))  # the same on every rank
+            drawn = self.stage.draw(rng, done, part=number * distributed.world() + distributed.rank())
             wait = isinstance(self.wrapped, DistributedDataParallel) and not last
             with self.wrapped.no_sync() if wait else nullcontext():  # type: ignore[operator]
                 images = images.to(self.device, non_blocking=True)
@@ -185,7 +187,7 @@ class Loop:
                 raise TrainingError(
                     f"loss {name!r} is not finite at step {self.progress.step} (epoch {self.progress.epoch}); "
                     f"weights and moving average are untouched. "
-                    f"Lower optim.lr, add optim.warmup_epochs, or check the data"
+                    f"Lower {self.key}.lr, add {self.key}.warmup_epochs, or check the data"
                 )
         return dict(zip(sums, (means / distributed.world()).tolist(), strict=True))
 
@@ -205,7 +207,8 @@ class Loop:
             skips = f" for {self.progress.skips} steps in a row" if self.scaler.is_enabled() else ""
             raise TrainingError(
                 f"the gradient is not finite at step {self.progress.step}{skips} (epoch {self.progress.epoch}); "
-                f"weights and moving average are untouched. Lower optim.lr, set optim.clip_norm, or use optim.amp bf16"
+                f"weights and moving average are untouched. "
+                f"Lower {self.key}.lr, set {self.key}.clip_norm, or use {self.key}.amp bf16"
             )
         return False
 
@@ -222,8 +225,7 @@ class Loop:
 
     def end_epoch(self, validate: Validate, display: Display) -> None:
         progress = self.progress
-        distributed.average_statistics(self.net)
-        distributed.average_statistics(self.ema.net)
+        self.share_statistics()
         scores = validate(self.ema.net)
         images = progress.batch * self.batches.batch_size
         line = {
@@ -244,10 +246,15 @@ class Loop:
         self.save()
         display.epoch(line)
 
+    def share_statistics(self) -> None:
+        """Make running statistics equal on all ranks; those of a frozen net are, and averaging would round them."""
+        if self.stage.updates_statistics:
+            distributed.average_statistics(self.net)
+            distributed.average_statistics(self.ema.net)
+
     def save(self) -> None:
         """Everything a resumed run needs; statistics are made equal on all ranks first."""
-        distributed.average_statistics(self.net)
-        distributed.average_statistics(self.ema.net)
+        self.share_statistics()
         if distributed.rank() != 0:
             return
         state = {

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dsnet.cost import CostTable
+from dsnet.data import seed_of
 from dsnet.models import Entered, ModelSpec, Supernet
 from dsnet.nn import RouterSpec
 from dsnet.training.ieb import full
@@ -103,6 +104,8 @@ def of_router(name: str) -> bool:
 class SGS(nn.Module):
     """The losses of one step. The supernet is frozen and in eval mode; only the router's weights are trained."""
 
+    updates_statistics = False
+
     def __init__(self, net: Supernet, config: SGSConfig) -> None:
         super().__init__()
         if net.spec.router is None or net.spec.router != config.spec:
@@ -117,9 +120,10 @@ class SGS(nn.Module):
         self.net.eval()
         return self
 
-    def draw(self, rng: random.Random, progress: float) -> Draw:
+    def draw(self, rng: random.Random, progress: float, *, part: int = 0) -> Draw:
+        """Noise of its own for every part of a batch, be it a process's or an accumulation step's."""
         start, end = self.config.temperature, self.config.final_temperature
-        return Draw(rng.getrandbits(32), start * (end / start) ** progress)
+        return Draw(seed_of(rng.getrandbits(32), part), start * (end / start) ** progress)
 
     def forward(self, images: Tensor, labels: Tensor, drawn: Draw, average: Supernet) -> dict[str, Tensor]:
         with torch.no_grad():
@@ -176,7 +180,7 @@ class SGS(nn.Module):
         guidance = [score_loss(self.router, raw, goal) for raw in raws if raw is not None]
         return {
             "classification": F.cross_entropy(full(logits), labels),
-            "complexity": (self.table.expected(mixes) / self.table.widest).square().mean().to(logits.dtype),
+            "complexity": (self.table.expected(mixes) / self.table.widest).square().mean().to(full(logits).dtype),
             "guidance": torch.stack(guidance).mean(),
         }
 
