@@ -59,23 +59,23 @@ def solve(traces: Traces, madds: float) -> float:
 
 def fit_threshold(traces: Traces, budgets: int = 5) -> None:
     """Set the width that a threshold router escalates to: the best one on average over budgets."""
+    low, high = (traces.table.madds(traces.net.candidates[end]) for end in (0, -1))
+    asked = [low + (high - low) * number / (budgets + 1) for number in range(1, budgets + 1)]
+    found: dict[int, float] = {}
+    for position in range(1, len(traces.net.candidates)):
+        set_threshold_width(traces, position)
+        outcomes = [traces.at(Policy(solve(traces, madds))) for madds in asked]
+        found[position] = sum(outcome.correct.double().mean().item() for outcome in outcomes)
+    set_threshold_width(traces, max(found, key=lambda position: found[position]))
+
+
+def set_threshold_width(traces: Traces, position: int) -> None:
+    """Escalate to this candidate, in the network and in the scores that its traces remember."""
     head = traces.net.probe
     assert isinstance(head, ThresholdHead)
-    low, high = (traces.table.madds(traces.net.candidates[end]) for end in (0, -1))
-    found: dict[int, float] = {}
-    for position in range(1, head.candidates):
-        head.width.fill_(position)
-        traces.scores[()][:, 1:] = ThresholdHead.NEVER
-        traces.scores[()][:, position] = 1.0
-        outcomes = [
-            traces.at(Policy(solve(traces, low + (high - low) * number / (budgets + 1))))
-            for number in range(1, budgets + 1)
-        ]
-        found[position] = sum(outcome.correct.double().mean().item() for outcome in outcomes)
-    best = max(found, key=lambda position: found[position])
-    head.width.fill_(best)
+    head.width.fill_(position)
     traces.scores[()][:, 1:] = ThresholdHead.NEVER
-    traces.scores[()][:, best] = 1.0
+    traces.scores[()][:, position] = 1.0
 
 
 def parse_budget(budget: str | float, table: CostTable) -> float:
