@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,8 +59,10 @@ def main() -> None:
     print_table(title, columns, rows)
     if args.export:
         args.export.parent.mkdir(parents=True, exist_ok=True)
-        content = {"title": title, "command": sys.argv[1:], "cells": cells}
-        args.export.with_name(args.export.name + ".json").write_text(json.dumps(content, indent=1) + "\n")
+        for result in (result for results in cells.values() for result in results):
+            result["dynamic"].pop("examples")
+        content = {"title": title, "runs": [run.name for run in args.runs], "epochs": args.epochs, "cells": cells}
+        args.export.with_name(args.export.name + ".json").write_text(json.dumps(content) + "\n")
         lines = [f"# {title}", "", *markdown_table(columns, rows), "", *notes(args.export.name)]
         args.export.with_name(args.export.name + ".md").write_text("\n".join(lines) + "\n")
 
