@@ -269,11 +269,14 @@ def test_budgets_are_understood_clamped_and_interpolated() -> None:
             parse_budget(bad, table)
     with pytest.raises(RoutingError, match="has no calibrated budgets"):
         policy_for(net, "1M")
-    net.card = replace(net.card, budgets=(Budget(1e6, 2.0, 0.5, 32), Budget(2e6, 1.0, 0.6, 32)))
-    assert policy_for(net, "1.25M") == Policy(1.75)
-    assert policy_for(net, "1.25M", max_width=3) == Policy(1.75, 3)
+    rows = [Budget(1e6 + 1e5 * step, 2.0 - 0.1 * step, 0.5, 32) for step in range(11) if step not in (7, 8)]
+    net.card = replace(net.card, budgets=tuple(rows))
+    assert policy_for(net, "1.25M").lam == pytest.approx(1.75)
+    assert policy_for(net, "1.25M", max_width=3) == Policy(policy_for(net, "1.25M").lam, 3)
+    assert policy_for(net, "1.85M").lam == rows[6].lam  # in a gap: the cheaper neighbour
+    assert policy_for(net, "1.9M").lam == rows[7].lam
     low, high = policy_for(net, "10k"), policy_for(net, "3M")
-    assert (low.lam, high.lam) == (2.0, 1.0)
+    assert (low.lam, high.lam) == (rows[0].lam, rows[-1].lam)
     assert "budget 3M is out of reach: on average this router spends 1M to 2M MAdds; taking 2M" in high.note
     with pytest.raises(RoutingError, match=r"calibrated for image sizes \[32\] but not for 64"):
         policy_for(net, "1M", image_size=64)

@@ -14,6 +14,7 @@ from dsnet.routing.decision import Policy, RoutingError
 from dsnet.routing.traces import Traces
 
 POINTS = 25
+GAP = 0.15  # of the whole range, between neighbouring rows: scores so much alike that images change width together
 UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
 
 
@@ -135,6 +136,8 @@ def _interpolated(rows: Sequence[Budget], madds: float, max_width: int | None) -
         return Policy(end.lam, max_width, note)
     for a, b in pairwise(rows):
         if madds <= b.madds:
+            if madds < b.madds and b.madds - a.madds > GAP * (rows[-1].madds - rows[0].madds):
+                return Policy(a.lam, max_width)  # no lambda was found to spend what lies between: stay below
             share = (madds - a.madds) / (b.madds - a.madds)
             return Policy(a.lam + share * (b.lam - a.lam), max_width)
     return Policy(rows[-1].lam, max_width)
