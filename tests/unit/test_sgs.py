@@ -44,6 +44,22 @@ def batch(net: Supernet, count: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
     return images(net, count), torch.randint(7, (count,), generator=torch.Generator().manual_seed(5))
 
 
+def guidance_over_steps(stage: SGS, steps: int = 12) -> list[float]:
+    """The loss on the scores while the router is trained on one batch."""
+    x, labels = batch(stage.net)
+    optimizer = torch.optim.SGD([p for p in stage.parameters() if p.requires_grad], lr=0.02)
+    values = []
+    for _ in range(steps):
+        stage.train()
+        assert not stage.net.training
+        losses = stage(x, labels, Draw(0, 1.0), stage.net)
+        optimizer.zero_grad()
+        sum(losses.values()).backward()
+        optimizer.step()
+        values.append(losses["guidance"].item())
+    return values
+
+
 def test_straight_through_is_one_hot_forward_and_softmax_backward() -> None:
     raw = torch.tensor([[0.2, -0.4, 1.0]], dtype=torch.float64, requires_grad=True)
     weights = torch.tensor([[3.0, 1.0, 2.0]], dtype=torch.float64)
@@ -117,15 +133,7 @@ def test_every_gate_design_learns(name: str, slimming: str, shared: bool) -> Non
     stage = stage_of(name, SGSConfig("gate"), slimming=slimming, shared=shared)
     trained = [n for n, p in stage.net.named_parameters() if p.requires_grad]
     assert any(".slimming.reduce." in n for n in trained) == (not shared)
-    x, labels = batch(stage.net)
-    optimizer = torch.optim.SGD([p for p in stage.parameters() if p.requires_grad], lr=0.05)
-    values = []
-    for _ in range(12):
-        losses = stage(x, labels, Draw(0, 1.0), stage.net)
-        optimizer.zero_grad()
-        sum(losses.values()).backward()
-        optimizer.step()
-        values.append(losses["guidance"].item())
+    values = guidance_over_steps(stage)
     assert values[-1] < values[0]
 
 
@@ -134,17 +142,7 @@ def test_every_gate_design_learns(name: str, slimming: str, shared: bool) -> Non
 def test_the_supernet_stays_bit_identical_and_the_router_learns(name: str, config: SGSConfig) -> None:
     stage = stage_of(name, config)
     before = {key: value.clone() for key, value in stage.net.state_dict().items()}
-    x, labels = batch(stage.net)
-    optimizer = torch.optim.SGD([p for p in stage.parameters() if p.requires_grad], lr=0.02)
-    values = []
-    for _ in range(10):
-        stage.train()
-        assert not stage.net.training
-        losses = stage(x, labels, Draw(0, 1.0), stage.net)
-        optimizer.zero_grad()
-        sum(losses.values()).backward()
-        optimizer.step()
-        values.append(losses["guidance"].item())
+    values = guidance_over_steps(stage)
     assert values[-1] < values[0]
     for key, value in stage.net.state_dict().items():
         of_router = key.startswith("probe.") or ".slimming." in key

@@ -55,10 +55,7 @@ class RouterSpec:
 
 
 class ProbeHead(nn.Module):
-    """Raw scores [B, R] of R candidate paths, from the logits of the slimmest one."""
-
-    def forward(self, logits: Tensor) -> Tensor:
-        raise NotImplementedError
+    """Raw scores [B, R] of R candidate paths, from the logits [B, classes] of the slimmest one."""
 
     def madds(self, shape: Shape = ()) -> int:
         return 0
