@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import gzip
-import re
+import multiprocessing
+import os
+import signal
 import struct
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -200,30 +203,50 @@ def test_a_corrupt_file_is_named_in_one_line(workers: int, tmp_path: Path) -> No
     assert "Traceback" not in str(caught.value)
 
 
-KILL_LOADERS = """
-import multiprocessing, os, signal, sys, time
-from dsnet.data import DataConfig, named_worker_deaths, open_dataset, plain_batches
+def test_a_killed_loading_process_gets_a_clear_error(tmp_path: Path) -> None:
+    data = open_dataset(DataConfig("folder", root=str(make_folder(tmp_path / "images")), image_size=20))
+    batches = plain_batches(data.train, 1, workers=1)
+    next(batches)
+    for child in multiprocessing.active_children():
+        os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(DataError, match=r"a data-loading process was killed.*lower data.workers"):
+        list(batches)
 
-if __name__ == "__main__":
-    data = open_dataset(DataConfig("folder", root=sys.argv[1], image_size=20))
-    with named_worker_deaths():
-        batches = plain_batches(data.train, 1, workers=1)
-        next(batches)
-        for child in multiprocessing.active_children():
-            os.kill(child.pid, signal.SIGKILL)
-        for _ in batches:
-            time.sleep(0.05)
+
+FOLLOWED = """
+import multiprocessing, sys
+from dsnet.data import DataConfig, open_dataset, plain_batches
+
+data = open_dataset(DataConfig("folder", root=sys.argv[1], image_size=20))
+batches = plain_batches(data.train, 1, workers=2)
+next(batches)
+print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+sys.stdin.read()
 """
 
 
-def test_a_killed_loading_process_gets_a_clear_error(tmp_path: Path) -> None:
-    # In a process of its own: torch's signal handler raises wherever the main thread happens to be.
-    script = tmp_path / "kill_loaders.py"
-    script.write_text(KILL_LOADERS)
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes below /proc")
+def test_loading_processes_do_not_outlive_a_killed_main_process(tmp_path: Path) -> None:
     root = str(make_folder(tmp_path / "images"))
-    done = subprocess.run([sys.executable, str(script), root], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert re.search(r"DataError: a data-loading process was killed.*lower data.workers", done.stderr), done.stderr
+    main = subprocess.Popen(
+        [sys.executable, "-c", FOLLOWED, root], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert main.stdout is not None
+    loaders = [Path("/proc") / pid for pid in main.stdout.readline().split()]
+    assert loaders
+    main.kill()
+    main.wait()
+    deadline = time.monotonic() + 60
+    while any(alive(loader) for loader in loaders):
+        assert time.monotonic() < deadline, "a loading process goes on without its main process"
+        time.sleep(0.05)
+
+
+def alive(process: Path) -> bool:
+    try:
+        return "\nState:\tZ" not in (process / "status").read_text()
+    except OSError:
+        return False
 
 
 def test_the_fingerprint_knows_images_but_not_places(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     from dataclasses import replace
 
     from dsnet.checkpoint import load, save
-    from dsnet.data import named_worker_deaths
     from dsnet.pipeline import CONFIG, calibrate_budgets, calibration_images, check_data, open_data, read_config
     from dsnet.training import recalibrate
 
@@ -29,14 +28,12 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
         config = replace(config, recalibration=args.images)
     data = open_data(config, args.root)
     check_data(folder, data)
-    with named_worker_deaths():
-        batches = recalibrate(net, calibration_images(data, config, seed=args.seed))
+    batches = recalibrate(net, calibration_images(data, config, seed=args.seed))
     if batches == 0:
         print(f"{net.spec.name} has no batch norm: there is nothing to recalibrate")
         return
     if net.spec.router is not None:
-        with named_worker_deaths():
-            calibrate_budgets(net, data, config)
+        calibrate_budgets(net, data, config)
     save(net, folder)
     print(f"{folder}: statistics of {net.space.size} widths averaged over {batches} batches; weights are unchanged")
     if net.spec.router is not None:

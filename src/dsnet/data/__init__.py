@@ -1,7 +1,7 @@
 """Datasets, splits and augmentation. Knows nothing of networks."""
 
 from dsnet.data.augment import AugmentConfig
-from dsnet.data.batches import TrainBatches, named_worker_deaths, plain_batches, seed_of
+from dsnet.data.batches import TrainBatches, plain_batches, seed_of
 from dsnet.data.dataset import Batch, DataConfig, Dataset, Split, open_dataset
 from dsnet.data.images import DataError, read_image
 
@@ -13,7 +13,6 @@ __all__ = [
     "Dataset",
     "Split",
     "TrainBatches",
-    "named_worker_deaths",
     "open_dataset",
     "plain_batches",
     "read_image",

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import re
+import multiprocessing
+import os
 import signal
-import time
+import threading
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
-from torch.utils.data import Dataset as TorchDataset
 
 from dsnet.data.dataset import Batch, Split
 from dsnet.data.images import DataError
@@ -75,53 +77,56 @@ def plain_batches(split: Split, batch_size: int, *, workers: int = 0, rank: int 
 Job = tuple[Tensor, int | None]
 
 
-class _Jobs(TorchDataset["Batch | DataError"]):
-    def __init__(self, split: Split, jobs: list[Job]) -> None:
-        self.split, self.jobs = split, jobs
-
-    def __len__(self) -> int:
-        return len(self.jobs)
-
-    def __getitem__(self, number: int) -> Batch | DataError:
-        ids, seed = self.jobs[number]
-        try:
-            return self.split.load(ids, seed=seed)
-        except DataError as error:
-            return DataError(str(error))  # as a value: torch would bury it in the worker's traceback
-
-
 def load_all(split: Split, jobs: list[Job], workers: int) -> Iterator[Batch]:
-    found: Iterable[Batch | DataError] = (split.load(ids, seed=seed) for ids, seed in jobs)
-    if workers and jobs:
-        generator = torch.Generator()  # or torch would draw from the global one at every start
-        found = DataLoader(
-            _Jobs(split, jobs), batch_size=None, num_workers=workers, worker_init_fn=_set_up_worker, generator=generator
-        )
-    for batch in found:
-        if isinstance(batch, DataError):
-            raise batch
-        yield batch
-
-
-def _set_up_worker(worker: int) -> None:
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which saves first
-
-
-@contextmanager
-def named_worker_deaths() -> Iterator[None]:
-    """Turns torch's report of a killed data-loading process, which comes at any moment, into a clear error."""
+    """The batches of all jobs in order, loaded here or by other processes, which stay a little ahead."""
+    if not workers:
+        yield from (split.load(ids, seed=seed) for ids, seed in jobs)
+        return
+    pool = ProcessPoolExecutor(workers, initializer=_set_up_worker, initargs=(split,))
     try:
-        try:
-            yield
-        except (ConnectionError, EOFError):
-            # A killed process closes its connections a moment before torch's signal handler, which raises, hears of it.
-            time.sleep(1)
-            raise
-    except RuntimeError as error:
-        if re.search(r"DataLoader worker.*(exited unexpectedly|killed by signal)", str(error)):
-            raise DataError(
-                f"a data-loading process was killed, often for lack of memory ({error}); "
-                f"lower data.workers and resume the run"
-            ) from error
-        raise
+        ahead: deque[Future[Arrays]] = deque()
+        for ids, seed in jobs:
+            ahead.append(pool.submit(_load, ids.numpy(), seed))
+            if len(ahead) > 2 * workers:
+                yield _batch(ahead.popleft().result())
+        while ahead:
+            yield _batch(ahead.popleft().result())
+    except BrokenProcessPool as error:
+        raise DataError(
+            "a data-loading process was killed, often for lack of memory; lower data.workers and resume the run"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+# Batches travel as arrays: tensors would be fetched from the process that made them, which may be gone by then.
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]
+_split: Split | None = None  # of a loading process
+
+
+def _load(ids: np.ndarray, seed: int | None) -> Arrays:
+    assert _split is not None
+    batch = _split.load(torch.from_numpy(ids), seed=seed)
+    return batch.images.numpy(), batch.labels.numpy(), batch.ids.numpy(), batch.skipped
+
+
+def _batch(arrays: Arrays) -> Batch:
+    images, labels, ids, skipped = arrays
+    return Batch(torch.from_numpy(images), torch.from_numpy(labels), torch.from_numpy(ids), skipped)
+
+
+def _set_up_worker(split: Split) -> None:
+    global _split
+    _split = split
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which saves first
+    threading.Thread(target=_follow_parent, daemon=True).start()
+
+
+def _follow_parent() -> None:
+    """A main process that was killed cannot tell its loaders to stop."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dsnet.checkpoint import write_whole
 from dsnet.config import TrainConfig
-from dsnet.data import Batch, Dataset, Split, TrainBatches, named_worker_deaths, open_dataset, plain_batches
+from dsnet.data import Batch, Dataset, Split, TrainBatches, open_dataset, plain_batches
 from dsnet.evaluate import evaluate, evaluate_dynamic, paths_to_evaluate
 from dsnet.models import Supernet
 from dsnet.nn import ThresholdHead
@@ -84,13 +84,11 @@ def evaluate_split(
             f"this {net.spec.name} has not learned to route, so it has no budgets; train it with --stage gate"
         )
     paths = paths_to_evaluate(net, sample, seed)
-    with named_worker_deaths():
-        batches = counted(part, config, skipped, name=split)
-        result = evaluate(net, batches, paths, image_size=data.image_size, split=split)
-        if net.spec.router is not None:
-            result["dynamic"] = evaluate_dynamic(
-                traces_of(net, part, config, [], name=split), budgets, max_width=max_width
-            )
+    batches = counted(part, config, skipped, name=split)
+    result = evaluate(net, batches, paths, image_size=data.image_size, split=split)
+    if net.spec.router is not None:
+        traces = traces_of(net, part, config, [], name=split)
+        result["dynamic"] = evaluate_dynamic(traces, budgets, max_width=max_width)
     training: dict[str, Any] = {
         "teacher": config.ieb.teacher,
         "epochs": config.optim.epochs,

@@ -11,7 +11,7 @@ import torch
 
 from dsnet.checkpoint import load, save
 from dsnet.config import TrainConfig
-from dsnet.data import Batch, Dataset, Split, TrainBatches, named_worker_deaths, plain_batches
+from dsnet.data import Batch, Dataset, Split, TrainBatches, plain_batches
 from dsnet.evaluate import accuracy, router_auc
 from dsnet.models import Card, Preprocessing, Supernet
 from dsnet.pipeline.assess import EVAL_BATCH, calibrate_budgets, calibration_images, evaluate_split, open_data, record
@@ -29,7 +29,7 @@ def train(config: TrainConfig, folder: File, *, resume: bool = False) -> dict[st
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    with process_group(), named_worker_deaths():
+    with process_group():
         data = open_data(config)
         in_stage_two = resume and (folder / GATE / "state" / "last.pt").exists()
         # Whatever can be wrong with the config comes to light before the folder is touched.
