@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dsnet.cost import CostTable
 from dsnet.data.images import SUFFIXES, DataError, centre_crop, read_image
 from dsnet.models import Supernet
-from dsnet.routing import Policy, route
+from dsnet.routing import Policy
+from dsnet.runtime import Runner
 from dsnet.space import Path
 
 
@@ -30,29 +30,27 @@ class Prediction:
 
 
 def predict(
-    net: Supernet, files: Sequence[File], policy: Policy, *, path: Path | None = None, batch_size: int = 64
+    runner: Runner, files: Sequence[File], policy: Policy, *, path: Path | None = None, batch_size: int = 64
 ) -> Iterator[Prediction]:
     """Answers in the order of `files`; the router chooses each path, unless `path` pins it."""
-    table = CostTable(net)
     for start in range(0, len(files), batch_size):
         part = files[start : start + batch_size]
-        x = torch.stack([prepare(read_image(file), net) for file in part]).to(net.head.classifier.weight.device)
-        if path is None:
-            routed = route(net, x, policy, table=table)
-            logits, paths, madds = routed.logits, routed.paths.tolist(), routed.madds.tolist()
-        else:
-            with torch.no_grad():
-                logits = net(x, path)
-            paths, madds = [list(path)] * len(x), [table.madds(path)] * len(x)
-        found = logits.softmax(1).max(1)
+        x = torch.stack([prepare(read_image(file), runner) for file in part])
+        routed = runner.run(x, policy) if path is None else runner.run_path(x, path)
+        found = routed.logits.softmax(1).max(1)
         for file, probability, label, taken, cost in zip(
-            part, found.values.tolist(), found.indices.tolist(), paths, madds, strict=True
+            part,
+            found.values.tolist(),
+            found.indices.tolist(),
+            routed.paths.tolist(),
+            routed.madds.tolist(),
+            strict=True,
         ):
-            name = net.card.classes[label] if net.card.classes else str(label)
+            name = runner.card.classes[label] if runner.card.classes else str(label)
             yield Prediction(str(file), label, name, probability, tuple(taken), cost)
 
 
-def prepare(image: Image.Image, net: Supernet) -> Tensor:
+def prepare(image: Image.Image, net: Supernet | Runner) -> Tensor:
     """An image as the network's input [C, S, S]."""
     how, channels = net.card.preprocessing, net.spec.in_channels
     if channels not in (1, 3):

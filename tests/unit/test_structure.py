@@ -23,6 +23,7 @@ ROOMS = [
     ["foreign"],
     ["data"],
     ["routing"],
+    ["runtime"],
     ["predict"],
     ["training"],
     ["evaluate"],

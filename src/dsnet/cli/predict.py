@@ -26,36 +26,36 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace, parser: ArgumentParser) -> None:
-    from dsnet.checkpoint import load
     from dsnet.cli.info import parse_path
     from dsnet.predict import image_files, predict
     from dsnet.reports.tables import human, print_json, print_table
-    from dsnet.routing import Policy, policy_for
+    from dsnet.routing import Policy
+    from dsnet.runtime import open_runner
 
     if args.batch_size < 1:
         raise ValueError(f"--batch_size is {args.batch_size}; it must be at least 1")
     if args.path is not None and (args.budget is not None or args.max_width is not None):
         raise ValueError("--path pins the widths; leave --budget and --max_width out")
     files = image_files(args.images)
-    net = load(args.run)
-    path = None if args.path is None else parse_path(net.spec, args.path)
+    runner = open_runner(args.run)
+    path = None if args.path is None else parse_path(runner.spec, args.path)
     policy = Policy()
-    if net.spec.router is not None and path is None:
-        policy = policy_for(net, args.budget, max_width=args.max_width)
+    if runner.spec.router is not None and path is None:
+        policy = runner.policy(args.budget, args.max_width)
     elif path is None:
         if args.budget is not None or args.max_width is not None:
             raise ValueError(f"{args.run} has not learned to route; train it with `dsnet train --stage gate --from`")
-        path = net.space.widest
+        path = runner.space.widest
         print(f"{args.run} has not learned to route: its widest path runs; --path chooses another", file=sys.stderr)
     if policy.note:
         print(policy.note, file=sys.stderr)
-    rows = list(predict(net, files, policy, path=path, batch_size=args.batch_size))
+    rows = list(predict(runner, files, policy, path=path, batch_size=args.batch_size))
     if args.json:
         print_json([asdict(row) for row in rows])
         return
     mean = sum(row.madds for row in rows) / len(rows)
     print_table(
-        f"{net.spec.name} on {len(rows)} images",
+        f"{runner.spec.name} on {len(rows)} images",
         ["<image", "<class", "confidence", "<path", "MAdds"],
         [
             [row.file, row.name, f"{row.confidence:.1%}", ",".join(map(str, row.path)) or "-", human(row.madds)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -150,6 +150,15 @@ class ModelSpec:
         for stage in self.stages:
             total *= stage.stride
         return total
+
+    def check_input(self, shape: Sequence[int]) -> None:
+        """Refuse inputs of a shape that the network does not take."""
+        if len(shape) != 4 or shape[1] != self.in_channels:
+            raise ValueError(
+                f"input has shape {tuple(shape)} but {self.name!r} takes [batch, {self.in_channels}, height, width]; "
+                f"reshape it, or create the model with other in_channels"
+            )
+        self.check_size(*shape[2:])
 
     def check_size(self, *sides: int) -> None:
         for side in sides:

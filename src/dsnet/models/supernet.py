@@ -187,10 +187,4 @@ class Supernet(nn.Module):
         return weights.new_zeros(len(weights), self.spec.widths[point]).index_copy(1, allowed, weights)
 
     def check_input(self, x: Tensor) -> None:
-        if x.dim() != 4 or x.shape[1] != self.spec.in_channels:
-            raise ValueError(
-                f"input has shape {tuple(x.shape)} but {self.spec.name!r} takes "
-                f"[batch, {self.spec.in_channels}, height, width]; "
-                f"reshape it, or create the model with other in_channels"
-            )
-        self.spec.check_size(*x.shape[2:])
+        self.spec.check_input(x.shape)

@@ -22,6 +22,8 @@ from dsnet.space import Channels
 class Block(nn.Module):
     """What a network is a list of. `skip` adds the block's own input to its output."""
 
+    reads_unscaled = False  # whether `body` reads x beside `scaled`
+
     def __init__(self, activation: str = "relu", gate: Gate | None = None, *, skip: bool = False) -> None:
         super().__init__()
         self.activation, self.gate, self.skip = ACTIVATIONS[activation], gate, skip
@@ -97,6 +99,8 @@ class DepthwiseSeparable(Block):
 
 class Bottleneck(Block):
     """ResNet: gate | 1x1, 3x3, 1x1 beside the shortcut, which takes the unscaled input."""
+
+    reads_unscaled = True
 
     def __init__(
         self,

@@ -6,9 +6,10 @@ import math
 import re
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Protocol
 
 from dsnet.cost import CostTable
-from dsnet.models import Budget, Supernet
+from dsnet.models import Budget, Card, ModelSpec
 from dsnet.nn import ThresholdHead
 from dsnet.routing.decision import Policy, RoutingError
 from dsnet.routing.traces import Traces
@@ -94,8 +95,18 @@ def parse_budget(budget: str | float, table: CostTable) -> float:
     return value * table.widest if value <= 1 and not (found and found[2]) else value
 
 
+class Described(Protocol):
+    """A network or whatever runs one."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def card(self) -> Card: ...
+
+
 def policy_for(
-    net: Supernet, budget: str | float | None = None, *, max_width: int | None = None, image_size: int | None = None
+    net: Described, budget: str | float | None = None, *, max_width: int | None = None, image_size: int | None = None
 ) -> Policy:
     """The policy that meets an average budget, by the card's table; without a budget, see `default_lambda`.
 
@@ -114,10 +125,10 @@ def policy_for(
             if sizes
             else f"this {net.spec.name} has no calibrated budgets; train it with `dsnet train --stage gate`"
         )
-    return _interpolated(rows, parse_budget(budget, CostTable(net, size)), max_width)
+    return _interpolated(rows, parse_budget(budget, CostTable(net.spec, size)), max_width)
 
 
-def default_lambda(net: Supernet) -> float:
+def default_lambda(net: Described) -> float:
     """Where nothing was asked: the paper's gate as it is (lambda 0), other routers at half of their range."""
     router = net.spec.router
     if router is None or (router.targets in ("try_best", "give_up") and router.kind == "gate") or not net.card.budgets:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dsnet.cost import CostTable
-from dsnet.models import ModelSpec
+from dsnet.models import ModelSpec, Supernet
 from dsnet.space import Path
 
 
@@ -52,7 +52,8 @@ class Prices:
     """
 
     def __init__(self, table: CostTable) -> None:
-        self.spec = table.spec
+        self.table, self.spec = table, table.spec
+        self._spent: dict[Path, int] = {}
         if table.probe is not None:
             base = table.probe.madds
             prices = [(table.madds(path, dynamic=True) - base) / table.widest for path in self.spec.candidates]
@@ -68,6 +69,16 @@ class Prices:
                 for w_in in range(len(step))
             ]
             self.tables.append(torch.tensor(rows, dtype=torch.float64))
+
+    @classmethod
+    def of(cls, model: Supernet | ModelSpec, image_size: int | None = None) -> Prices:
+        return cls(CostTable(model, image_size))
+
+    def spent(self, path: Path) -> int:
+        """MAdds of a routed path, router included."""
+        if path not in self._spent:
+            self._spent[path] = self.table.madds(path, dynamic=True)
+        return self._spent[path]
 
     def at(self, point: int, w_in: int) -> Tensor:
         """Prices [R] of the candidates."""

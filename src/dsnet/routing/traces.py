@@ -37,7 +37,7 @@ class Traces:
 
     @torch.no_grad()
     def __init__(self, net: Supernet, batches: Iterable[Batch], load: Load, *, image_size: int) -> None:
-        check_routes(net)
+        check_routes(net.spec)
         self.net, self.load = net.eval(), load
         self.table = CostTable(net, image_size)
         self.prices = Prices(self.table)
@@ -115,7 +115,7 @@ class Traces:
         """Run images along the paths that a policy leads them, and remember."""
         for part in rows.split(BATCH):
             batch = self.load(self.ids[part])
-            routed = route(self.net, batch.images.to(device_of(self.net)), policy, table=self.table)
+            routed = route(self.net, batch.images.to(device_of(self.net)), policy, prices=self.prices)
             right = (routed.logits.argmax(1).cpu() == batch.labels).to(torch.int8)
             for path in map(tuple, routed.paths.unique(dim=0).tolist()):
                 mine = (routed.paths == torch.tensor(path)).all(1)

@@ -1,0 +1,7 @@
+"""Dynamic inference that is really faster: on PyTorch, and as ONNX files."""
+
+from dsnet.runtime.dynamic import DynamicRunner
+from dsnet.runtime.opening import open_runner
+from dsnet.runtime.runner import Runner
+
+__all__ = ["DynamicRunner", "Runner", "open_runner"]

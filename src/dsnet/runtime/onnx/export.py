@@ -1,0 +1,307 @@
+"""Networks as ONNX files: the dynamic network in one file, one path as a plain file, parts for batches as a bundle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path as File
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, helper
+
+from dsnet.cost import CostTable
+from dsnet.models import Supernet
+from dsnet.nn import ThresholdHead
+from dsnet.routing import Prices
+from dsnet.routing.budgets import default_lambda
+from dsnet.routing.decision import widest_indices
+from dsnet.routing.route import Fork, LiveParts
+from dsnet.runtime.onnx.layers import write_call
+from dsnet.runtime.onnx.writer import FLOAT, INT, IR_VERSION, OPSET, Graph, Model
+from dsnet.space import Path
+from dsnet.version import __version__
+
+FORMAT = "1"
+IMAGE = "image"
+Branch = Callable[[Graph], Sequence[str]]
+
+
+def export_onnx(
+    net: Supernet, file: str | File, *, path: Sequence[int] | None = None, image_size: int | None = None
+) -> File:
+    """Write a network as one ONNX file; without a path it is the dynamic network, for one image at a time.
+
+    inputs: image; and with defaults lam (float), max_width (int64) and pin (int64 per choice, -1 lets the router
+    choose). outputs: logits, path, madds, scores of the first decision. A single path takes batches of any size.
+    A network that has not learned to route becomes one file of all widths, whose `pin` input chooses.
+    """
+    check_weights(net)
+    size = image_size or net.spec.image_size
+    table = CostTable(net, size)
+    if path is not None or not net.chain:
+        path = net.space.validate(path or ())
+        proto = static_model(net, path, size)
+        about = describe(net, size, kind="static", paths={path: table.madds(path)})
+    else:
+        writer = DynamicWriter(net, size)
+        proto = writer.model()
+        about = describe(net, size, kind="dynamic", paths={p: table.madds(p) for p in writer.pinnable})
+    helper.set_model_props(proto, about)
+    onnx.checker.check_model(proto)
+    return write_model(proto, File(file))
+
+
+def check_weights(net: Supernet) -> None:
+    if net.training:
+        raise ValueError("a network is exported in eval mode only; call net.eval() first")
+    for name, tensor in net.state_dict().items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{name} holds NaN or infinite values; export a network that was trained without them")
+
+
+def describe(net: Supernet, size: int, *, kind: str, paths: dict[Path, int]) -> dict[str, str]:
+    """The model's card as ONNX metadata: short strings as they are, the rest as JSON."""
+    card = net.card.to_dict()
+    return {
+        "dsnet.format": FORMAT,
+        "dsnet.version": __version__,
+        "dsnet.kind": kind,
+        "model": net.spec.name,
+        "image_size": str(size),
+        "classes": json.dumps(card["classes"]),
+        "preprocessing": json.dumps(card["preprocessing"]),
+        "widths": json.dumps([{"path": path, "madds": madds} for path, madds in paths.items()]),
+        "budgets": json.dumps([row for row in card["budgets"] if row["image_size"] == size]),
+        "dsnet.spec": json.dumps(net.spec.to_dict()),
+    }
+
+
+def write_model(proto: onnx.ModelProto, file: File) -> File:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(file.name + ".part")
+    part.write_bytes(proto.SerializeToString())
+    part.replace(file)
+    return file
+
+
+def finish(graph: Graph, name: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> onnx.ModelProto:
+    initializers = [*graph.model.weights.values(), *graph.initializers]
+    whole = helper.make_graph(graph.nodes, name, list(inputs), list(outputs), initializers)
+    opset = helper.make_opsetid("", OPSET)
+    return helper.make_model(
+        whole, producer_name="dsnet", producer_version=__version__, ir_version=IR_VERSION, opset_imports=[opset]
+    )
+
+
+def static_model(net: Supernet, path: Path, size: int) -> onnx.ModelProto:
+    """One sub-network for batches of any size, its weights cut out and folded."""
+    graph = Graph(Model(shared=False))
+    found = write_call(graph, net, lambda x: net.run(x, path), IMAGE)
+    logits = graph.op("Identity", found)
+    graph.nodes[-1].output[0] = "logits"
+    assert logits
+    return finish(
+        graph,
+        net.spec.name,
+        [helper.make_tensor_value_info(IMAGE, FLOAT, ["batch", net.spec.in_channels, size, size])],
+        [helper.make_tensor_value_info("logits", FLOAT, ["batch", net.spec.num_classes])],
+    )
+
+
+class DynamicWriter:
+    """The whole dynamic network as one graph. Every branch slices weights of the main graph, which it shares.
+
+    pinnable: the paths that the `pin` input may ask for.
+    """
+
+    def __init__(self, net: Supernet, size: int) -> None:
+        self.net, self.spec, self.live = net, net.spec, LiveParts(net)
+        self.size, self.prices = size, Prices.of(net, size)
+        self.probes = self.spec.router is not None and self.spec.router.probes
+        self.choices = net.space.choices if self.spec.router is None else self.spec.routing
+        routed = net.routing if self.spec.router is not None else net.space
+        self.pinnable: list[Path] = net.candidates if self.probes else list(routed)
+        self.graph = Graph(Model(shared=True))
+
+    def model(self) -> onnx.ModelProto:
+        points, classes = len(self.spec.widths), self.spec.num_classes
+        fork = self.fork_names(self.graph, lambda x: self.live.front(x), IMAGE)
+        outputs = (self.write_probing if self.probes else self.write_gates)(fork)
+        shapes = {"logits": [1, classes], "path": [points], "madds": [], "scores": [1, len(self.choices[0])]}
+        infos = []
+        for name, found in outputs.items():
+            self.graph.nodes.append(helper.make_node("Identity", [found], [name]))
+            kind = FLOAT if name in ("logits", "scores") else INT
+            infos.append(helper.make_tensor_value_info(name, kind, shapes[name]))
+        image = helper.make_tensor_value_info(IMAGE, FLOAT, [1, self.spec.in_channels, self.size, self.size])
+        return finish(self.graph, self.spec.name, [image, *self.knobs()], infos)
+
+    def knobs(self) -> list[onnx.ValueInfoProto]:
+        """Inputs that have defaults: the budget's lambda, the cap, a pinned path."""
+        pinned = self.net.space.widest if self.spec.router is None else (-1,) * len(self.choices)
+        defaults: dict[str, np.ndarray] = {"pin": np.array(pinned, np.int64)}
+        if self.spec.router is not None:
+            defaults["lam"] = np.array([default_lambda(self.net)], np.float32)
+            defaults["max_width"] = np.array([max(map(max, self.choices))], np.int64)
+        infos = []
+        for name, default in defaults.items():
+            kind = FLOAT if name == "lam" else INT
+            infos.append(helper.make_tensor_value_info(name, kind, default.shape))
+            self.graph.initializers.append(onnx.numpy_helper.from_array(default, name))
+        return infos
+
+    def fork_names(self, graph: Graph, call: Callable[..., Fork | torch.Tensor], *inputs: str) -> list[str]:
+        """The outputs of a call that ends at a choice: [x] scaled [scores], or logits; what is None is left out."""
+        found = write_call(graph, self.net, lambda *xs: _outputs(call(*xs)), *inputs)
+        return [name for name in found if name is not None]
+
+    def fork_of(self, names: list[str], point: int) -> tuple[list[str], str | None]:
+        """Maps that the first block of a segment reads, and the scores."""
+        maps = 2 if self.net.chain[point].first.reads_unscaled else 1
+        return names[:maps], names[maps] if len(names) > maps else None
+
+    def first(self, graph: Graph, point: int, w_in: int, w_out: int, maps: list[str]) -> str:
+        def call(*xs: torch.Tensor) -> torch.Tensor:
+            fork = Fork(xs[0], xs[1]) if len(xs) == 2 else Fork(None, xs[0])
+            return self.live.first(point, w_in, w_out, fork)
+
+        if len(maps) == 1:
+            return write_call(graph, self.net, lambda s: call(s), *maps)
+        return write_call(graph, self.net, lambda x, s: call(x, s), *maps)
+
+    def rest(self, graph: Graph, point: int, width: int, x: str) -> list[str]:
+        return self.fork_names(graph, lambda y: self.live.rest(point, width, y), x)
+
+    def follow(self, graph: Graph, path: Path, maps: list[str]) -> list[str]:
+        """Logits of one path."""
+        w_in, found = 0, maps
+        for point, w_out in enumerate(path):
+            maps, _ = self.fork_of(found, point)
+            found = self.rest(graph, point, w_out, self.first(graph, point, w_in, w_out, maps))
+            w_in = w_out
+        return found
+
+    def decision(self, graph: Graph, scores: str, prices: str, point: int) -> str:
+        """Position of the width that `decide` takes: scores less lambda times prices, capped, equals to the slimmer."""
+        double = {"to": TensorProto.DOUBLE}
+        cost = graph.op("Mul", graph.op("Cast", "lam", **double), prices)
+        values = graph.op("Sub", graph.op("Cast", scores, **double), cost)
+        allowed = graph.op("LessOrEqual", graph.constant(widest_indices(self.spec, point)), "max_width")
+        values = graph.op("Where", allowed, values, graph.constant(-np.inf, np.float64))
+        return graph.op("Squeeze", graph.op("ArgMax", values, axis=1, keepdims=0))
+
+    def pinned(self, graph: Graph, point: int) -> tuple[str, str]:
+        """Whether a width is pinned at a choice point, and its position among those that can be chosen."""
+        width = graph.op("Gather", "pin", graph.constant(point))
+        positions = [0] * self.spec.widths[point]
+        for position, allowed in enumerate(self.choices[point]):
+            positions[allowed] = position
+        found = graph.op("Gather", graph.constant(positions), graph.op("Max", width, graph.constant(0)))
+        return graph.op("GreaterOrEqual", width, graph.constant(0)), found
+
+    def write_gates(self, names: list[str]) -> dict[str, str]:
+        graph, spent = self.graph, self.prices.table
+        before: str | None = None
+        inputs: Sequence[int] = (0,)
+        madds = graph.constant(spent.front.madds)
+        path, first_scores = [], None
+        for point, widths in enumerate(self.choices):
+            maps, scores = self.fork_of(names, point)
+            is_pinned, position = self.pinned(graph, point)
+            if self.spec.router is not None:
+                assert scores is not None
+                first_scores = first_scores or scores
+                table = np.stack([self.prices.at(point, w_in).numpy() for w_in in inputs])
+                prices = graph.constant(table, np.float64)
+                prices = graph.op("Gather", prices, before or graph.constant(0))
+                position = graph.op("Where", is_pinned, position, self.decision(graph, scores, prices, point))
+            last = point + 1 == len(self.choices)
+            kinds = [FLOAT] * (1 if last else len(names_of_fork(self.net, point + 1)))
+            if before is None:
+                names = graph.choose(position, [self.whole(point, width, maps) for width in widths], kinds)
+            else:
+                pair = graph.op("Add", graph.op("Mul", before, graph.constant(len(widths))), position)
+                firsts = [self.first_branch(point, a, b, maps) for a in inputs for b in widths]
+                (y,) = graph.choose(pair, firsts, [FLOAT])
+                names = graph.choose(position, [self.rest_branch(point, width, y) for width in widths], kinds)
+            cost = [
+                [spent.steps[point][a][b].madds + spent.routers[point][a].madds * (scores is not None) for b in widths]
+                for a in inputs
+            ]
+            row = graph.op("Gather", graph.constant(cost), before or graph.constant(0))
+            madds = graph.op("Add", madds, graph.op("Gather", row, position))
+            width = graph.op("Gather", graph.constant(widths), position)
+            path.append(graph.op("Unsqueeze", width, graph.constant([0])))
+            before, inputs = position, widths
+        assert before is not None
+        heads = graph.constant([spent.heads[width].madds for width in inputs])
+        outputs = {"logits": names[0], "path": graph.op("Concat", *path, axis=0)}
+        outputs["madds"] = graph.op("Add", madds, graph.op("Gather", heads, before))
+        return outputs if first_scores is None else {**outputs, "scores": first_scores}
+
+    def whole(self, point: int, width: int, maps: list[str]) -> Branch:
+        """The first segment at a width: its input has one width only."""
+        return lambda graph: self.rest(graph, point, width, self.first(graph, point, 0, width, maps))
+
+    def first_branch(self, point: int, w_in: int, w_out: int, maps: list[str]) -> Branch:
+        return lambda graph: [self.first(graph, point, w_in, w_out, maps)]
+
+    def rest_branch(self, point: int, width: int, x: str) -> Branch:
+        return lambda graph: self.rest(graph, point, width, x)
+
+    def write_probing(self, names: list[str]) -> dict[str, str]:
+        """The slimmest candidate answers first; its answer stays, or the chosen candidate runs behind the front."""
+        graph, candidates, table = self.graph, self.net.candidates, self.prices.table
+        is_pinned, position = self.pinned(graph, 0)
+
+        def probe(branch: Graph) -> list[str]:
+            (logits,) = self.follow(branch, candidates[0], names)
+            scores = self.probe_scores(branch, logits)
+            prices = branch.constant(self.prices.at(0, 0).numpy(), np.float64)
+            return [self.decision(branch, scores, prices, 0), logits, scores]
+
+        def pinned(branch: Graph) -> list[str]:
+            nothing = [np.zeros((1, count)) for count in (self.spec.num_classes, len(candidates))]
+            return [position, *(branch.constant(zeros, np.float32) for zeros in nothing)]
+
+        position, answer, scores = self.graph.choose(
+            graph.op("Cast", is_pinned, to=TensorProto.INT64), [probe, pinned], [INT, FLOAT, FLOAT]
+        )
+        goes_on = graph.op("Or", is_pinned, graph.op("Greater", position, graph.constant(0)))
+        tree: list[Branch] = [lambda branch, path=path: self.follow(branch, path, names) for path in candidates]  # type: ignore[misc]
+        (logits,) = graph.choose(
+            graph.op("Cast", goes_on, to=TensorProto.INT64),
+            [lambda branch: [answer], lambda branch: branch.choose(position, tree, [FLOAT])],
+            [FLOAT],
+        )
+        spent = [[table.madds(path, dynamic=dynamic) for path in candidates] for dynamic in (True, False)]
+        row = graph.op("Gather", graph.constant(spent), graph.op("Cast", is_pinned, to=TensorProto.INT64))
+        path = graph.op("Gather", graph.constant(candidates), position)
+        return {"logits": logits, "path": path, "madds": graph.op("Gather", row, position), "scores": scores}
+
+    def probe_scores(self, graph: Graph, logits: str) -> str:
+        head, router = self.net.probe, self.spec.router
+        assert head is not None
+        assert router is not None
+        if isinstance(head, ThresholdHead):
+            top = graph.op("ReduceMax", graph.op("Softmax", logits, axis=1), graph.constant([1]), keepdims=1)
+            worth = np.full((1, head.candidates - 1), ThresholdHead.NEVER)
+            worth[0, int(head.width) - 1] = 1.0
+            return graph.op("Concat", top, graph.constant(worth, np.float32), axis=1)
+        return write_call(graph, self.net, lambda x: router.link(head(x)), logits)
+
+
+def names_of_fork(net: Supernet, point: int) -> list[str]:
+    """What a choice point hands on: maps, and scores where gates route."""
+    segment = net.chain[point]
+    gate = segment.first.gate
+    router = net.spec.router
+    scored = router is not None and not router.probes and gate is not None and gate.slimming is not None
+    return ["x"] * segment.first.reads_unscaled + ["scaled"] + ["scores"] * scored
+
+
+def _outputs(at: Fork | torch.Tensor) -> tuple[Any, ...]:
+    return tuple(at) if isinstance(at, Fork) else (at,)

@@ -1,0 +1,192 @@
+"""From sliceable layers to ONNX nodes: a traced call of the network, at fixed widths, is written node by node."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from dsnet.nn import SliceBatchNorm2d, SliceConv2d, SliceDepthwise, SliceGroupNorm, SliceLinear
+from dsnet.nn.norm import EPS
+from dsnet.nn.slicing import GlobalPool
+from dsnet.nn.tracing import trace
+from dsnet.runtime.onnx.writer import Graph, array
+
+
+def write_call(graph: Graph, root: nn.Module, call: Callable[..., Any], *inputs: str) -> Any:
+    """The nodes of `call(*inputs)`, which uses layers of `root`; returns the names of what it returns."""
+    traced = trace(root, call, len(inputs))
+    return _Writer(traced, graph).run(*inputs)
+
+
+class _Writer(fx.Interpreter):
+    """Runs a trace on names instead of tensors."""
+
+    def __init__(self, traced: fx.GraphModule, graph: Graph) -> None:
+        super().__init__(traced)
+        self.out = graph
+        self.folded: dict[fx.Node, str] = {}  # norms that were merged into the convolution before them
+
+    def run_node(self, n: fx.Node) -> Any:
+        return self.folded[n] if n in self.folded else self._run(n)
+
+    def _run(self, n: fx.Node) -> Any:
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        if n.op == "call_module":
+            return self.layer(n, args[0], *args[1:])
+        if n.op == "call_function" or n.op == "call_method":
+            options = {key: option for key, option in kwargs.items() if key != "inplace"}
+            return FUNCTIONS[n.target](self.out, *args, **options)
+        return super().run_node(n)
+
+    def layer(self, n: fx.Node, x: str, *widths: int) -> str:
+        layer = self.fetch_attr(str(n.target))
+        name = str(n.target).removeprefix("root.")
+        match layer:
+            case SliceConv2d():
+                counts = [layer.cout[widths[1]], layer.cin[widths[0]]]
+                return self.convolution(n, layer, f"{name}.weight", x, counts, group=1)
+            case SliceDepthwise():
+                count = layer.channels[widths[0]]
+                return self.convolution(n, layer, f"{name}.weight", x, [count], group=count)
+            case SliceLinear():
+                rows, columns = layer.cout[widths[1]], layer.cin[widths[0]]
+                inputs = [self.out.weight(f"{name}.weight", layer.weight, [rows, columns])]
+                if layer.bias is not None:
+                    inputs.append(self.out.weight(f"{name}.bias", layer.bias, [rows]))
+                return self.out.op("Gemm", x, *inputs, transB=1)
+            case SliceGroupNorm():
+                return group_norm(self.out, layer, name, x, layer.channels[widths[0]])
+            case GlobalPool():
+                return self.out.op("Flatten", self.out.op("GlobalAveragePool", x), axis=1)
+        raise TypeError(f"{type(layer).__name__} has no ONNX form")
+
+    def convolution(
+        self, n: fx.Node, layer: SliceConv2d | SliceDepthwise, name: str, x: str, counts: list[int], *, group: int
+    ) -> str:
+        """A convolution, with the batch norm behind it folded into its weights."""
+        scale, bias = None, []
+        norm_node = next(iter(n.users))
+        norm = self.fetch_attr(str(norm_node.target)) if norm_node.op == "call_module" else None
+        if isinstance(norm, SliceBatchNorm2d) and len(n.users) == 1:
+            width = norm_node.args[1]
+            assert isinstance(width, int)
+            scales, shifts = norm.folded()
+            scale, shift = scales[width, : counts[0]], shifts[width, : counts[0]]
+            bias = [self.out.constant(array(shift), np.float32)]
+        side, pad = layer.kernel, layer.kernel // 2
+        y = self.out.op(
+            "Conv",
+            x,
+            self.out.weight(name, layer.weight, counts, scale),
+            *bias,
+            kernel_shape=[side, side],
+            strides=[layer.stride] * 2,
+            pads=[pad] * 4,
+            group=group,
+        )
+        if scale is not None:
+            self.folded[norm_node] = y
+        return y
+
+
+def group_norm(graph: Graph, layer: SliceGroupNorm, name: str, x: str, count: int) -> str:
+    """Normalise every group as one row, then scale and shift the channels."""
+    groups = count // layer.group_size
+    shape = graph.op("Shape", x)
+    rows = graph.op("Reshape", x, graph.constant([0, groups, -1]))
+    ones, zeros = (graph.constant(np.full(groups, value), np.float32) for value in (1.0, 0.0))
+    rows = graph.op("InstanceNormalization", rows, ones, zeros, epsilon=EPS)
+    y = graph.op("Reshape", rows, shape)
+    scale, shift = (
+        graph.op("Reshape", graph.weight(f"{name}.{part}", tensor, [count]), graph.constant([1, count, 1, 1]))
+        for part, tensor in (("weight", layer.weight), ("bias", layer.bias))
+    )
+    return graph.op("Add", graph.op("Mul", y, scale), shift)
+
+
+def value(graph: Graph, item: Any) -> str:
+    """A name as it is, a number as a constant."""
+    return item if isinstance(item, str) else graph.constant(item, np.float32)
+
+
+def binary(kind: str) -> Callable[..., str]:
+    return lambda graph, a, b: graph.op(kind, value(graph, a), value(graph, b))
+
+
+def unary(kind: str) -> Callable[..., str]:
+    return lambda graph, x: graph.op(kind, x)
+
+
+def silu(graph: Graph, x: str) -> str:
+    return graph.op("Mul", x, graph.op("Sigmoid", x))
+
+
+def relu6(graph: Graph, x: str) -> str:
+    return graph.op("Clip", x, graph.constant(0, np.float32), graph.constant(6, np.float32))
+
+
+def max_pool(graph: Graph, x: str, kernel: int, stride: int, *, padding: int) -> str:
+    return graph.op("MaxPool", x, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[padding] * 4)
+
+
+def get_item(graph: Graph, x: Any, item: Any) -> Any:
+    """One of several outputs, or new axes at the end of a tensor."""
+    if not isinstance(x, str):
+        return x[item]
+    axes = [axis for axis, part in enumerate(item) if part is None]
+    assert all(part is None or part == slice(None) for part in item), f"{item} has no ONNX form"
+    return graph.op("Unsqueeze", x, graph.constant(axes))
+
+
+def concat(graph: Graph, parts: list[str], axis: int = 0, *, dim: int | None = None) -> str:
+    return graph.op("Concat", *parts, axis=axis if dim is None else dim)
+
+
+def total(graph: Graph, x: str, axis: int, *, keepdim: bool) -> str:
+    return graph.op("ReduceSum", x, graph.constant([axis]), keepdims=int(keepdim))
+
+
+def clamp_min(graph: Graph, x: str, low: float) -> str:
+    return graph.op("Max", x, graph.constant(low, np.float32))
+
+
+class TopK(dict[str, str]):
+    """What topk returns: `values` are read, indices are not."""
+
+
+def topk(graph: Graph, x: str, count: int, *, dim: int) -> TopK:
+    values, _ = graph.ops("TopK", x, graph.constant([count]), outputs=2, axis=dim)
+    return TopK(values=values)
+
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    F.relu: unary("Relu"),
+    F.relu6: relu6,
+    F.silu: silu,
+    F.softplus: unary("Softplus"),
+    F.max_pool2d: max_pool,
+    torch.tanh: unary("Tanh"),
+    torch.sigmoid: unary("Sigmoid"),
+    torch.cat: concat,
+    operator.add: binary("Add"),
+    operator.sub: binary("Sub"),
+    operator.mul: binary("Mul"),
+    operator.truediv: binary("Div"),
+    operator.pow: binary("Pow"),
+    operator.neg: unary("Neg"),
+    operator.getitem: get_item,
+    getattr: lambda graph, item, name: item[name],
+    "sigmoid": unary("Sigmoid"),
+    "exp": unary("Exp"),
+    "log_softmax": lambda graph, x, axis: graph.op("LogSoftmax", x, axis=axis),
+    "softmax": lambda graph, x, axis: graph.op("Softmax", x, axis=axis),
+    "sum": total,
+    "clamp_min": clamp_min,
+    "topk": topk,
+}

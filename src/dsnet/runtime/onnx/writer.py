@@ -1,0 +1,103 @@
+"""ONNX graphs, written node by node."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor
+
+OPSET = 18
+IR_VERSION = 8
+
+
+class Model:
+    """What all graphs of a file share: names, and the weights that branches slice."""
+
+    def __init__(self, *, shared: bool) -> None:
+        self.shared = shared
+        self.weights: dict[str, onnx.TensorProto] = {}
+        self.numbers = itertools.count()
+
+    def name(self, kind: str) -> str:
+        return f"{kind}_{next(self.numbers)}"
+
+
+class Graph:
+    """The nodes of a graph, or of a branch of one, in order."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: dict[tuple[object, ...], str] = {}
+        self.initializers: list[onnx.TensorProto] = []
+
+    def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        """A node with one output."""
+        return self.ops(kind, *inputs, outputs=1, **attributes)[0]
+
+    def ops(self, kind: str, *inputs: str, outputs: int, **attributes: Any) -> list[str]:
+        names = [self.model.name(kind.lower()) for _ in range(outputs)]
+        self.nodes.append(helper.make_node(kind, list(inputs), names, name=names[0], **attributes))
+        return names
+
+    def constant(self, value: object, dtype: type = np.int64) -> str:
+        held: np.ndarray = np.asarray(value, dtype)
+        key = (held.dtype.str, held.shape, held.tobytes())
+        if key not in self.constants:
+            self.constants[key] = self.model.name("const")
+            self.initializers.append(numpy_helper.from_array(held, self.constants[key]))
+        return self.constants[key]
+
+    def weight(self, name: str, whole: Tensor, counts: Sequence[int], scale: Tensor | None = None) -> str:
+        """The leading `counts` of a weight's first axes, times a scale per filter.
+
+        In a file of many widths it is sliced out of the whole weight, which all of them share. Runtimes fold such
+        nodes when they load a file; a weight that is used as it stands in an outer graph would not be packed.
+        """
+        part = whole[tuple(slice(count) for count in counts)]
+        if scale is not None:
+            scale = scale.reshape(-1, *([1] * (whole.dim() - 1)))
+        if not self.model.shared:
+            return self.constant(array(part if scale is None else part * scale), np.float32)
+        if name not in self.model.weights:
+            self.model.weights[name] = numpy_helper.from_array(array(whole), name)
+        axes = list(range(len(counts)))
+        sliced = self.op("Slice", name, *map(self.constant, ([0] * len(counts), counts, axes)))
+        return sliced if scale is None else self.op("Mul", sliced, self.constant(array(scale), np.float32))
+
+    def choose(
+        self, position: str, branches: Sequence[Callable[[Graph], Sequence[str]]], kinds: Sequence[int]
+    ) -> list[str]:
+        """The outputs of the branch that a scalar `position` names: a binary tree of Ifs."""
+        if len(branches) == 1:
+            return list(branches[0](self))
+        half = len(branches) // 2
+        below = self.op("Less", position, self.constant(half))
+        sides = []
+        for part, offset in ((branches[:half], 0), (branches[half:], half)):
+            side = Graph(self.model)
+            inner = position
+            if len(part) > 1 and offset:
+                inner = side.op("Sub", position, side.constant(offset))
+            sides.append(side.proto(side.choose(inner, part, kinds), kinds))
+        return self.ops("If", below, outputs=len(kinds), then_branch=sides[0], else_branch=sides[1])
+
+    def proto(self, outputs: Sequence[str], kinds: Sequence[int]) -> onnx.GraphProto:
+        """This graph as a branch: no inputs, it reads what surrounds it."""
+        # An output must be made by a node of the branch itself.
+        made = {name for node in self.nodes for name in node.output}
+        names = [name if name in made else self.op("Identity", name) for name in outputs]
+        infos = [helper.make_tensor_value_info(name, kind, None) for name, kind in zip(names, kinds, strict=True)]
+        return helper.make_graph(self.nodes, self.model.name("branch"), [], infos, self.initializers)
+
+
+def array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().float().cpu().contiguous().numpy()
+
+
+FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64

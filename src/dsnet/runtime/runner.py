@@ -1,0 +1,99 @@
+"""What runs a network for users: images in; logits, paths and MAdds out, in the caller's order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dsnet.models import Card, ModelSpec
+from dsnet.routing import Policy, Prices, Routed, policy_for
+from dsnet.routing.route import check_routes
+from dsnet.space import Path, WidthSpace
+
+
+class Runner:
+    """A network with its router, whatever executes it.
+
+    spec: how the network is built. card: classes, preprocessing, budgets. runtime: what executes it, in words.
+    """
+
+    spec: ModelSpec
+    card: Card
+    runtime: str
+
+    def __init__(self) -> None:
+        self._prices: dict[int, Prices] = {}
+        self._policies: dict[tuple[object, ...], tuple[Card, Policy]] = {}
+
+    @property
+    def space(self) -> WidthSpace:
+        """The paths that can be pinned."""
+        return self.spec.space
+
+    def __call__(
+        self,
+        x: Tensor,
+        *,
+        budget: str | float | None = None,
+        max_width: int | None = None,
+        path: Sequence[int] | None = None,
+    ) -> Routed:
+        """Run normalised images [B, C, H, W]: each along its own path, or all of them along a pinned one.
+
+        budget: average MAdds to spend, such as '150M', or a share of the widest up to 1. max_width: cap on the index.
+        """
+        if path is None:
+            return self.run(x, self.policy(budget, max_width, x.shape[-1]))
+        if budget is not None or max_width is not None:
+            raise ValueError("a path pins the widths; leave budget and max_width out")
+        return self.run_path(x, path)
+
+    def run(self, x: Tensor, policy: Policy | None = None) -> Routed:
+        """Each image along the path that the router picks for it; without a policy, at lambda 0."""
+        check_routes(self.spec)
+        self.check_input(x)
+        return self._run(x, policy or Policy(), self.prices(x.shape[-1]))
+
+    def run_path(self, x: Tensor, path: Sequence[int]) -> Routed:
+        """Every image along one path, which is charged as a static network."""
+        path = self.space.validate(path)
+        self.check_input(x)
+        logits = self._run_path(x, path)
+        madds = self.prices(x.shape[-1]).table.madds(path)
+        paths = torch.tensor(path, dtype=torch.long).expand(len(x), -1)
+        return Routed(logits, paths, torch.full((len(x),), madds), [])
+
+    def policy(
+        self, budget: str | float | None = None, max_width: int | None = None, image_size: int | None = None
+    ) -> Policy:
+        """`policy_for`, remembered."""
+        key = (budget, max_width, image_size)
+        card, policy = self._policies.get(key, (None, Policy()))
+        if card is not self.card:
+            policy = policy_for(self, budget, max_width=max_width, image_size=image_size)
+            self._policies[key] = self.card, policy
+        return policy
+
+    def prices(self, image_size: int) -> Prices:
+        if image_size not in self._prices:
+            self._prices[image_size] = Prices.of(self.spec, image_size)
+        return self._prices[image_size]
+
+    def check_input(self, x: Tensor) -> None:
+        self.spec.check_input(x.shape)
+        if x.dtype != torch.float32:
+            raise ValueError(
+                f"input is {x.dtype} but {self.spec.name!r} runs in torch.float32; convert it, and normalise it as "
+                f"the model's card says (dsnet.predict.prepare does for an image)"
+            )
+        if not bool(torch.isfinite(x.sum())) and not bool(torch.isfinite(x).all()):
+            bad = int((~torch.isfinite(x)).flatten(1).any(1).sum())
+            raise ValueError(f"{bad} of {len(x)} inputs hold NaN or infinite values; check how they were made")
+
+    def _run(self, x: Tensor, policy: Policy, prices: Prices) -> Routed:
+        raise TypeError(f"{type(self).__name__} does not route")
+
+    def _run_path(self, x: Tensor, path: Path) -> Tensor:
+        raise TypeError(f"{type(self).__name__} does not run")
