@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
 
+if TYPE_CHECKING:
+    from dsnet.runtime import Runner
+
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("run", help="a folder that dsnet wrote")
+    parser.add_argument("run", help="a run folder, an ONNX file or a bundle that dsnet wrote")
     parser.add_argument("images", nargs="+", help="image files, or folders of them (searched to any depth)")
     parser.add_argument(
         "--budget",
@@ -40,13 +44,13 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     runner = open_runner(args.run)
     path = None if args.path is None else parse_path(runner.spec, args.path)
     policy = Policy()
-    if runner.spec.router is not None and path is None:
+    if runner.routes and path is None:
         policy = runner.policy(args.budget, args.max_width)
     elif path is None:
         if args.budget is not None or args.max_width is not None:
-            raise ValueError(f"{args.run} has not learned to route; train it with `dsnet train --stage gate --from`")
-        path = runner.space.widest
-        print(f"{args.run} has not learned to route: its widest path runs; --path chooses another", file=sys.stderr)
+            raise ValueError(f"{args.run} {why_fixed(runner)}, so it has no budgets and no cap")
+        *_, path = runner.paths
+        print(f"{args.run} {why_fixed(runner)}: path {','.join(map(str, path)) or '-'} runs", file=sys.stderr)
     if policy.note:
         print(policy.note, file=sys.stderr)
     rows = list(predict(runner, files, policy, path=path, batch_size=args.batch_size))
@@ -63,3 +67,9 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
         ],
         note=f"{human(mean)} MAdds per image on average.",
     )
+
+
+def why_fixed(runner: Runner) -> str:
+    if runner.spec.router is None:
+        return "has not learned to route (`dsnet train --stage gate --from` teaches it)"
+    return "holds a single path"

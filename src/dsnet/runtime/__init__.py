@@ -1,7 +1,8 @@
 """Dynamic inference that is really faster: on PyTorch, and as ONNX files."""
 
 from dsnet.runtime.dynamic import DynamicRunner
+from dsnet.runtime.onnx import OnnxRunner, export_bundle, export_onnx
 from dsnet.runtime.opening import open_runner
 from dsnet.runtime.runner import Runner
 
-__all__ = ["DynamicRunner", "Runner", "open_runner"]
+__all__ = ["DynamicRunner", "OnnxRunner", "Runner", "export_bundle", "export_onnx", "open_runner"]

@@ -6,9 +6,14 @@ from pathlib import Path as File
 
 from dsnet.checkpoint import load
 from dsnet.runtime.dynamic import DynamicRunner
+from dsnet.runtime.onnx.bundle import MANIFEST
+from dsnet.runtime.onnx.runner import OnnxRunner
 from dsnet.runtime.runner import Runner
 
 
-def open_runner(where: str | File) -> Runner:
-    """A runner for a run folder, an ONNX file or a bundle."""
-    return DynamicRunner(load(where).eval())
+def open_runner(where: str | File, *, threads: int = 0) -> Runner:
+    """A runner for a run folder, an ONNX file or a bundle; `threads` are ONNX Runtime's, 0 takes all cores."""
+    place = File(where)
+    if place.suffix == ".onnx" or (place / MANIFEST).exists():
+        return OnnxRunner(place, threads=threads)
+    return DynamicRunner(load(place))

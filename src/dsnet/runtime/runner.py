@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from dsnet.models import Card, ModelSpec
 from dsnet.routing import Policy, Prices, Routed, policy_for
 from dsnet.routing.route import check_routes
-from dsnet.space import Path, WidthSpace
+from dsnet.space import Path
 
 
 class Runner:
@@ -28,8 +28,13 @@ class Runner:
         self._policies: dict[tuple[object, ...], tuple[Card, Policy]] = {}
 
     @property
-    def space(self) -> WidthSpace:
-        """The paths that can be pinned."""
+    def routes(self) -> bool:
+        """Whether each image can have a path of its own."""
+        return self.spec.router is not None
+
+    @property
+    def paths(self) -> Iterable[Path]:
+        """The paths that can be pinned, the widest last."""
         return self.spec.space
 
     def __call__(
@@ -53,12 +58,20 @@ class Runner:
     def run(self, x: Tensor, policy: Policy | None = None) -> Routed:
         """Each image along the path that the router picks for it; without a policy, at lambda 0."""
         check_routes(self.spec)
+        if not self.routes:
+            raise ValueError(f"{self.runtime} holds one path and cannot route; pin the path {next(iter(self.paths))}")
         self.check_input(x)
         return self._run(x, policy or Policy(), self.prices(x.shape[-1]))
 
     def run_path(self, x: Tensor, path: Sequence[int]) -> Routed:
         """Every image along one path, which is charged as a static network."""
-        path = self.space.validate(path)
+        path = self.spec.space.validate(path)
+        if path not in self.paths:
+            held = list(self.paths)
+            raise ValueError(
+                f"path {path} is not in this file, which holds {len(held)} paths from {held[0]} to {held[-1]}; "
+                f"choose one of them, or export the path as a file of its own"
+            )
         self.check_input(x)
         logits = self._run_path(x, path)
         madds = self.prices(x.shape[-1]).table.madds(path)

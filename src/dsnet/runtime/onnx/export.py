@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path as File
 from typing import Any
 
@@ -14,19 +14,17 @@ from onnx import TensorProto, helper
 
 from dsnet.cost import CostTable
 from dsnet.models import Supernet
-from dsnet.nn import ThresholdHead
 from dsnet.routing import Prices
 from dsnet.routing.budgets import default_lambda
 from dsnet.routing.decision import widest_indices
-from dsnet.routing.route import Fork, LiveParts
 from dsnet.runtime.onnx.layers import write_call
+from dsnet.runtime.onnx.parts import Branch, PartWriter
 from dsnet.runtime.onnx.writer import FLOAT, INT, IR_VERSION, OPSET, Graph, Model
 from dsnet.space import Path
 from dsnet.version import __version__
 
 FORMAT = "1"
 IMAGE = "image"
-Branch = Callable[[Graph], Sequence[str]]
 
 
 def export_onnx(
@@ -111,24 +109,17 @@ def static_model(net: Supernet, path: Path, size: int) -> onnx.ModelProto:
     )
 
 
-class DynamicWriter:
-    """The whole dynamic network as one graph. Every branch slices weights of the main graph, which it shares.
-
-    pinnable: the paths that the `pin` input may ask for.
-    """
+class DynamicWriter(PartWriter):
+    """The whole dynamic network as one graph. Every branch slices weights of the main graph, which it shares."""
 
     def __init__(self, net: Supernet, size: int) -> None:
-        self.net, self.spec, self.live = net, net.spec, LiveParts(net)
+        super().__init__(net)
         self.size, self.prices = size, Prices.of(net, size)
-        self.probes = self.spec.router is not None and self.spec.router.probes
-        self.choices = net.space.choices if self.spec.router is None else self.spec.routing
-        routed = net.routing if self.spec.router is not None else net.space
-        self.pinnable: list[Path] = net.candidates if self.probes else list(routed)
         self.graph = Graph(Model(shared=True))
 
     def model(self) -> onnx.ModelProto:
         points, classes = len(self.spec.widths), self.spec.num_classes
-        fork = self.fork_names(self.graph, lambda x: self.live.front(x), IMAGE)
+        fork = self.front(self.graph, IMAGE)
         outputs = (self.write_probing if self.probes else self.write_gates)(fork)
         shapes = {"logits": [1, classes], "path": [points], "madds": [], "scores": [1, len(self.choices[0])]}
         infos = []
@@ -152,37 +143,6 @@ class DynamicWriter:
             infos.append(helper.make_tensor_value_info(name, kind, default.shape))
             self.graph.initializers.append(onnx.numpy_helper.from_array(default, name))
         return infos
-
-    def fork_names(self, graph: Graph, call: Callable[..., Fork | torch.Tensor], *inputs: str) -> list[str]:
-        """The outputs of a call that ends at a choice: [x] scaled [scores], or logits; what is None is left out."""
-        found = write_call(graph, self.net, lambda *xs: _outputs(call(*xs)), *inputs)
-        return [name for name in found if name is not None]
-
-    def fork_of(self, names: list[str], point: int) -> tuple[list[str], str | None]:
-        """Maps that the first block of a segment reads, and the scores."""
-        maps = 2 if self.net.chain[point].first.reads_unscaled else 1
-        return names[:maps], names[maps] if len(names) > maps else None
-
-    def first(self, graph: Graph, point: int, w_in: int, w_out: int, maps: list[str]) -> str:
-        def call(*xs: torch.Tensor) -> torch.Tensor:
-            fork = Fork(xs[0], xs[1]) if len(xs) == 2 else Fork(None, xs[0])
-            return self.live.first(point, w_in, w_out, fork)
-
-        if len(maps) == 1:
-            return write_call(graph, self.net, lambda s: call(s), *maps)
-        return write_call(graph, self.net, lambda x, s: call(x, s), *maps)
-
-    def rest(self, graph: Graph, point: int, width: int, x: str) -> list[str]:
-        return self.fork_names(graph, lambda y: self.live.rest(point, width, y), x)
-
-    def follow(self, graph: Graph, path: Path, maps: list[str]) -> list[str]:
-        """Logits of one path."""
-        w_in, found = 0, maps
-        for point, w_out in enumerate(path):
-            maps, _ = self.fork_of(found, point)
-            found = self.rest(graph, point, w_out, self.first(graph, point, w_in, w_out, maps))
-            w_in = w_out
-        return found
 
     def decision(self, graph: Graph, scores: str, prices: str, point: int) -> str:
         """Position of the width that `decide` takes: scores less lambda times prices, capped, equals to the slimmer."""
@@ -219,7 +179,7 @@ class DynamicWriter:
                 prices = graph.op("Gather", prices, before or graph.constant(0))
                 position = graph.op("Where", is_pinned, position, self.decision(graph, scores, prices, point))
             last = point + 1 == len(self.choices)
-            kinds = [FLOAT] * (1 if last else len(names_of_fork(self.net, point + 1)))
+            kinds = [FLOAT] * (1 if last else len(self.fork_at(point + 1)))
             if before is None:
                 names = graph.choose(position, [self.whole(point, width, maps) for width in widths], kinds)
             else:
@@ -241,16 +201,6 @@ class DynamicWriter:
         outputs = {"logits": names[0], "path": graph.op("Concat", *path, axis=0)}
         outputs["madds"] = graph.op("Add", madds, graph.op("Gather", heads, before))
         return outputs if first_scores is None else {**outputs, "scores": first_scores}
-
-    def whole(self, point: int, width: int, maps: list[str]) -> Branch:
-        """The first segment at a width: its input has one width only."""
-        return lambda graph: self.rest(graph, point, width, self.first(graph, point, 0, width, maps))
-
-    def first_branch(self, point: int, w_in: int, w_out: int, maps: list[str]) -> Branch:
-        return lambda graph: [self.first(graph, point, w_in, w_out, maps)]
-
-    def rest_branch(self, point: int, width: int, x: str) -> Branch:
-        return lambda graph: self.rest(graph, point, width, x)
 
     def write_probing(self, names: list[str]) -> dict[str, str]:
         """The slimmest candidate answers first; its answer stays, or the chosen candidate runs behind the front."""
@@ -281,27 +231,3 @@ class DynamicWriter:
         row = graph.op("Gather", graph.constant(spent), graph.op("Cast", is_pinned, to=TensorProto.INT64))
         path = graph.op("Gather", graph.constant(candidates), position)
         return {"logits": logits, "path": path, "madds": graph.op("Gather", row, position), "scores": scores}
-
-    def probe_scores(self, graph: Graph, logits: str) -> str:
-        head, router = self.net.probe, self.spec.router
-        assert head is not None
-        assert router is not None
-        if isinstance(head, ThresholdHead):
-            top = graph.op("ReduceMax", graph.op("Softmax", logits, axis=1), graph.constant([1]), keepdims=1)
-            worth = np.full((1, head.candidates - 1), ThresholdHead.NEVER)
-            worth[0, int(head.width) - 1] = 1.0
-            return graph.op("Concat", top, graph.constant(worth, np.float32), axis=1)
-        return write_call(graph, self.net, lambda x: router.link(head(x)), logits)
-
-
-def names_of_fork(net: Supernet, point: int) -> list[str]:
-    """What a choice point hands on: maps, and scores where gates route."""
-    segment = net.chain[point]
-    gate = segment.first.gate
-    router = net.spec.router
-    scored = router is not None and not router.probes and gate is not None and gate.slimming is not None
-    return ["x"] * segment.first.reads_unscaled + ["scaled"] + ["scores"] * scored
-
-
-def _outputs(at: Fork | torch.Tensor) -> tuple[Any, ...]:
-    return tuple(at) if isinstance(at, Fork) else (at,)

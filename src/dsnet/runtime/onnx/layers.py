@@ -96,18 +96,22 @@ class _Writer(fx.Interpreter):
 
 
 def group_norm(graph: Graph, layer: SliceGroupNorm, name: str, x: str, count: int) -> str:
-    """Normalise every group as one row, then scale and shift the channels."""
+    """Normalise every group as one row, then scale and shift the channels with what is left of a batch norm.
+
+    The fastest of seven forms in ONNX Runtime, and one that OpenVINO reads; GroupNormalization itself is neither.
+    """
     groups = count // layer.group_size
-    shape = graph.op("Shape", x)
     rows = graph.op("Reshape", x, graph.constant([0, groups, -1]))
-    ones, zeros = (graph.constant(np.full(groups, value), np.float32) for value in (1.0, 0.0))
-    rows = graph.op("InstanceNormalization", rows, ones, zeros, epsilon=EPS)
-    y = graph.op("Reshape", rows, shape)
+    ones, zeros = (np.full(max(groups, count), value) for value in (1.0, 0.0))
+    one, zero = (graph.constant(values[:groups], np.float32) for values in (ones, zeros))
+    rows = graph.op("InstanceNormalization", rows, one, zero, epsilon=EPS)
+    y = graph.op("Reshape", rows, graph.op("Shape", x))
     scale, shift = (
-        graph.op("Reshape", graph.weight(f"{name}.{part}", tensor, [count]), graph.constant([1, count, 1, 1]))
+        graph.weight(f"{name}.{part}", tensor, [count])
         for part, tensor in (("weight", layer.weight), ("bias", layer.bias))
     )
-    return graph.op("Add", graph.op("Mul", y, scale), shift)
+    mean, variance = (graph.constant(values, np.float32) for values in (zeros, ones))
+    return graph.op("BatchNormalization", y, scale, shift, mean, variance, epsilon=0.0)
 
 
 def value(graph: Graph, item: Any) -> str:
@@ -131,7 +135,9 @@ def relu6(graph: Graph, x: str) -> str:
     return graph.op("Clip", x, graph.constant(0, np.float32), graph.constant(6, np.float32))
 
 
-def max_pool(graph: Graph, x: str, kernel: int, stride: int, *, padding: int) -> str:
+def max_pool(graph: Graph, x: str, kernel: int, *, stride: int, padding: int, dilation: int, **flags: bool) -> str:
+    assert dilation == 1
+    assert not any(flags.values()), f"{flags} have no ONNX form"
     return graph.op("MaxPool", x, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[padding] * 4)
 
 

@@ -1,0 +1,111 @@
+"""A network as a folder of ONNX graphs, one per part, that share one file of weights: for batches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path as File
+
+import onnx
+from onnx import TensorProto, helper
+
+from dsnet.cost import CostTable
+from dsnet.models import Supernet
+from dsnet.runtime.onnx.export import IMAGE, check_weights, describe, finish, write_model
+from dsnet.runtime.onnx.parts import Branch, PartWriter
+from dsnet.runtime.onnx.writer import FLOAT, Graph, Model
+from dsnet.space import Path
+
+MANIFEST, WEIGHTS = "manifest.json", "weights.bin"
+PAGE = 4096  # weights start at multiples of it, so that they can be mapped into memory
+
+
+def export_bundle(net: Supernet, folder: str | File, *, image_size: int | None = None) -> File:
+    """Write the parts between choices, for `OnnxRunner`, which groups a batch by width and runs each group."""
+    check_weights(net)
+    if not net.chain:
+        raise ValueError(f"{net.spec.name} has no widths to choose from; export it as a file")
+    folder = File(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; a bundle is a folder: choose another name")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
+        raise ValueError(f"{folder} holds other files; choose an empty or a new folder for the bundle")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MANIFEST).unlink(missing_ok=True)  # a bundle without one is refused: it comes last
+    size = image_size or net.spec.image_size
+    writer = PartWriter(net)
+    with WeightFile(folder / WEIGHTS) as weights:
+        for name, proto in parts(writer).items():
+            weights.move(proto)
+            write_model(proto, folder / f"{name}.onnx")
+    table = CostTable(net, size)
+    about = describe(net, size, kind="bundle", paths={path: table.madds(path) for path in writer.pinnable})
+    about["weights"] = str((folder / WEIGHTS).stat().st_size)
+    (folder / MANIFEST).write_text(json.dumps(about, indent=1))
+    return folder
+
+
+def parts(writer: PartWriter) -> dict[str, onnx.ModelProto]:
+    """Graphs by name: front; first.POINT.IN.OUT and rest.POINT.OUT; probe."""
+    net = writer.net
+    found = {"front": part([IMAGE], writer.fork_at(0), lambda graph: writer.front(graph, IMAGE))}
+    for point, pairs in enumerate(transitions(writer.pinnable)):
+        maps = [f"in_{name}" for name in writer.maps_at(point)]
+        outputs = ["logits"] if point + 1 == len(net.chain) else writer.fork_at(point + 1)
+        for w_in, w_out in pairs:
+            found[f"first.{point}.{w_in}.{w_out}"] = part(maps, ["y"], writer.first_branch(point, w_in, w_out, maps))
+        for width in sorted({w_out for _, w_out in pairs}):
+            found[f"rest.{point}.{width}"] = part(["in_y"], outputs, writer.rest_branch(point, width, "in_y"))
+    if writer.probes:
+        found["probe"] = part(["logits"], ["scores"], lambda graph: [writer.probe_scores(graph, "logits")])
+    return found
+
+
+def part(inputs: Sequence[str], outputs: Sequence[str], write: Branch) -> onnx.ModelProto:
+    """A graph of its own for batches of any size."""
+    graph = Graph(Model(shared=True))
+    for found, name in zip(write(graph), outputs, strict=True):
+        graph.nodes.append(helper.make_node("Identity", [found], [name]))
+    takes, gives = ([value_info(name) for name in names] for names in (inputs, outputs))
+    return finish(graph, "part", takes, gives)
+
+
+def value_info(name: str) -> onnx.ValueInfoProto:
+    flat = name in ("logits", "scores")
+    return helper.make_tensor_value_info(name, FLOAT, ["batch", None] if flat else ["batch", None, None, None])
+
+
+def transitions(paths: Sequence[Path]) -> list[list[tuple[int, int]]]:
+    """For each choice point, the (in, out) widths that some path takes there."""
+    steps = [list(pairwise((0, *path))) for path in paths]
+    return [sorted(set(point)) for point in zip(*steps, strict=True)]
+
+
+class WeightFile:
+    """Weights that several graphs read, each written once."""
+
+    def __init__(self, file: File) -> None:
+        self.file, self.places = file, dict[str, tuple[int, int]]()
+
+    def __enter__(self) -> WeightFile:
+        self.stream = self.file.open("wb")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stream.close()
+
+    def move(self, proto: onnx.ModelProto) -> None:
+        """Replace the weights inside a graph by references to this file; constants stay inside."""
+        for tensor in proto.graph.initializer:
+            if "." not in tensor.name:  # a constant of the graph; weights are called as in the network
+                continue
+            if tensor.name not in self.places:
+                self.stream.write(b"\0" * (-self.stream.tell() % PAGE))
+                self.places[tensor.name] = self.stream.tell(), len(tensor.raw_data)
+                self.stream.write(tensor.raw_data)
+            offset, length = self.places[tensor.name]
+            tensor.ClearField("raw_data")
+            tensor.data_location = TensorProto.EXTERNAL
+            for key, entry in (("location", WEIGHTS), ("offset", str(offset)), ("length", str(length))):
+                tensor.external_data.add(key=key, value=entry)

@@ -1,0 +1,177 @@
+"""Runs what `export_onnx` and `export_bundle` wrote, in ONNX Runtime."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path as File
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import torch
+from torch import Tensor
+
+from dsnet.checkpoint import CheckpointError
+from dsnet.models import Card, ModelSpec
+from dsnet.routing import Policy, Prices, Routed
+from dsnet.routing.route import Fork, run_grouped, run_path
+from dsnet.runtime.onnx.bundle import MANIFEST, WEIGHTS
+from dsnet.runtime.onnx.export import FORMAT, IMAGE
+from dsnet.runtime.runner import Runner
+from dsnet.space import Path
+
+
+class OnnxRunner(Runner):
+    """An ONNX file or a bundle. Several threads may share it.
+
+    kind: `dynamic` (one file, images run one by one), `static` (one path), or `bundle` (batches grouped by width).
+    threads: of ONNX Runtime; by default it takes all cores.
+    """
+
+    def __init__(self, where: str | File, *, threads: int = 0) -> None:
+        super().__init__()
+        self.file, self.threads = File(where), threads
+        self.session: ort.InferenceSession | None = None
+        self.parts: OrtParts | None = None
+        about = self._open_bundle() if self.file.is_dir() else self._open_file()
+        if about.get("dsnet.format") != FORMAT:
+            raise CheckpointError(
+                f"{self.file} is of format {about['dsnet.format']}, this dsnet reads {FORMAT}; export it again"
+                if "dsnet.format" in about
+                else f"{self.file} was not written by dsnet: it has no model card; make one with `dsnet export`"
+            )
+        try:
+            self.kind, self.image_size = about["dsnet.kind"], int(about["image_size"])
+            self.spec = ModelSpec.from_dict(json.loads(about["dsnet.spec"]))
+            card = {key: json.loads(about[key]) for key in ("classes", "preprocessing", "budgets")}
+            self.card = Card.from_dict(card)
+            self.pinnable: list[Path] = [tuple(row["path"]) for row in json.loads(about["widths"])]
+        except (KeyError, ValueError, TypeError) as error:
+            raise CheckpointError(f"{self.file} has a damaged model card ({error}); export it again") from error
+        if self.file.is_dir():
+            self.parts = OrtParts(self.file, self.spec, threads)
+        self.runtime = f"onnxruntime {ort.__version__}, {self.kind}"
+
+    @property
+    def routes(self) -> bool:
+        return self.kind != "static" and self.spec.router is not None
+
+    @property
+    def paths(self) -> Sequence[Path]:
+        return self.pinnable
+
+    def check_input(self, x: Tensor) -> None:
+        super().check_input(x)
+        if x.shape[2:] != (self.image_size, self.image_size):
+            raise ValueError(
+                f"input is {x.shape[2]} x {x.shape[3]} pixels but {self.file} was exported for {self.image_size}; "
+                f"resize it, or export again with --image_size"
+            )
+
+    def _open_file(self) -> dict[str, str]:
+        self.session = open_session(self.file, self.threads)
+        return dict(self.session.get_modelmeta().custom_metadata_map)
+
+    def _open_bundle(self) -> dict[str, str]:
+        try:
+            about = json.loads((self.file / MANIFEST).read_text())
+            held = (self.file / WEIGHTS).stat().st_size
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{self.file} is not a bundle ({error}); make one with `dsnet export`") from error
+        if str(held) != about.get("weights"):
+            raise CheckpointError(
+                f"{self.file / WEIGHTS} has {held} bytes instead of {about.get('weights')}; copy the bundle again"
+            )
+        return about
+
+    def _run(self, x: Tensor, policy: Policy, prices: Prices) -> Routed:
+        if self.parts is not None:
+            return run_grouped(self.parts, x, policy, prices)
+        prices.allowed(0, policy.max_width)  # refuses a cap below every width
+        feed: dict[str, Any] = {"lam": np.array([policy.lam], np.float32)}
+        if policy.max_width is not None:
+            feed["max_width"] = np.array([policy.max_width], np.int64)
+        columns = zip(*self._each(x, feed), strict=True)
+        logits, paths, madds, scores = (torch.from_numpy(np.stack(rows)) for rows in columns)
+        return Routed(finite(logits.flatten(1)), paths, madds, [scores.flatten(1)])
+
+    def _run_path(self, x: Tensor, path: Path) -> Tensor:
+        if self.parts is not None:
+            return finite(run_path(self.parts, x, path))
+        if self.kind == "static":
+            assert self.session is not None
+            return finite(torch.from_numpy(self.session.run(["logits"], {IMAGE: as_array(x)})[0]))
+        rows = self._each(x, {"pin": np.array(path, np.int64)}, ["logits"])
+        return finite(torch.from_numpy(np.concatenate([row[0] for row in rows])))
+
+    def _each(self, x: Tensor, feed: dict[str, Any], outputs: list[str] | None = None) -> list[list[np.ndarray]]:
+        """The outputs for every image alone."""
+        assert self.session is not None
+        outputs = outputs or ["logits", "path", "madds", "scores"]
+        return [self.session.run(outputs, {IMAGE: image, **feed}) for image in np.split(as_array(x), len(x))]
+
+
+class OrtParts:
+    """The `Parts` of a bundle; sessions are opened when they are first needed."""
+
+    def __init__(self, folder: File, spec: ModelSpec, threads: int) -> None:
+        self.folder, self.spec, self.threads = folder, spec, threads
+        self.sessions: dict[str, ort.InferenceSession] = {}
+        self.lock = threading.Lock()
+
+    def front(self, x: Tensor) -> Fork | Tensor:
+        return self._fork("front", x)
+
+    def first(self, point: int, w_in: int, w_out: int, fork: Fork) -> Tensor:
+        maps = (fork.scaled,) if fork.x is None else (fork.x, fork.scaled)
+        return self._run(f"first.{point}.{w_in}.{w_out}", *maps)["y"]
+
+    def rest(self, point: int, width: int, x: Tensor) -> Fork | Tensor:
+        return self._fork(f"rest.{point}.{width}", x)
+
+    def probe(self, logits: Tensor) -> Tensor:
+        return self._run("probe", logits)["scores"]
+
+    def _fork(self, name: str, x: Tensor) -> Fork | Tensor:
+        found = self._run(name, x)
+        return found["logits"] if "logits" in found else Fork(found.get("x"), found["scaled"], found.get("scores"))
+
+    def _run(self, name: str, *inputs: Tensor) -> dict[str, Tensor]:
+        with self.lock:
+            if name not in self.sessions:
+                self.sessions[name] = open_session(self.folder / f"{name}.onnx", self.threads)
+            session = self.sessions[name]
+        feed = {slot.name: as_array(x) for slot, x in zip(session.get_inputs(), inputs, strict=True)}
+        outputs = [slot.name for slot in session.get_outputs()]
+        return {key: torch.from_numpy(found) for key, found in zip(outputs, session.run(outputs, feed), strict=True)}
+
+
+def open_session(file: File, threads: int = 0) -> ort.InferenceSession:
+    """A session whose threads do not spin once it has answered.
+
+    Sessions that take turns would steal each other's cores. ONNX Runtime's process-wide pool avoids that too, but
+    spins while idle, and makes every session of the process that does not use it fail.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 3  # or it warns of inputs that have defaults
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    if not file.is_file():
+        raise CheckpointError(f"{file} does not exist; give an ONNX file or a bundle that `dsnet export` wrote")
+    try:
+        return ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime has a dozen classes for it
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(f"{file} cannot be read as an ONNX file ({reason}); export it again") from error
+
+
+def as_array(x: Tensor) -> np.ndarray:
+    return x.detach().cpu().contiguous().numpy()
+
+
+def finite(logits: Tensor) -> Tensor:
+    if not bool(torch.isfinite(logits).all()):
+        raise ValueError("the network's answer is not finite; check the inputs for values out of all proportion")
+    return logits
