@@ -13,25 +13,46 @@ if TYPE_CHECKING:
     from dsnet.extraction import extract
     from dsnet.models import create_model, list_models
     from dsnet.routing import policy_for, route
+    from dsnet.runtime import DynamicRunner, OnnxRunner, export_bundle, export_onnx, open_runner
 
 _ROOMS = {
     "CostTable": "dsnet.cost",
+    "DynamicRunner": "dsnet.runtime",
+    "OnnxRunner": "dsnet.runtime",
     "create_model": "dsnet.models",
+    "export_bundle": "dsnet.runtime",
+    "export_onnx": "dsnet.runtime",
     "extract": "dsnet.extraction",
     "list_models": "dsnet.models",
     "load": "dsnet.checkpoint",
+    "open_runner": "dsnet.runtime",
     "policy_for": "dsnet.routing",
     "route": "dsnet.routing",
     "save": "dsnet.checkpoint",
 }
 
-__all__ = ["CostTable", "__version__", "create_model", "extract", "list_models", "load", "policy_for", "route", "save"]
+__all__ = [
+    "CostTable",
+    "DynamicRunner",
+    "OnnxRunner",
+    "__version__",
+    "create_model",
+    "export_bundle",
+    "export_onnx",
+    "extract",
+    "list_models",
+    "load",
+    "open_runner",
+    "policy_for",
+    "route",
+    "save",
+]
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use, so that `dsnet --help` does not wait for torch."""
     if name in _ROOMS:
         return getattr(import_module(_ROOMS[name]), name)
-    if name in ("nn", "models", "data", "routing", "training"):
+    if name in ("nn", "models", "data", "routing", "runtime", "training"):
         return import_module(f"dsnet.{name}")
     raise AttributeError(f"module 'dsnet' has no attribute {name!r}")

@@ -11,6 +11,7 @@ COMMANDS = {
     "train": "Train a network that chooses its width for each input; without options, on the embedded digits.",
     "eval": "Evaluate a trained model: every width, and the dynamic network at several budgets.",
     "predict": "Classify images: class, confidence, the path that the router chose, MAdds spent.",
+    "export": "Write a run as ONNX: the dynamic network in one file, one path, or a bundle for batches.",
     "recalibrate": "Compute the batch-norm statistics of every width of a model anew.",
     "models": "List the models: choice points, paths, MAdds from slimmest to widest, parameters.",
     "info": "Show the widths of a model: realised channels, MAdds, parameters, share of the widest.",

@@ -11,7 +11,15 @@ from jsonargparse import ArgumentParser, Namespace
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "runs", nargs="+", help="folders that `dsnet train` wrote; several seeds are shown as mean and spread"
+        "runs",
+        nargs="+",
+        help="folders that `dsnet train` wrote, several seeds are shown as mean and spread; or ONNX files and bundles",
+    )
+    parser.add_argument(
+        "--run",
+        type=str | None,
+        default=None,
+        help="the run that an ONNX file came from, if it is not in its folder",
     )
     parser.add_argument("--split", choices=["test", "calibration", "train"], default="test", help="which images")
     parser.add_argument(
@@ -44,12 +52,16 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.pipeline import CONFIG, check_data, evaluate_split, open_data, read_config, record
     from dsnet.reports.show import draw, export_result, show_result
     from dsnet.reports.tables import print_json
+    from dsnet.runtime import is_artefact, open_runner
 
     static = [read_result(File(name), args.split) for name in args.static]
     results = []
     for name in args.runs:
-        folder = File(name)
-        net = load(folder)
+        artefact = is_artefact(name)
+        folder = File(args.run or File(name).resolve().parent) if artefact else File(name)
+        if artefact and not (folder / CONFIG).exists():
+            raise ValueError(f"{folder} is not the run that {name} came from: there is no {CONFIG}; name it with --run")
+        net = open_runner(name) if artefact else load(folder)
         config = read_config(folder / CONFIG)
         data = open_data(config, args.root)
         check_data(folder, data)
@@ -63,7 +75,7 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
             budgets=args.budgets,
             max_width=args.max_width,
         )
-        pictures = record(folder, args.split, result, data)
+        pictures = record(folder, f"{args.split}-{File(name).stem}" if artefact else args.split, result, data)
         results.append(result)
     result = combine(results)
     if len(results) > 1 or static:

@@ -10,13 +10,30 @@ from torch import Tensor
 
 from dsnet.data import Batch
 from dsnet.models import Supernet
-from dsnet.routing import Outcome, Policy, Traces, parse_budget, policy_for
+from dsnet.routing import Outcome, Policy, Routed, Traces, parse_budget, policy_for
 from dsnet.routing.budgets import default_lambda
 from dsnet.routing.route import first_scores
+from dsnet.routing.traces import Described, Load
+from dsnet.runtime import Runner
 from dsnet.space import Path
 
 SHARES = (1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6)
 COLLAPSED = 0.99
+
+
+class RunnerTraces(Traces):
+    """What a router does when something else than the network itself runs it."""
+
+    def __init__(self, runner: Runner, batches: Iterable[Batch], load: Load, *, image_size: int) -> None:
+        self.runner = runner
+        super().__init__(runner, batches, load, image_size=image_size)
+
+    def _look(self, images: Tensor, paths: list[Path]) -> tuple[list[Tensor], Tensor]:
+        logits = [self.runner.run_path(images, path).logits for path in paths]
+        return logits, self.runner.run(images).scores[0]
+
+    def _route(self, images: Tensor, policy: Policy) -> Routed:
+        return self.runner.run(images, policy)
 
 
 def evaluate_dynamic(
@@ -85,7 +102,7 @@ def routed(traces: Traces, outcome: Outcome, mine: Tensor) -> dict[str, Any]:
     return {"madds": madds, "gates": [gate["shares"] for gate in histograms(traces.net, outcome.paths[mine])]}
 
 
-def histograms(net: Supernet, paths: Tensor) -> list[dict[str, Any]]:
+def histograms(net: Described, paths: Tensor) -> list[dict[str, Any]]:
     """For each choice point, the share of images at each width, and the entropy of these shares in bits."""
     gates = []
     for point, widths in enumerate(net.spec.widths):
@@ -105,7 +122,7 @@ def examples(traces: Traces, policy: Policy, count: int = 12) -> dict[str, list[
     return {"slimmest": traces.ids[cheap].tolist(), "widest": traces.ids[dear].tolist()}
 
 
-def choices(net: Supernet) -> list[Path]:
+def choices(net: Described) -> list[Path]:
     """The uniform paths of the routing space and its widest, which is one of them unless gates have different lists."""
     return list(dict.fromkeys([*net.candidates, net.routing.widest]))
 
@@ -166,7 +183,7 @@ def slope(a: Point, b: Point) -> float:
     return (b[1] - a[1]) / (b[0] - a[0])
 
 
-def health(net: Supernet, row: dict[str, Any], when: str) -> list[str]:
+def health(net: Described, row: dict[str, Any], when: str) -> list[str]:
     """What is wrong with the routes of a row, and what to do."""
     found = []
     for point, gate in enumerate(row["gates"]):
@@ -180,7 +197,7 @@ def health(net: Supernet, row: dict[str, Any], when: str) -> list[str]:
     return found
 
 
-def slimmest_score(net: Supernet, scores: Tensor) -> Tensor:
+def slimmest_score(net: Described, scores: Tensor) -> Tensor:
     """How much a router believes in the slimmest candidate [N], given the scores [N, R] of its first decision."""
     assert net.spec.router is not None
     return scores[:, 0] if net.spec.router.targets in ("correctness", "kl") else scores.log_softmax(1)[:, 0]

@@ -5,15 +5,17 @@ from __future__ import annotations
 import platform
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from dsnet.cost import CostTable
 from dsnet.data import Batch
 from dsnet.models import Supernet
+from dsnet.runtime import Runner
 from dsnet.space import Path
 from dsnet.training import distributed, uncalibrated
 from dsnet.version import __version__
@@ -23,22 +25,36 @@ SCHEMA = 2
 
 @torch.no_grad()
 def accuracy(
-    net: Supernet, batches: Iterable[Batch], paths: Sequence[Path], *, everywhere: bool = False
+    net: Supernet | Runner, batches: Iterable[Batch], paths: Sequence[Path], *, everywhere: bool = False
 ) -> list[dict[str, float]]:
     """Top-1, top-5 and loss of every path; with `everywhere` over the batches of all processes, which all must call."""
-    device = net.head.classifier.weight.device
+    if isinstance(net, Runner):
+        return _accuracy(lambda x: [net.run_path(x, path).logits for path in paths], batches, len(paths))
     training = net.training
     net.eval()
-    sums = torch.zeros(len(paths), 4, dtype=torch.float64, device=device)  # top-1, top-5, loss, images
+    device = net.head.classifier.weight.device
+    found = _accuracy(lambda x: net.forward_paths(x, paths), batches, len(paths), device, everywhere=everywhere)
+    net.train(training)
+    return found
+
+
+def _accuracy(
+    answers: Callable[[Tensor], list[Tensor]],
+    batches: Iterable[Batch],
+    paths: int,
+    device: torch.device | str = "cpu",
+    *,
+    everywhere: bool = False,
+) -> list[dict[str, float]]:
+    sums = torch.zeros(paths, 4, dtype=torch.float64, device=device)  # top-1, top-5, loss, images
     for batch in batches:
         images, labels = batch.images.to(device), batch.labels.to(device)
         if not len(images):
             continue
-        for row, logits in zip(sums, net.forward_paths(images, paths), strict=True):
+        for row, logits in zip(sums, answers(images), strict=True):
             best = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
             loss = F.cross_entropy(logits.float(), labels, reduction="sum")
             row += torch.stack([best[:, 0].sum(), best.sum(), loss, torch.tensor(len(labels), device=device)])
-    net.train(training)
     sums = (distributed.total(sums) if everywhere else sums).cpu()
     if not sums[:, 3].all():
         raise ValueError("there are no images to evaluate")
@@ -46,15 +62,15 @@ def accuracy(
 
 
 def evaluate(
-    net: Supernet, batches: Iterable[Batch], paths: Sequence[Path], *, image_size: int, split: str
+    net: Supernet | Runner, batches: Iterable[Batch], paths: Sequence[Path], *, image_size: int, split: str
 ) -> dict[str, Any]:
     """The result of an evaluation: one row per path, cheapest first."""
-    if unseen := uncalibrated(net, paths):
+    if isinstance(net, Supernet) and (unseen := uncalibrated(net, paths)):
         raise ValueError(
             f"the batch-norm statistics of {len(unseen)} widths were never calibrated (the first is {unseen[0]}), "
             f"so their accuracy would mean nothing; run `dsnet recalibrate` on the model first"
         )
-    table = CostTable(net, image_size)
+    table = CostTable(net.spec, image_size)
     start = time.perf_counter()
     measured = accuracy(net, batches, paths)
     rows = [
@@ -71,6 +87,7 @@ def evaluate(
         "schema": SCHEMA,
         "dsnet": __version__,
         "torch": torch.__version__,
+        "runtime": net.runtime if isinstance(net, Runner) else "the network itself",
         "machine": f"{platform.machine()} {platform.system()}, {torch.get_num_threads()} threads",
         "model": net.spec.name,
         "image_size": image_size,
@@ -80,12 +97,13 @@ def evaluate(
     }
 
 
-def paths_to_evaluate(net: Supernet, sample: int = 0, seed: int = 0) -> list[Path]:
+def paths_to_evaluate(net: Supernet | Runner, sample: int = 0, seed: int = 0) -> list[Path]:
     """Every width of a network with one choice point; uniform paths and a random sample of one with several."""
     space = net.space
     paths = space.uniform
     if len(paths) < space.size:
         rng = random.Random(seed)
-        others = [path for path in space if path not in set(paths)]
+        known = set(paths)
+        others = [path for path in (net.paths if isinstance(net, Runner) else space) if path not in known]
         paths = [*paths, *rng.sample(others, min(sample, len(others)))]
     return paths

@@ -15,12 +15,13 @@ from torch import Tensor
 from dsnet.checkpoint import write_whole
 from dsnet.config import TrainConfig
 from dsnet.data import Batch, Dataset, Split, TrainBatches, open_dataset, plain_batches
-from dsnet.evaluate import evaluate, evaluate_dynamic, paths_to_evaluate
+from dsnet.evaluate import RunnerTraces, evaluate, evaluate_dynamic, paths_to_evaluate
 from dsnet.models import Supernet
 from dsnet.nn import ThresholdHead
 from dsnet.reports.figures import examples_figure
 from dsnet.reports.show import draw
 from dsnet.routing import Traces, calibrate, fit_threshold
+from dsnet.runtime import Runner
 
 EVAL_BATCH = 256
 
@@ -44,9 +45,12 @@ def calibration_images(data: Dataset, config: TrainConfig, *, seed: int = 0) -> 
             yield batch.images
 
 
-def traces_of(net: Supernet, part: Split, config: TrainConfig, skipped: list[str], *, name: str) -> Traces:
+def traces_of(net: Supernet | Runner, part: Split, config: TrainConfig, skipped: list[str], *, name: str) -> Traces:
     """What the router does on a split."""
-    return Traces(net, counted(part, config, skipped, name=name), part.load, image_size=part.loader.size)
+    batches, size = counted(part, config, skipped, name=name), part.loader.size
+    if isinstance(net, Runner):
+        return RunnerTraces(net, batches, part.load, image_size=size)
+    return Traces(net, batches, part.load, image_size=size)
 
 
 def calibrate_budgets(net: Supernet, data: Dataset, config: TrainConfig) -> None:
@@ -58,7 +62,7 @@ def calibrate_budgets(net: Supernet, data: Dataset, config: TrainConfig) -> None
 
 
 def evaluate_split(
-    net: Supernet,
+    net: Supernet | Runner,
     data: Dataset,
     config: TrainConfig,
     *,
@@ -79,14 +83,17 @@ def evaluate_split(
         )
     part = split_of(data, split)
     skipped: list[str] = []
-    if net.spec.router is None and (budgets or max_width is not None):
+    routes = net.routes if isinstance(net, Runner) else net.spec.router is not None
+    if not routes and (budgets or max_width is not None):
         raise ValueError(
             f"this {net.spec.name} has not learned to route, so it has no budgets; train it with --stage gate"
+            if net.spec.router is None
+            else f"this file holds one path of {net.spec.name}, so it has no budgets; export it without a path"
         )
     paths = paths_to_evaluate(net, sample, seed)
     batches = counted(part, config, skipped, name=split)
     result = evaluate(net, batches, paths, image_size=data.image_size, split=split)
-    if net.spec.router is not None:
+    if routes:
         traces = traces_of(net, part, config, [], name=split)
         result["dynamic"] = evaluate_dynamic(traces, budgets, max_width=max_width)
     training: dict[str, Any] = {

@@ -6,13 +6,12 @@ import math
 import re
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Protocol
 
 from dsnet.cost import CostTable
-from dsnet.models import Budget, Card, ModelSpec
+from dsnet.models import Budget, Supernet
 from dsnet.nn import ThresholdHead
 from dsnet.routing.decision import Policy, RoutingError
-from dsnet.routing.traces import Traces
+from dsnet.routing.traces import Described, Traces
 
 POINTS = 25
 GAP = 0.15  # of the whole range, between neighbouring rows: scores so much alike that images change width together
@@ -73,6 +72,7 @@ def fit_threshold(traces: Traces, budgets: int = 5) -> None:
 
 def set_threshold_width(traces: Traces, position: int) -> None:
     """Escalate to this candidate, in the network and in the scores that its traces remember."""
+    assert isinstance(traces.net, Supernet)
     head = traces.net.probe
     assert isinstance(head, ThresholdHead)
     head.width.fill_(position)
@@ -93,16 +93,6 @@ def parse_budget(budget: str | float, table: CostTable) -> float:
             f"budget {budget!r} is not understood; write MAdds such as 150M or 1.2B, or a share of the widest up to 1"
         )
     return value * table.widest if value <= 1 and not (found and found[2]) else value
-
-
-class Described(Protocol):
-    """A network or whatever runs one."""
-
-    @property
-    def spec(self) -> ModelSpec: ...
-
-    @property
-    def card(self) -> Card: ...
 
 
 def policy_for(

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from dsnet.cost import CostTable
 from dsnet.data import Batch
-from dsnet.models import Supernet
+from dsnet.models import Card, ModelSpec, Supernet
 from dsnet.routing.decision import Policy, Prices, decide
-from dsnet.routing.route import check_routes, first_scores, route
-from dsnet.space import Path
+from dsnet.routing.route import Routed, check_routes, first_scores, route
+from dsnet.space import Path, WidthSpace
 
 Load = Callable[[Tensor], Batch]
 BATCH = 256
@@ -28,6 +29,25 @@ class Outcome:
     madds: Tensor
 
 
+class Described(Protocol):
+    """A network, or whatever runs one."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def card(self) -> Card: ...
+
+    @property
+    def space(self) -> WidthSpace: ...
+
+    @property
+    def routing(self) -> WidthSpace: ...
+
+    @property
+    def candidates(self) -> list[Path]: ...
+
+
 class Traces:
     """Scores by the choices made before them, answers by path; both fill up as policies ask for them.
 
@@ -36,10 +56,10 @@ class Traces:
     """
 
     @torch.no_grad()
-    def __init__(self, net: Supernet, batches: Iterable[Batch], load: Load, *, image_size: int) -> None:
+    def __init__(self, net: Described, batches: Iterable[Batch], load: Load, *, image_size: int) -> None:
         check_routes(net.spec)
-        self.net, self.load = net.eval(), load
-        self.table = CostTable(net, image_size)
+        self.net, self.load = net, load
+        self.table = CostTable(net.spec, image_size)
         self.prices = Prices(self.table)
         uniform = list(dict.fromkeys([*net.space.uniform, *net.candidates, net.routing.widest]))
         right: dict[Path, list[Tensor]] = {path: [] for path in uniform}
@@ -47,11 +67,10 @@ class Traces:
         for batch in batches:
             if not len(batch.images):
                 continue
-            entered = net.enter(batch.images.to(device_of(net)))
-            logits = dict(zip(uniform, net.run_paths(entered, uniform), strict=True))
-            for path, values in logits.items():
-                right[path].append(values.argmax(1).cpu() == batch.labels)
-            scores.append(first_scores(net, logits[net.candidates[0]], entered.code).cpu())
+            answers, first = self._look(batch.images, uniform)
+            for path, logits in zip(uniform, answers, strict=True):
+                right[path].append(logits.argmax(1).cpu() == batch.labels)
+            scores.append(first.cpu())
             kept.append(batch.ids)
         if not kept:
             raise ValueError("there are no images to route")
@@ -61,6 +80,18 @@ class Traces:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def _look(self, images: Tensor, paths: list[Path]) -> tuple[list[Tensor], Tensor]:
+        """Logits of several paths, the first candidate's among them, and the scores of the first decision."""
+        net = self.net
+        assert isinstance(net, Supernet)
+        entered = net.eval().enter(images.to(device_of(net)))
+        logits = net.run_paths(entered, paths)
+        return logits, first_scores(net, logits[paths.index(net.candidates[0])], entered.code)
+
+    def _route(self, images: Tensor, policy: Policy) -> Routed:
+        assert isinstance(self.net, Supernet)
+        return route(self.net, images.to(device_of(self.net)), policy, prices=self.prices)
 
     def right(self, path: Path) -> Tensor:
         """Which images [N] a uniform path gets right."""
@@ -115,7 +146,7 @@ class Traces:
         """Run images along the paths that a policy leads them, and remember."""
         for part in rows.split(BATCH):
             batch = self.load(self.ids[part])
-            routed = route(self.net, batch.images.to(device_of(self.net)), policy, prices=self.prices)
+            routed = self._route(batch.images, policy)
             right = (routed.logits.argmax(1).cpu() == batch.labels).to(torch.int8)
             for path in map(tuple, routed.paths.unique(dim=0).tolist()):
                 mine = (routed.paths == torch.tensor(path)).all(1)

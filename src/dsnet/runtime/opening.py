@@ -11,9 +11,12 @@ from dsnet.runtime.onnx.runner import OnnxRunner
 from dsnet.runtime.runner import Runner
 
 
+def is_artefact(where: str | File) -> bool:
+    """Whether it is an ONNX file or a bundle, rather than a run folder."""
+    place = File(where)
+    return place.suffix == ".onnx" or (place / MANIFEST).exists()
+
+
 def open_runner(where: str | File, *, threads: int = 0) -> Runner:
     """A runner for a run folder, an ONNX file or a bundle; `threads` are ONNX Runtime's, 0 takes all cores."""
-    place = File(where)
-    if place.suffix == ".onnx" or (place / MANIFEST).exists():
-        return OnnxRunner(place, threads=threads)
-    return DynamicRunner(load(place))
+    return OnnxRunner(where, threads=threads) if is_artefact(where) else DynamicRunner(load(where))

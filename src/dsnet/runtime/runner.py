@@ -10,7 +10,7 @@ from torch import Tensor
 from dsnet.models import Card, ModelSpec
 from dsnet.routing import Policy, Prices, Routed, policy_for
 from dsnet.routing.route import check_routes
-from dsnet.space import Path
+from dsnet.space import Path, WidthSpace
 
 
 class Runner:
@@ -33,9 +33,22 @@ class Runner:
         return self.spec.router is not None
 
     @property
+    def space(self) -> WidthSpace:
+        """The widths that it holds."""
+        return self.spec.space
+
+    @property
+    def routing(self) -> WidthSpace:
+        return WidthSpace(self.spec.routing)
+
+    @property
+    def candidates(self) -> list[Path]:
+        return self.spec.candidates
+
+    @property
     def paths(self) -> Iterable[Path]:
         """The paths that can be pinned, the widest last."""
-        return self.spec.space
+        return self.space
 
     def __call__(
         self,

@@ -14,8 +14,7 @@ from onnx import TensorProto, helper
 
 from dsnet.cost import CostTable
 from dsnet.models import Supernet
-from dsnet.routing import Prices
-from dsnet.routing.budgets import default_lambda
+from dsnet.routing import Policy, Prices, policy_for
 from dsnet.routing.decision import widest_indices
 from dsnet.runtime.onnx.layers import write_call
 from dsnet.runtime.onnx.parts import Branch, PartWriter
@@ -28,23 +27,37 @@ IMAGE = "image"
 
 
 def export_onnx(
-    net: Supernet, file: str | File, *, path: Sequence[int] | None = None, image_size: int | None = None
+    net: Supernet,
+    file: str | File,
+    *,
+    path: Sequence[int] | None = None,
+    image_size: int | None = None,
+    budget: str | float | None = None,
+    max_width: int | None = None,
+    defaults: bool = True,
 ) -> File:
     """Write a network as one ONNX file; without a path it is the dynamic network, for one image at a time.
 
     inputs: image; and with defaults lam (float), max_width (int64) and pin (int64 per choice, -1 lets the router
     choose). outputs: logits, path, madds, scores of the first decision. A single path takes batches of any size.
     A network that has not learned to route becomes one file of all widths, whose `pin` input chooses.
+    budget and max_width set the defaults. Some runtimes (OpenVINO) make constants of inputs that have defaults: with
+    defaults=False there are none, and all inputs must be given.
     """
     check_weights(net)
     size = image_size or net.spec.image_size
     table = CostTable(net, size)
     if path is not None or not net.chain:
+        if budget is not None or max_width is not None:
+            raise ValueError("a path pins the widths; leave budget and max_width out")
         path = net.space.validate(path or ())
         proto = static_model(net, path, size)
         about = describe(net, size, kind="static", paths={path: table.madds(path)})
     else:
-        writer = DynamicWriter(net, size)
+        if net.spec.router is None and (budget is not None or max_width is not None):
+            raise ValueError(f"this {net.spec.name} has not learned to route, so it has no budgets")
+        policy = policy_for(net, budget, max_width=max_width, image_size=size)
+        writer = DynamicWriter(net, size, policy, defaults=defaults)
         proto = writer.model()
         about = describe(net, size, kind="dynamic", paths={p: table.madds(p) for p in writer.pinnable})
     helper.set_model_props(proto, about)
@@ -112,8 +125,9 @@ def static_model(net: Supernet, path: Path, size: int) -> onnx.ModelProto:
 class DynamicWriter(PartWriter):
     """The whole dynamic network as one graph. Every branch slices weights of the main graph, which it shares."""
 
-    def __init__(self, net: Supernet, size: int) -> None:
+    def __init__(self, net: Supernet, size: int, policy: Policy, *, defaults: bool = True) -> None:
         super().__init__(net)
+        self.policy, self.defaults = policy, defaults
         self.size, self.prices = size, Prices.of(net, size)
         self.graph = Graph(Model(shared=True))
 
@@ -135,13 +149,15 @@ class DynamicWriter(PartWriter):
         pinned = self.net.space.widest if self.spec.router is None else (-1,) * len(self.choices)
         defaults: dict[str, np.ndarray] = {"pin": np.array(pinned, np.int64)}
         if self.spec.router is not None:
-            defaults["lam"] = np.array([default_lambda(self.net)], np.float32)
-            defaults["max_width"] = np.array([max(map(max, self.choices))], np.int64)
+            widest, cap = max(map(max, self.choices)), self.policy.max_width
+            defaults["lam"] = np.array([self.policy.lam], np.float32)
+            defaults["max_width"] = np.array([widest if cap is None else cap], np.int64)
         infos = []
         for name, default in defaults.items():
             kind = FLOAT if name == "lam" else INT
             infos.append(helper.make_tensor_value_info(name, kind, default.shape))
-            self.graph.initializers.append(onnx.numpy_helper.from_array(default, name))
+            if self.defaults:
+                self.graph.initializers.append(onnx.numpy_helper.from_array(default, name))
         return infos
 
     def decision(self, graph: Graph, scores: str, prices: str, point: int) -> str:

@@ -20,7 +20,7 @@ from dsnet.routing.route import Fork, run_grouped, run_path
 from dsnet.runtime.onnx.bundle import MANIFEST, WEIGHTS
 from dsnet.runtime.onnx.export import FORMAT, IMAGE
 from dsnet.runtime.runner import Runner
-from dsnet.space import Path
+from dsnet.space import Path, WidthSpace
 
 
 class OnnxRunner(Runner):
@@ -59,6 +59,12 @@ class OnnxRunner(Runner):
         return self.kind != "static" and self.spec.router is not None
 
     @property
+    def space(self) -> WidthSpace:
+        if self.kind == "static":
+            return WidthSpace(tuple((width,) for width in self.pinnable[0]))
+        return self.spec.space if self.spec.router is None else self.routing
+
+    @property
     def paths(self) -> Sequence[Path]:
         return self.pinnable
 
@@ -91,8 +97,8 @@ class OnnxRunner(Runner):
             return run_grouped(self.parts, x, policy, prices)
         prices.allowed(0, policy.max_width)  # refuses a cap below every width
         feed: dict[str, Any] = {"lam": np.array([policy.lam], np.float32)}
-        if policy.max_width is not None:
-            feed["max_width"] = np.array([policy.max_width], np.int64)
+        widest = max(map(max, self.spec.routing))
+        feed["max_width"] = np.array([widest if policy.max_width is None else policy.max_width], np.int64)
         columns = zip(*self._each(x, feed), strict=True)
         logits, paths, madds, scores = (torch.from_numpy(np.stack(rows)) for rows in columns)
         return Routed(finite(logits.flatten(1)), paths, madds, [scores.flatten(1)])

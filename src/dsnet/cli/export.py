@@ -1,0 +1,86 @@
+"""dsnet export: a run as ONNX."""
+
+from __future__ import annotations
+
+from pathlib import Path as File
+from typing import TYPE_CHECKING
+
+from jsonargparse import ArgumentParser, Namespace
+
+if TYPE_CHECKING:
+    from dsnet.models import Supernet
+    from dsnet.runtime import OnnxRunner
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("run", help="a folder that dsnet wrote")
+    parser.add_argument(
+        "--out", type=str | None, default=None, help="file or folder to write; by default RUN/model.onnx or RUN/bundle"
+    )
+    parser.add_argument(
+        "--path",
+        type=str | None,
+        default=None,
+        help="this path alone, for batches of any size, for example 3 or 0,1,2,3",
+    )
+    parser.add_argument("--bundle", action="store_true", help="a folder of parts, for batches of dynamic inference")
+    parser.add_argument("--image_size", type=int | None, default=None, help="pixels of the input's side")
+    parser.add_argument(
+        "--budget", type=str | None, default=None, help="average MAdds that the file spends unless told otherwise"
+    )
+    parser.add_argument("--max_width", type=int | None, default=None, help="cap on the width unless told otherwise")
+    parser.add_argument(
+        "--no_defaults",
+        action="store_true",
+        help="make budget, cap and pinned path inputs that must be given, so that OpenVINO leaves them open",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+def run(args: Namespace, parser: ArgumentParser) -> None:
+    from dsnet.checkpoint import load
+    from dsnet.cli.info import parse_path
+    from dsnet.reports.tables import human, print_json
+    from dsnet.runtime import OnnxRunner, export_bundle, export_onnx
+
+    net = load(args.run)
+    knobs = {"budget": args.budget, "max_width": args.max_width}
+    if args.bundle:
+        if args.path is not None or args.no_defaults or any(value is not None for value in knobs.values()):
+            raise ValueError("a bundle takes its budget, cap and path when it runs; leave them out")
+        where = export_bundle(net, args.out or File(args.run) / "bundle", image_size=args.image_size)
+    else:
+        path = None if args.path is None else parse_path(net.spec, args.path)
+        name = "model.onnx" if path is None else f"path-{'-'.join(map(str, path))}.onnx"
+        file = File(args.out or File(args.run) / name)
+        if file.suffix != ".onnx":
+            raise ValueError(f"{file} does not end in .onnx; name the file so, or use --bundle for a folder")
+        size = args.image_size
+        where = export_onnx(net, file, path=path, image_size=size, defaults=not args.no_defaults, **knobs)
+    runner = OnnxRunner(where)
+    off = difference(net, runner)
+    held = sum(file.stat().st_size for file in ([where] if where.is_file() else where.iterdir()))
+    if args.json:
+        print_json(
+            {"out": str(where), "kind": runner.kind, "bytes": held, "paths": len(list(runner.paths)), "off": off}
+        )
+        return
+    print(f"{where}: {runner.kind}, {len(list(runner.paths))} paths of {net.spec.name}, {human(held)} bytes")
+    print(f"  takes {runner.image_size} px images" + (", one at a time" if runner.kind == "dynamic" else " in batches"))
+    print(f"  logits of slimmest and widest path differ from PyTorch by {off:.1e} of their spread")
+
+
+def difference(net: Supernet, runner: OnnxRunner) -> float:
+    """The largest difference of logits between network and file, relative to their spread; refuses a wrong file."""
+    import torch
+
+    shape = (2, net.spec.in_channels, runner.image_size, runner.image_size)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    found = 0.0
+    for path in {runner.space.slimmest, runner.space.widest}:
+        with torch.no_grad():
+            expected = net(x, path)
+        found = max(found, float((runner.run_path(x, path).logits - expected).abs().max() / expected.std()))
+    if not found < 1e-3:
+        raise RuntimeError(f"{runner.file} answers otherwise than the network, by {found:.2g} of the logits' spread")
+    return found
