@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path as File
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.checkpoint import load
     from dsnet.cli.info import parse_path
     from dsnet.reports.tables import human, print_json
+    from dsnet.routing import policy_for
     from dsnet.runtime import OnnxRunner, export_bundle, export_onnx
 
     net = load(args.run)
@@ -57,13 +59,14 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
             raise ValueError(f"{file} does not end in .onnx; name the file so, or use --bundle for a folder")
         size = args.image_size
         where = export_onnx(net, file, path=path, image_size=size, defaults=not args.no_defaults, **knobs)
+    if args.budget is not None and (note := policy_for(net, args.budget, image_size=args.image_size).note):
+        print(note, file=sys.stderr)
     runner = OnnxRunner(where)
     off = difference(net, runner)
     held = sum(file.stat().st_size for file in ([where] if where.is_file() else where.iterdir()))
     if args.json:
-        print_json(
-            {"out": str(where), "kind": runner.kind, "bytes": held, "paths": len(list(runner.paths)), "off": off}
-        )
+        held_paths = len(list(runner.paths))
+        print_json({"out": str(where), "kind": runner.kind, "bytes": held, "paths": held_paths, "off": off})
         return
     print(f"{where}: {runner.kind}, {len(list(runner.paths))} paths of {net.spec.name}, {human(held)} bytes")
     print(f"  takes {runner.image_size} px images" + (", one at a time" if runner.kind == "dynamic" else " in batches"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -109,10 +109,19 @@ def check_routes(spec: ModelSpec) -> None:
         )
 
 
-def run_grouped(parts: Parts, x: Tensor, policy: Policy, prices: Prices) -> Routed:
-    """Every sample along the path that the router picks for it."""
+Override = Callable[[int, Tensor, Tensor], Tensor]
+"""(choice point, rows of the batch, positions [B] that were decided) -> positions to take instead."""
+
+
+def run_grouped(parts: Parts, x: Tensor, policy: Policy, prices: Prices, *, override: Override | None = None) -> Routed:
+    """Every sample along the path that the router picks for it, or that `override` takes after the decision."""
     assert parts.spec.router is not None
-    logits, paths, scores = (_probing if parts.spec.router.probes else _gates)(parts, x, policy, prices)
+
+    def decided(point: int, w_in: int, rows: Tensor, scores: Tensor) -> Tensor:
+        chosen = decide(scores, prices.at(point, w_in), policy, prices.allowed(point, policy.max_width)).cpu()
+        return chosen if override is None else override(point, rows, chosen)
+
+    logits, paths, scores = (_probing if parts.spec.router.probes else _gates)(parts, x, decided)
     madds = [prices.spent(tuple(path)) for path in paths.tolist()]
     return Routed(logits, paths, torch.tensor(madds, dtype=torch.long), scores)
 
@@ -132,13 +141,17 @@ def follow(parts: Parts, at: Fork | Tensor, path: Path) -> Tensor:
     return at
 
 
-def _probing(parts: Parts, x: Tensor, policy: Policy, prices: Prices) -> tuple[Tensor, Tensor, list[Tensor]]:
+Decided = Callable[[int, int, Tensor, Tensor], Tensor]
+"""(choice point, width in, rows of the batch, scores [B, R]) -> positions [B]."""
+
+
+def _probing(parts: Parts, x: Tensor, decided: Decided) -> tuple[Tensor, Tensor, list[Tensor]]:
     candidates = parts.spec.candidates
     fork = parts.front(x)
     assert isinstance(fork, Fork)
     logits = follow(parts, fork, candidates[0])
     scores = parts.probe(logits)
-    chosen = decide(scores, prices.at(0, 0), policy, prices.allowed(0, policy.max_width)).cpu()
+    chosen = decided(0, 0, torch.arange(len(x)), scores)
     for position, mine in groups_of(chosen):
         if position:
             wider = follow(parts, rows_of(fork, mine, len(x)), candidates[position])
@@ -146,20 +159,19 @@ def _probing(parts: Parts, x: Tensor, policy: Policy, prices: Prices) -> tuple[T
     return logits, torch.tensor(candidates)[chosen], [scores]
 
 
-def _gates(parts: Parts, x: Tensor, policy: Policy, prices: Prices) -> tuple[Tensor, Tensor, list[Tensor]]:
+def _gates(parts: Parts, x: Tensor, decided: Decided) -> tuple[Tensor, Tensor, list[Tensor]]:
     routing = parts.spec.routing
     paths = torch.zeros(len(x), len(routing), dtype=torch.long)
     scores: list[Tensor] = []
     # width -> (rows of the batch that came in at it, what they have become)
     groups: dict[int, tuple[Tensor, Fork | Tensor]] = {0: (torch.arange(len(x)), parts.front(x))}
     for point, widths in enumerate(routing):
-        allowed = prices.allowed(point, policy.max_width)
         seen = x.new_zeros(len(x), len(widths))
         joined: dict[int, list[tuple[Tensor, Tensor]]] = {}
         for w_in, (rows, fork) in groups.items():
             assert isinstance(fork, Fork)
             assert fork.scores is not None
-            chosen = decide(fork.scores, prices.at(point, w_in), policy, allowed).cpu()
+            chosen = decided(point, w_in, rows, fork.scores)
             seen[rows] = fork.scores
             for position, mine in groups_of(chosen):
                 w_out = widths[position]

@@ -1,0 +1,130 @@
+"""dsnet bench: honest milliseconds."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path as File
+from typing import TYPE_CHECKING, Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+if TYPE_CHECKING:
+    from dsnet.models import Supernet
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("model", help="a name from `dsnet models`, a run folder, or an ONNX file or bundle")
+    parser.add_argument(
+        "--runtimes",
+        nargs="+",
+        default=["eager", "runner", "onnx"],
+        help="eager (sliced at every call), runner, compiled, onnx, openvino",
+    )
+    parser.add_argument(
+        "--paths", nargs="+", default=None, help="such as 0 7 13, or 0,0,0,0; `all` takes every width; by default three"
+    )
+    parser.add_argument("--threads", nargs="+", type=int, default=[1], help="numbers of threads")
+    parser.add_argument("--batch_sizes", nargs="+", type=int, default=[1], help="images per call")
+    parser.add_argument("--image_size", type=int | None, default=None, help="pixels of the input's side")
+    parser.add_argument("--repeats", type=int, default=30, help="rounds; each candidate is called once in each")
+    parser.add_argument("--table1", action="store_true", help="the paper's Table 1 as well: masking, indexing, slicing")
+    parser.add_argument(
+        "--against",
+        nargs="+",
+        default=(),
+        help="static networks to time beside it, such as mobilenet_v1:0.75 or resnet50",
+    )
+    parser.add_argument(
+        "--routers",
+        nargs="+",
+        default=None,
+        help="other runs on the same data: compare their routers in milliseconds at equal accuracy",
+    )
+    parser.add_argument("--root", type=str | None, default=None, help="where the data is now, if it moved")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--export", type=str | None, default=None, help="also write PREFIX.json, PREFIX.md, PREFIX.png")
+
+
+def run(args: Namespace, parser: ArgumentParser) -> None:
+    from dsnet.cli.info import parse_path
+    from dsnet.reports.bench import export_bench, latency_figure, show_bench
+    from dsnet.reports.tables import print_json
+    from dsnet.runtime import is_artefact
+    from dsnet.runtime.bench import BenchConfig, bench, bench_file, table1
+
+    common: dict[str, Any] = {
+        "threads": tuple(args.threads),
+        "batch_sizes": tuple(args.batch_sizes),
+        "repeats": args.repeats,
+        "against": tuple(args.against),
+    }
+    result: dict[str, Any] = {"command": shlex.join(["dsnet", *sys.argv[1:]])}
+    if is_artefact(args.model):
+        if args.routers is not None or args.against:
+            raise ValueError(f"{args.model} is a file: --routers and --against need the run it came from")
+        result["widths"] = bench_file(args.model, BenchConfig(**common), paths=args.paths)
+    else:
+        net = network(args.model)
+        paths: tuple[Any, ...] | None = None
+        if args.paths == ["all"]:
+            paths = tuple(net.routing.uniform if net.spec.router is not None else net.space.uniform)
+        elif args.paths is not None:
+            paths = tuple(parse_path(net.spec, text) for text in args.paths)
+        config = BenchConfig(
+            runtimes=tuple(args.runtimes),
+            paths=paths,
+            image_size=args.image_size,
+            **common,
+        )
+        result["widths"] = bench(net, config)
+        if File(args.model).exists() and net.spec.router is not None:
+            result["routed"] = routed(args)
+    if args.table1:
+        result["table1"] = table1(threads=args.threads[0], repeats=args.repeats)
+    if args.export:
+        prefix = File(args.export)
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        prefix.with_name(prefix.name + ".json").write_text(json.dumps(result, indent=1) + "\n")
+        latency_figure(result["widths"], prefix.with_name(prefix.name + ".png"))
+        export_bench(result, prefix.with_name(prefix.name + ".md"))
+    if args.json:
+        print_json(result)
+    else:
+        show_bench(result)
+
+
+def network(name: str) -> Supernet:
+    """A saved network, or a fresh one; a fresh one that could route gets a router, whose decisions then cost time."""
+    from dataclasses import replace
+
+    from dsnet.checkpoint import load
+    from dsnet.models import Supernet, list_models, model_spec
+    from dsnet.nn import RouterSpec
+
+    if name not in list_models() and File(name).exists():
+        return load(name)
+    spec = model_spec(name)
+    gated = spec.gate is not None and spec.gate.slimming is not None and spec.widths
+    return Supernet(replace(spec, router=RouterSpec()) if gated else spec).eval()
+
+
+def routed(args: Namespace) -> dict[str, Any] | None:
+    """The dynamic network on its own test images; None, and a word about it, where the data cannot be had."""
+    from dsnet.pipeline import bench_runs
+
+    others = args.routers or []
+    try:
+        return bench_runs(
+            [args.model, *others],
+            root=args.root,
+            accuracy=args.routers is not None,
+            threads=args.threads[0],
+            repeats=max(args.repeats, 20),
+        )
+    except (ValueError, OSError) as error:
+        if args.routers is not None:
+            raise
+        print(f"the dynamic network is left out: {error}", file=sys.stderr)
+        return None

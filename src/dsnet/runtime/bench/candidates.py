@@ -1,0 +1,180 @@
+"""What is timed: each runtime at a path, beside the same path built statically in the same runtime."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path as File
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dsnet.cost import CostTable
+from dsnet.extraction import extract
+from dsnet.models import Supernet
+from dsnet.routing import Policy, Routed
+from dsnet.routing.route import run_grouped
+from dsnet.runtime.bench.timing import Call, resident
+from dsnet.runtime.dynamic import CachedParts, DynamicRunner
+from dsnet.runtime.onnx import OnnxRunner, export_bundle, export_onnx
+from dsnet.runtime.onnx.export import IMAGE
+from dsnet.runtime.onnx.runner import open_session
+from dsnet.space import Path
+
+RUNTIMES = ("eager", "runner", "compiled", "onnx", "openvino")
+# What each runtime is compared with: the same path, built statically in the same runtime.
+IDEALS = {
+    "eager": "static",
+    "runner": "static",
+    "compiled": "static compiled",
+    "onnx": "static onnx",
+    "openvino": "static openvino",
+}
+AGAIN = " again"  # the ideal a second time: its ratio shows the noise
+
+
+class Artefacts:
+    """ONNX files of a network, written when they are first needed."""
+
+    def __init__(self, net: Supernet, folder: File, size: int) -> None:
+        self.net, self.folder, self.size = net, folder, size
+        self.table = CostTable(net, size)
+
+    def static(self, path: Path) -> File:
+        file = self.folder / f"path-{'-'.join(map(str, path))}.onnx"
+        return file if file.exists() else export_onnx(self.net, file, path=path, image_size=self.size)
+
+    def dynamic(self, *, defaults: bool = True) -> File:
+        file = self.folder / ("dynamic.onnx" if defaults else "open.onnx")
+        return file if file.exists() else export_onnx(self.net, file, image_size=self.size, defaults=defaults)
+
+    def bundle(self) -> File:
+        folder = self.folder / "bundle"
+        return folder if folder.exists() else export_bundle(self.net, folder, image_size=self.size)
+
+    def weigh(self) -> dict[str, float]:
+        """Bytes of the dynamic file and of the widest path alone; seconds and bytes of memory to load the former."""
+        file = self.dynamic()
+        widest = self.net.routing.widest if self.net.spec.router is not None else self.net.space.widest
+        before, start = resident(), time.perf_counter()
+        session = open_session(file, 1)
+        took, held = time.perf_counter() - start, resident() - before
+        del session
+        sizes = {"dynamic": file.stat().st_size, "widest": self.static(widest).stat().st_size}
+        return {**sizes, "load_seconds": took, "load_bytes": held}
+
+
+def candidates(
+    net: Supernet, x: Tensor, paths: Sequence[Path], runtimes: Sequence[str], artefacts: Artefacts, threads: int
+) -> Iterator[tuple[tuple[str, Path], Call]]:
+    """Calls by (runtime, path); ideals and their repetitions are among them."""
+    for path in paths:
+        if "eager" in runtimes or "runner" in runtimes:
+            static = static_call(net, x, path)
+            yield ("static", path), static
+            yield ("static" + AGAIN, path), static
+        if "eager" in runtimes:
+            yield ("eager", path), eager_call(net, x, path)
+        if "compiled" in runtimes:
+            yield ("static compiled", path), static_call(net, x, path, compile=True)
+    for name in ("runner", "compiled"):
+        if name in runtimes:
+            runner = DynamicRunner(net, compile=name == "compiled")
+            for path in paths:
+                yield (name, path), forced_call(runner, x, [path] * len(x))
+    if "onnx" in runtimes:
+        yield from onnx_calls(x, paths, artefacts, threads)
+    if "openvino" in runtimes:
+        yield from openvino_calls(x, paths, artefacts, threads)
+
+
+def static_call(net: Supernet, x: Tensor, path: Path, *, compile: bool = False) -> Call:
+    """The path as a network of its own: extracted, batch norm folded, channels_last."""
+    plain: Callable[[Tensor], Tensor] = extract(net, path, fold=True).requires_grad_(False)
+    plain.to(memory_format=torch.channels_last)  # type: ignore[attr-defined]
+    if compile:
+        plain = torch.compile(plain)
+
+    @torch.inference_mode()
+    def call() -> Tensor:
+        return plain(x.contiguous(memory_format=torch.channels_last))
+
+    return call
+
+
+def eager_call(net: Supernet, x: Tensor, path: Path) -> Call:
+    @torch.inference_mode()
+    def call() -> Tensor:
+        return net(x, path)
+
+    return call
+
+
+def forced_call(runner: DynamicRunner | OnnxRunner, x: Tensor, paths: Sequence[Path]) -> Call:
+    """Images along given paths, one each, by way of the gates' own decisions, which are made and then overruled.
+
+    A router that probes would pay for its probe as well: its paths are timed as pinned.
+    """
+    spec, parts = runner.spec, runner.parts
+    if spec.router is None or spec.router.probes or parts is None:
+        assert len(set(paths)) == 1, "images that differ in their paths need gates"
+        return lambda: runner.run_path(x, paths[0])
+    wanted = torch.tensor([[widths.index(w) for widths, w in zip(spec.routing, path, strict=True)] for path in paths])
+    prices = runner.prices(x.shape[-1])
+
+    @torch.inference_mode()
+    def call() -> Routed:
+        runner.check_input(x)
+        if isinstance(parts, CachedParts):
+            parts.check()
+        maps = x.contiguous(memory_format=torch.channels_last) if isinstance(parts, CachedParts) else x
+        return run_grouped(parts, maps, Policy(), prices, override=lambda point, rows, _: wanted[rows, point])
+
+    return call
+
+
+def onnx_calls(
+    x: Tensor, paths: Sequence[Path], artefacts: Artefacts, threads: int
+) -> Iterator[tuple[tuple[str, Path], Call]]:
+    """The static file of each path; the dynamic file for one image, the bundle for several."""
+    image = x.numpy()
+    dynamic = None if len(x) > 1 or not artefacts.net.chain else open_session(artefacts.dynamic(), threads)
+    bundle = None if len(x) == 1 or not artefacts.net.chain else OnnxRunner(artefacts.bundle(), threads=threads)
+    for path in paths:
+        static = open_session(artefacts.static(path), threads)
+        ideal = partial(static.run, ["logits"], {IMAGE: image})
+        yield ("static onnx", path), ideal
+        yield ("static onnx" + AGAIN, path), ideal
+        if dynamic is not None:
+            pin = np.array(path, np.int64)
+            yield ("onnx", path), partial(dynamic.run, None, {IMAGE: image, "pin": pin})
+        elif bundle is not None:
+            yield ("onnx", path), forced_call(bundle, x, [path] * len(x))
+
+
+def openvino_calls(
+    x: Tensor, paths: Sequence[Path], artefacts: Artefacts, threads: int
+) -> Iterator[tuple[tuple[str, Path], Call]]:
+    import openvino
+
+    core, net = openvino.Core(), artefacts.net
+    options = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+
+    def opened(file: File) -> Any:
+        return core.compile_model(core.read_model(str(file)), "CPU", options)
+
+    image = x.numpy()
+    dynamic = opened(artefacts.dynamic(defaults=False)) if len(x) == 1 and net.chain else None
+    for path in paths:
+        static = opened(artefacts.static(path))
+        ideal = partial(static, {IMAGE: image})
+        yield ("static openvino", path), ideal
+        yield ("static openvino" + AGAIN, path), ideal
+        if dynamic is not None:
+            feed = {IMAGE: image, "pin": np.array(path, np.int64)}
+            if net.spec.router is not None:
+                feed |= {"lam": np.zeros(1, np.float32), "max_width": np.array([max(map(max, net.spec.routing))])}
+            yield ("openvino", path), partial(dynamic, feed)

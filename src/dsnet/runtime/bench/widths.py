@@ -1,0 +1,171 @@
+"""Every width of a network in several runtimes."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path as File
+from typing import Any
+
+import torch
+
+from dsnet.cost import CostTable
+from dsnet.models import Supernet, create_model
+from dsnet.runtime.bench.candidates import AGAIN, IDEALS, RUNTIMES, Artefacts, candidates
+from dsnet.runtime.bench.timing import Call, interleaved, summary
+from dsnet.runtime.onnx import OnnxRunner
+from dsnet.runtime.onnx.export import IMAGE
+from dsnet.runtime.onnx.runner import open_session
+from dsnet.space import Path
+from dsnet.version import __version__
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """What is measured. paths: None takes slimmest, middle and widest. repeats: rounds through all candidates.
+
+    against: static networks to be timed as ONNX files beside it, such as `mobilenet_v1:0.75`.
+    """
+
+    runtimes: tuple[str, ...] = ("eager", "runner", "onnx")
+    paths: tuple[Path, ...] | None = None
+    threads: tuple[int, ...] = (1,)
+    batch_sizes: tuple[int, ...] = (1,)
+    image_size: int | None = None
+    repeats: int = 30
+    against: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.runtimes if name not in RUNTIMES]:
+            raise ValueError(f"runtime {unknown[0]!r} is unknown; choose from {', '.join(RUNTIMES)}")
+        if "openvino" in self.runtimes and importlib.util.find_spec("openvino") is None:
+            raise ValueError("openvino is not installed; `pip install openvino`, or leave it out")
+        for name in ("threads", "batch_sizes"):
+            if not getattr(self, name) or min(getattr(self, name)) < 1:
+                raise ValueError(f"{name} are {getattr(self, name)}; give numbers of at least 1")
+        if self.repeats < 2:
+            raise ValueError(f"repeats is {self.repeats}; a median needs at least 2")
+
+
+def bench(net: Supernet, config: BenchConfig) -> dict[str, Any]:
+    """Every runtime at every path, number of threads and batch size, with ratios to the ideal."""
+    size = config.image_size or net.spec.image_size
+    paths = list(config.paths or default_paths(net))
+    others = {name: static_model(name) for name in config.against}
+    threads_before, rows, against, files = torch.get_num_threads(), [], [], {}
+    with tempfile.TemporaryDirectory() as folder:
+        artefacts = Artefacts(net, File(folder), size)
+        try:
+            for threads in config.threads:
+                torch.set_num_threads(threads)
+                for batch in config.batch_sizes:
+                    x = torch.randn(batch, net.spec.in_channels, size, size, generator=torch.Generator().manual_seed(0))
+                    calls = dict(candidates(net, x, paths, config.runtimes, artefacts, threads))
+                    for name, other in others.items():
+                        file = Artefacts(other, File(folder) / name.replace(":", "-"), size).static(())
+                        run = partial(open_session(file, threads).run, ["logits"], {IMAGE: x.numpy()})
+                        calls[name, ()] = run
+                    times = {key: summary(found) for key, found in interleaved(calls, config.repeats).items()}
+                    for name, other in others.items():
+                        cost = CostTable(other, size).madds(())
+                        about = {"model": name, "runtime": "static onnx", "batch": batch, "threads": threads}
+                        against.append({**about, "madds": cost, **times.pop((name, ()))})
+                    rows += rows_of(times, artefacts.table, batch, threads)
+            if "onnx" in config.runtimes and net.chain:
+                files = artefacts.weigh()
+        finally:
+            torch.set_num_threads(threads_before)
+    return {
+        **machine(),
+        "model": net.spec.name,
+        "router": None if net.spec.router is None else net.spec.router.kind,
+        "image_size": size,
+        "repeats": config.repeats,
+        "rows": rows,
+        "against": against,
+        "speed_up": speed_up(rows),
+        "files": files,
+    }
+
+
+def static_model(name: str) -> Supernet:
+    """A static network by name and width multiplier, such as mobilenet_v1:0.75."""
+    model, _, width = name.partition(":")
+    try:
+        net = create_model(model, width=float(width) if width else None).eval()
+    except ValueError as error:
+        raise ValueError(f"{name!r} is no static network ({error}); write for example mobilenet_v1:0.75") from error
+    if net.chain:
+        raise ValueError(f"{name!r} has several widths; name a static network such as mobilenet_v1:0.75 or resnet50")
+    return net
+
+
+def bench_file(where: str | File, config: BenchConfig, *, paths: Sequence[str] | None = None) -> dict[str, Any]:
+    """An ONNX file or bundle at several paths; what its ideal would be is not known without the network."""
+    rows = []
+    for threads in config.threads:
+        runner = OnnxRunner(where, threads=threads)
+        held = list(runner.paths)
+        uniform = [path for path in runner.space.uniform if path in held]
+        chosen = list(dict.fromkeys([uniform[0], uniform[len(uniform) // 2], uniform[-1]]))
+        if paths is not None:
+            chosen = uniform if list(paths) == ["all"] else [tuple(map(int, path.split(","))) for path in paths]
+        table, size = CostTable(runner.spec, runner.image_size), runner.image_size
+        for batch in config.batch_sizes:
+            x = torch.randn(batch, runner.spec.in_channels, size, size, generator=torch.Generator().manual_seed(0))
+            calls: dict[tuple[str, Path], Call] = {(runner.kind, p): partial(runner.run_path, x, p) for p in chosen}
+            times = {key: summary(found) for key, found in interleaved(calls, config.repeats).items()}
+            rows += rows_of(times, table, batch, threads)
+    about = {"model": runner.spec.name, "image_size": size, "repeats": config.repeats}
+    return {**machine(), **about, "rows": rows, "against": [], "speed_up": speed_up(rows), "files": {}}
+
+
+def machine() -> dict[str, str]:
+    import onnxruntime
+
+    versions = {"dsnet": __version__, "torch": torch.__version__, "onnxruntime": onnxruntime.__version__}
+    return {**versions, "machine": f"{platform.machine()} {platform.system()}, {os.cpu_count()} cores"}
+
+
+def default_paths(net: Supernet) -> list[Path]:
+    uniform = net.routing.uniform if net.spec.router is not None else net.space.uniform
+    return list(dict.fromkeys([uniform[0], uniform[len(uniform) // 2], uniform[-1]]))
+
+
+def rows_of(
+    times: dict[tuple[str, Path], dict[str, float]], table: CostTable, batch: int, threads: int
+) -> list[dict[str, Any]]:
+    """One row per runtime and path: times, throughput, ratio to the ideal, and the ideal's ratio to itself."""
+    rows = []
+    for (runtime, path), found in times.items():
+        if runtime.endswith(AGAIN):
+            continue
+        row = {"runtime": runtime, "path": list(path), "batch": batch, "threads": threads, "madds": table.madds(path)}
+        row |= {**found, "images_per_second": batch / found["p50"] * 1e3}
+        ideal = IDEALS.get(runtime, runtime)
+        row["ratio"] = None if ideal == runtime else found["p50"] / times[ideal, path]["p50"]
+        again = times.get((ideal + AGAIN, path))
+        row["noise"] = None if again is None else again["p50"] / times[ideal, path]["p50"]
+        rows.append(row)
+    return rows
+
+
+def speed_up(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """time(widest) / time(slimmest) beside the ratio of their MAdds, for every runtime."""
+    found = []
+    for runtime, batch, threads in dict.fromkeys((row["runtime"], row["batch"], row["threads"]) for row in rows):
+        mine = [row for row in rows if (row["runtime"], row["batch"], row["threads"]) == (runtime, batch, threads)]
+        slim, wide = (pick(mine, key=lambda row: row["madds"]) for pick in (min, max))
+        if slim is wide:
+            continue
+        realised, madds = wide["p50"] / slim["p50"], wide["madds"] / slim["madds"]
+        found.append(
+            {"runtime": runtime, "batch": batch, "threads": threads, "realised": realised, "madds": madds}
+            | {"share": realised / madds}
+        )
+    return found
