@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from dsnet.models import Supernet, create_model, list_models
-from dsnet.nn import Gate, SliceBatchNorm2d, SliceNorm
+from dsnet.nn import Gate, RouterSpec, SliceBatchNorm2d, SliceNorm, SlimFirstHead
 from dsnet.space import Path
+from dsnet.training import with_fresh_router
 
 MODELS = list_models()
 CHOOSING = [name for name in MODELS if name.startswith(("ds_", "us_", "s_"))]
@@ -67,3 +69,32 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-9) -> N
     assert torch.isfinite(expected).all()
     difference = (actual - expected).abs().max() / expected.std().clamp_min(1e-12)
     assert difference <= tolerance, f"differs by {difference:.3g} of the spread, more than {tolerance:g}"
+
+
+def router_net(name: str, router: RouterSpec, *, routing: object = None, seed: int = 0) -> Supernet:
+    """A random network with a random router whose scores tell the samples of `varied` apart."""
+    net = randomised(name, routing=routing, seed=seed)
+    fresh = with_fresh_router(net, replace(net.spec, router=router))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed + 1)
+        x = varied(fresh, 16)
+        entered = fresh.enter(x)
+        if isinstance(fresh.probe, SlimFirstHead):
+            raw = fresh.probe(fresh.run_paths(entered, fresh.candidates[:1])[0])
+            spread = raw.std(0).clamp_min(1e-3)
+            fresh.probe.score.weight /= spread[:, None]
+            fresh.probe.score.bias.sub_(raw.mean(0)).div_(spread)
+        for point, head in enumerate(fresh.slimming_heads()):
+            head.score.weight.normal_(0, 2)
+            if point == 0 and entered.code is not None and head.reduce is None:
+                mean = entered.code.mean(0)  # scores centred over the batch: no width wins for all
+                head.score.weight -= (head.score.weight @ mean)[:, None] * mean / mean.square().sum()
+    return fresh
+
+
+def varied(net: Supernet, count: int, seed: int = 1) -> Tensor:
+    """Images of different contrast and brightness: noise alone looks the same after pooling."""
+    x = images(net, count, seed)
+    generator = torch.Generator().manual_seed(seed)
+    contrast, brightness = torch.rand(2, count, 1, 1, 1, generator=generator, dtype=x.dtype)
+    return x * 3 * contrast + 6 * (brightness - 0.5)

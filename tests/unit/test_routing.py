@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support import CHOOSING, assert_close, images, randomised, side
+from support import CHOOSING, assert_close, images, randomised, router_net, side, varied
 from torch import Tensor
 
 from dsnet.cost import CostTable
 from dsnet.data import Batch
 from dsnet.models import Budget, Supernet
-from dsnet.nn import RouterSpec, SlimFirstHead
+from dsnet.nn import RouterSpec
 from dsnet.routing import (
     Policy,
     Prices,
@@ -25,41 +25,11 @@ from dsnet.routing import (
     policy_for,
     route,
 )
-from dsnet.training import with_fresh_router
 
 GATED = [name for name in CHOOSING if name.startswith("ds_")]
 TINY = [name for name in GATED if name.endswith("tiny")]
 SMALL = ["ds_mobilenet_v1_tiny", "ds_resnet_tiny"]
 ROUTERS = [RouterSpec("gate"), RouterSpec("slim_first", "correctness"), RouterSpec("slim_first", "kl")]
-
-
-def router_net(name: str, router: RouterSpec, *, routing: object = None, seed: int = 0) -> Supernet:
-    """A random network with a random router whose scores tell the samples of `varied` apart."""
-    net = randomised(name, routing=routing, seed=seed)
-    fresh = with_fresh_router(net, replace(net.spec, router=router))
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed + 1)
-        x = varied(fresh, 16)
-        entered = fresh.enter(x)
-        if isinstance(fresh.probe, SlimFirstHead):
-            raw = fresh.probe(fresh.run_paths(entered, fresh.candidates[:1])[0])
-            spread = raw.std(0).clamp_min(1e-3)
-            fresh.probe.score.weight /= spread[:, None]
-            fresh.probe.score.bias.sub_(raw.mean(0)).div_(spread)
-        for point, head in enumerate(fresh.slimming_heads()):
-            head.score.weight.normal_(0, 2)
-            if point == 0 and entered.code is not None and head.reduce is None:
-                mean = entered.code.mean(0)  # scores centred over the batch: no width wins for all
-                head.score.weight -= (head.score.weight @ mean)[:, None] * mean / mean.square().sum()
-    return fresh
-
-
-def varied(net: Supernet, count: int, seed: int = 1) -> Tensor:
-    """Images of different contrast and brightness: noise alone looks the same after pooling."""
-    x = images(net, count, seed)
-    generator = torch.Generator().manual_seed(seed)
-    contrast, brightness = torch.rand(2, count, 1, 1, 1, generator=generator, dtype=x.dtype)
-    return x * 3 * contrast + 6 * (brightness - 0.5)
 
 
 def load_from(x: Tensor, labels: Tensor):

@@ -100,8 +100,8 @@ def width_note(widths: dict[str, Any]) -> str:
         parts.append(f"{where}: {gain} ({row['share']:.0%}).")
     if files := widths["files"]:
         parts.append(
-            f"Dynamic file: {human(files['dynamic'])} bytes, {files['dynamic'] / files['widest']:.3f}x that of the widest "
-            f"path; loaded in {files['load_seconds']:.2f} s, taking {human(files['load_bytes'])} bytes of memory "
+            f"Dynamic file: {human(files['dynamic'])} bytes, {files['dynamic'] / files['widest']:.3f}x the widest's; "
+            f"loaded in {files['load_seconds']:.2f} s, taking {human(files['load_bytes'])} bytes of memory "
             f"({files['load_bytes'] / files['dynamic']:.1f}x the file)."
         )
     return "\n".join(parts)

@@ -113,9 +113,9 @@ class CachedParts:
                 self.kept.move_to_end(key)
                 return self.kept[key][0]
             module, size = self._build(call, inputs)
-            while self.kept and self.held + size > self.max_memory:
-                self.held -= self.kept.popitem(last=False)[1][1]
             if size <= self.max_memory:
+                while self.held + size > self.max_memory:
+                    self.held -= self.kept.popitem(last=False)[1][1]
                 self.kept[key] = module, size
                 self.held += size
             return module

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dsnet.cost import CostTable
-from dsnet.models import Supernet, create_model
+from dsnet.models import ModelSpec, Supernet, create_model
 from dsnet.runtime.bench.candidates import AGAIN, IDEALS, RUNTIMES, Artefacts, candidates
 from dsnet.runtime.bench.timing import Call, interleaved, summary
 from dsnet.runtime.onnx import OnnxRunner
@@ -56,7 +56,7 @@ def bench(net: Supernet, config: BenchConfig) -> dict[str, Any]:
     """Every runtime at every path, number of threads and batch size, with ratios to the ideal."""
     size = config.image_size or net.spec.image_size
     paths = list(config.paths or default_paths(net))
-    others = {name: static_model(name) for name in config.against}
+    others = {name: static_model(name, net.spec) for name in config.against}
     threads_before, rows, against, files = torch.get_num_threads(), [], [], {}
     with tempfile.TemporaryDirectory() as folder:
         artefacts = Artefacts(net, File(folder), size)
@@ -93,11 +93,16 @@ def bench(net: Supernet, config: BenchConfig) -> dict[str, Any]:
     }
 
 
-def static_model(name: str) -> Supernet:
-    """A static network by name and width multiplier, such as mobilenet_v1:0.75."""
+def static_model(name: str, like: ModelSpec) -> Supernet:
+    """A static network by name and width multiplier, such as mobilenet_v1:0.75, for the same images and classes."""
     model, _, width = name.partition(":")
     try:
-        net = create_model(model, width=float(width) if width else None).eval()
+        net = create_model(
+            model,
+            width=float(width) if width else None,
+            num_classes=like.num_classes,
+            in_channels=like.in_channels,
+        ).eval()
     except ValueError as error:
         raise ValueError(f"{name!r} is no static network ({error}); write for example mobilenet_v1:0.75") from error
     if net.chain:

@@ -1,0 +1,177 @@
+"""What dynamic inference costs beside static networks: the runtime's targets, in one interleaved run each.
+
+    python benchmarks/runtime.py [--repeats 40] [--export docs/results/runtime]
+
+ds_mobilenet_v1 and ds_resnet50 at 224 pixels, one image, one thread; batches of 32 images on two threads, whose widths
+are spread evenly, in ONNX Runtime: grouped by the bundle, one by one in the dynamic file, and masked (every image runs
+the widest network, channels beyond its width are zeroed). Writes PREFIX.json and PREFIX.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path as File
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dsnet.models import Supernet, model_spec
+from dsnet.nn import RouterSpec
+from dsnet.reports.bench import COLUMNS, width_cells, width_note
+from dsnet.reports.tables import markdown_table
+from dsnet.runtime import OnnxRunner
+from dsnet.runtime.bench import Artefacts, BenchConfig, bench, machine
+from dsnet.runtime.bench.candidates import forced_call
+from dsnet.runtime.bench.timing import Call, interleaved, summary
+from dsnet.runtime.onnx.runner import open_session
+from dsnet.space import Path
+
+IMAGE = "image"
+
+
+def network(name: str) -> Supernet:
+    """Fresh weights will do: time does not depend on them."""
+    torch.manual_seed(0)
+    return Supernet(replace(model_spec(name), router=RouterSpec())).eval()
+
+
+class Masked(nn.Module):
+    """All images at the widest path, channels beyond each one's width multiplied by zero."""
+
+    def __init__(self, net: Supernet) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, image: Tensor, mixes: Tensor) -> Tensor:
+        return self.net.forward_mixed(image, lambda point, scores: mixes)[0]
+
+
+def masked_session(net: Supernet, x: Tensor, paths: Sequence[Path], folder: File, threads: int) -> Call:
+    """The masked network through torch's own exporter; only for networks with one choice."""
+    mixes = torch.zeros(len(x), len(net.spec.routing[0]))
+    for row, (width,) in enumerate(paths):
+        mixes[row, net.spec.routing[0].index(width)] = 1
+    file = folder / "masked.onnx"
+    torch.onnx.export(Masked(net), (x, mixes), str(file), input_names=[IMAGE, "mixes"], dynamo=True, verbose=False)
+    session = open_session(file, threads)
+    return partial(session.run, None, {IMAGE: x.numpy(), "mixes": mixes.numpy()})
+
+
+def batches(
+    name: str, widths: Sequence[Path], *, batch: int, threads: int, repeats: int, masked: bool
+) -> dict[str, Any]:
+    """A batch whose images take these paths in equal shares."""
+    net = network(name)
+    size = net.spec.image_size
+    x = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
+    paths = [widths[row * len(widths) // batch] for row in range(batch)]
+    order = torch.randperm(batch, generator=torch.Generator().manual_seed(1)).tolist()
+    paths = [paths[row] for row in order]
+    with tempfile.TemporaryDirectory() as folder:
+        artefacts = Artefacts(net, File(folder), size)
+        bundle = OnnxRunner(artefacts.bundle(), threads=threads)
+        single = open_session(artefacts.dynamic(), threads)
+        images = [image.numpy() for image in x.split(1)]
+
+        def one_by_one() -> list[np.ndarray]:
+            return [
+                single.run(["logits"], {IMAGE: image, "pin": np.array(path)})[0]
+                for image, path in zip(images, paths, strict=True)
+            ]
+
+        grouped = forced_call(bundle, x, paths)
+        calls: dict[str, Call] = {"grouped": grouped, "grouped again": grouped, "one by one": one_by_one}
+        if masked:
+            calls["masked"] = masked_session(net, x, paths, File(folder), threads)
+        answers: dict[str, Any] = {
+            key: np.concatenate(call()) if key == "one by one" else call() for key, call in calls.items()
+        }
+        expected = answers["grouped"].logits.numpy()
+        for found in (answers["one by one"], *([answers["masked"][0]] if masked else [])):
+            assert np.abs(found - expected).max() <= 1e-3 * expected.std(), "the ways do not compute the same"
+        times = {key: summary(found) for key, found in interleaved(calls, repeats, warmup=1).items()}
+    base = times["grouped"]["p50"]
+    return {
+        "model": name,
+        "batch": batch,
+        "threads": threads,
+        "paths": len(set(paths)),
+        "images_per_second": batch / base * 1e3,
+        "ratios": {key: found["p50"] / base for key, found in times.items() if key != "grouped"},
+        "times": times,
+    }
+
+
+def batch_cells(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    return [
+        [
+            row["model"],
+            str(row["paths"]),
+            str(row["batch"]),
+            str(row["threads"]),
+            f"{row['images_per_second']:.1f}",
+            *(f"{row['ratios'][key]:.2f}x" if key in row["ratios"] else "" for key in ("one by one", "masked")),
+            f"{row['ratios']['grouped again']:.3f}",
+        ]
+        for row in rows
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--export", default=None)
+    args = parser.parse_args()
+    runtimes = ("eager", "runner", "onnx")
+    mobile = BenchConfig(runtimes, paths=((0,), (7,), (13,)), repeats=args.repeats)
+    mixed = ((0, 0, 0, 0), (1, 2, 0, 3), (3, 3, 3, 3))
+    resnet = BenchConfig(("runner", "onnx"), paths=mixed, repeats=max(8, args.repeats // 2))
+    results: dict[str, Any] = {"ds_mobilenet_v1": bench(network("ds_mobilenet_v1"), mobile)}
+    results["ds_resnet50"] = bench(network("ds_resnet50"), resnet)
+    few = max(4, args.repeats // 8)
+    spread = [tuple(path) for path in torch.randint(4, (32, 4), generator=torch.Generator().manual_seed(0)).tolist()]
+    corners: list[Path] = [(k,) * 4 for k in range(4)]
+    four: list[Path] = [(0,), (4,), (9,), (13,)]
+    results["batches"] = [
+        batches("ds_mobilenet_v1", four, batch=32, threads=2, repeats=few, masked=True),
+        batches("ds_mobilenet_v1", [(k,) for k in range(14)], batch=32, threads=2, repeats=few, masked=True),
+        batches("ds_resnet50", corners, batch=32, threads=2, repeats=few // 2 + 2, masked=False),
+        batches("ds_resnet50", spread, batch=32, threads=2, repeats=few // 2 + 2, masked=False),
+    ]
+    columns = ["<model", "paths", "batch", "threads", "images/s, grouped", "one by one", "masked", "A/A"]
+    lines = ["# What dynamic inference costs", ""]
+    for name in ("ds_mobilenet_v1", "ds_resnet50"):
+        found = results[name]
+        lines += [
+            f"## {name}, {found['image_size']} px, one image, one thread",
+            "",
+            *markdown_table(COLUMNS, width_cells(found)),
+        ]
+        lines += ["", width_note(found).replace("\n", "\n\n"), ""]
+    lines += ["## Batches in ONNX Runtime: time relative to grouping by width", ""]
+    lines += [*markdown_table(columns, batch_cells(results["batches"])), ""]
+    about = machine()
+    lines += [
+        "One by one: the dynamic file, image after image. Masked: every image runs the widest network, channels beyond",
+        "its width are zeroed.",
+        "",
+        f"Made by `python benchmarks/runtime.py --repeats {args.repeats}` with dsnet {about['dsnet']},",
+        f"torch {about['torch']}, onnxruntime {about['onnxruntime']} on {about['machine']}, candidates interleaved in",
+        "random order; every figure is in runtime.json.",
+    ]
+    print("\n".join(lines))
+    if args.export:
+        prefix = File(args.export)
+        prefix.with_suffix(".json").write_text(json.dumps({**about, **results}, indent=1) + "\n")
+        prefix.with_suffix(".md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""From a trained run to ONNX files and milliseconds, as a user goes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from integration.test_train_cli import SHORT
+from PIL import Image
+
+import dsnet
+from dsnet.cli import main
+from dsnet.pipeline import CONFIG, open_data, read_config
+from dsnet.pipeline.latency import climbing, equal_accuracy
+from dsnet.predict import prepare
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("deploy") / "run"
+    assert main(["train", "--out", str(folder), *SHORT, "--optim.epochs", "2", "--optim.batch_size", "64"]) == 0
+    assert main(["export", str(folder)]) == 0
+    assert main(["export", str(folder), "--bundle"]) == 0
+    assert main(["export", str(folder), "--path", "2"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    data = open_data(read_config(run / CONFIG))
+    batch = data.test.load(data.test.ids[:12])
+    shown = batch.images * torch.tensor(data.std).view(1, -1, 1, 1) + torch.tensor(data.mean).view(1, -1, 1, 1)
+    for number, pixels in enumerate(shown):
+        Image.fromarray((255 * pixels[0]).round().byte().numpy()).save(folder / f"{number:02d}.png")
+    return folder
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> object:
+    assert main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_every_artefact_predicts_the_same(run: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = printed(capsys, "predict", str(run), str(photos), "--budget", "0.4")
+    assert len({tuple(row["path"]) for row in expected}) > 1  # type: ignore[attr-defined]
+    for name in ("model.onnx", "bundle"):
+        rows = printed(capsys, "predict", str(run / name), str(photos), "--budget", "0.4")
+        for row, other in zip(rows, expected, strict=True):  # type: ignore[call-overload]
+            assert row.pop("confidence") == pytest.approx(other["confidence"], abs=1e-4)
+            assert row == {key: value for key, value in other.items() if key != "confidence"}
+    assert main(["predict", str(run / "path-2.onnx"), str(photos)]) == 0
+    assert "holds a single path: path 2 runs" in capsys.readouterr().err
+    assert main(["predict", str(run / "path-2.onnx"), str(photos), "--budget", "0.4"]) == 2
+    assert "holds a single path, so it has no budgets and no cap" in capsys.readouterr().err
+
+
+def test_every_artefact_is_evaluated_alike(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    expected = printed(capsys, "eval", str(run))
+    for name in ("model.onnx", "bundle"):
+        result = printed(capsys, "eval", str(run / name))
+        for row, other in zip(result["rows"], expected["rows"], strict=True):  # type: ignore[index]
+            assert row["path"] == other["path"]
+            assert row["top1"] == pytest.approx(other["top1"], abs=0.003)
+        for row, other in zip(result["dynamic"]["rows"], expected["dynamic"]["rows"], strict=True):  # type: ignore[index]
+            assert row["top1"] == pytest.approx(other["top1"], abs=0.006)
+            assert row["madds"] == pytest.approx(other["madds"], rel=0.01)
+        assert "onnxruntime" in result["runtime"]  # type: ignore[index]
+    assert (run / "results" / "test-model.json").exists()
+    (one,) = printed(capsys, "eval", str(run / "path-2.onnx"))["rows"]  # type: ignore[index]
+    assert one["path"] == [2]
+    moved = tmp_path / "moved.onnx"
+    moved.write_bytes((run / "model.onnx").read_bytes())
+    assert main(["eval", str(moved)]) == 2
+    assert "is not the run that" in capsys.readouterr().err
+    assert main(["eval", str(moved), "--run", str(run)]) == 0
+
+
+def test_a_trained_network_routes_alike_everywhere(run: Path) -> None:
+    net = dsnet.load(run)
+    data = open_data(read_config(run / CONFIG))
+    x = data.test.load(data.test.ids[:64]).images
+    expected = dsnet.route(net, x, dsnet.policy_for(net, 0.4))
+    assert len(expected.paths.unique()) > 1
+    for name in ("", "model.onnx", "bundle"):
+        routed = dsnet.open_runner(run / name)(x, budget=0.4)
+        assert torch.equal(routed.paths, expected.paths)
+        assert torch.equal(routed.madds, expected.madds)
+        assert ((routed.logits - expected.logits).abs().max() / expected.logits.std()) < 1e-4
+
+
+def test_the_page_about_deployment_is_true(
+    run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, runner = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "deploy.md").read_text(), flags=re.DOTALL)
+    assert "dsnet" not in plain
+    monkeypatch.chdir(tmp_path)
+    for name, source in (("model.onnx", run / "model.onnx"), ("photo.png", photos / "03.png")):
+        Path(name).write_bytes(source.read_bytes())
+    there: dict[str, object] = {}
+    exec(plain, there)
+    exec(runner, {})
+    opened = dsnet.open_runner("model.onnx")
+    for photo in sorted(photos.glob("*.png")):
+        name, path, madds = there["classify"](photo, 300e3)  # type: ignore[operator]
+        routed = opened(prepare(Image.open(photo), opened)[None], budget=300e3)
+        assert (path, madds) == (routed.paths[0].tolist(), int(routed.madds))
+        assert name == opened.card.classes[int(routed.logits.argmax())]
+
+
+def test_the_commands_of_the_page_exist() -> None:
+    from dsnet.cli import COMMANDS
+
+    text = (ROOT / "docs" / "deploy.md").read_text()
+    assert set(re.findall(r"dsnet ([a-z]+) (?:RUN|run|--)", text)) <= set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--out", "net.pt"], "net.pt does not end in .onnx"),
+        (["--path", "9"], "9"),
+        (["--bundle", "--path", "1"], "a bundle takes its budget, cap and path when it runs"),
+        (["--budget", "none"], "budget 'none' is not understood"),
+        (["--image_size", "1"], "image size 1 is too small"),
+        (["--image_size", "24", "--budget", "0.5"], "budgets calibrated for image sizes \\[16\\] but not for 24"),
+    ],
+)
+def test_export_refuses_what_it_cannot_do(
+    run: Path,
+    words: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", str(run), *words]) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error), error
+    assert len(error.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_export_says_what_it_wrote(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "cheap.onnx"
+    assert main(["export", str(run), "--out", str(file), "--budget", "1G"]) == 0
+    captured = capsys.readouterr()
+    assert "is out of reach" in captured.err
+    assert "takes 16 px images, one at a time" in captured.out
+    about = printed(capsys, "export", str(run), "--out", str(file))
+    assert about["kind"] == "dynamic"  # type: ignore[index]
+    assert about["off"] < 1e-4  # type: ignore[index]
+
+
+# bench
+
+
+def test_bench_measures_widths_and_budgets(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", str(run), "--repeats", "3", "--batch_sizes", "1", "4", "--against", "mobilenet_v1:0.25"]
+    result = printed(capsys, *words, "--export", str(tmp_path / "bench"), "--image_size", "32")
+    rows = result["widths"]["rows"]  # type: ignore[index]
+    assert {(row["runtime"], row["batch"]) for row in rows} == {
+        (name, batch) for name in ("static", "eager", "runner", "static onnx", "onnx") for batch in (1, 4)
+    }
+    for row in rows:
+        assert 0 < row["p50"] <= row["p95"]
+        assert row["images_per_second"] == pytest.approx(row["batch"] / row["p50"] * 1e3)
+        assert (row["ratio"] is None) == row["runtime"].startswith("static")
+    assert result["widths"]["files"]["dynamic"] > 1000  # type: ignore[index]
+    assert {row["model"] for row in result["widths"]["against"]} == {"mobilenet_v1:0.25"}  # type: ignore[index]
+    routed = result["routed"]["rows"]  # type: ignore[index]
+    assert [row["asked"] for row in routed] == sorted(row["asked"] for row in routed)
+    assert all(row["ideal"] > 0 for row in routed)
+    for suffix in (".json", ".md", ".png"):
+        assert (tmp_path / f"bench{suffix}").stat().st_size > 100
+
+
+def test_bench_takes_files_and_compares_routers(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = printed(capsys, "bench", str(run / "model.onnx"), "--repeats", "3", "--paths", "all")
+    assert [row["path"] for row in result["widths"]["rows"]] == [[k] for k in range(6)]  # type: ignore[index]
+    compared = printed(capsys, "bench", str(run), "--repeats", "2", "--runtimes", "onnx", "--routers", str(run))
+    assert all(0 <= row["top1"] <= 1 for row in compared["routed"]["rows"])  # type: ignore[index]
+    assert main(["bench", str(run), "--repeats", "2", "--routers", str(run), "--runtimes", "onnx"]) == 0
+    assert "interleaved rounds" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["ds_mobilenet_v1_tiny", "--runtimes", "tensorrt"], "runtime 'tensorrt' is unknown; choose from eager"),
+        (["ds_mobilenet_v1_tiny", "--threads", "0"], "threads are"),
+        (["ds_mobilenet_v1_tiny", "--repeats", "1"], "repeats is 1; a median needs at least 2"),
+        (["ds_mobilenet_v1_tiny", "--against", "ds_resnet_tiny"], "has several widths; name a static network"),
+        (["ds_mobilenet_v1_tiny", "--paths", "77"], "77"),
+        (["nowhere.onnx"], "nowhere.onnx does not exist"),
+        (["nowhere"], "nowhere"),
+    ],
+)
+def test_bench_refuses_what_it_cannot_measure(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+def test_table1_runs_every_way(capsys: pytest.CaptureFixture[str]) -> None:
+    from dsnet.runtime.bench import table1
+
+    result = table1("ds_mobilenet_v1_tiny", repeats=2, image_size=32)
+    ways = {row["way"]: row for row in result["rows"]}
+    assert set(ways) == {"full", "masking", "indexing", "slicing", "cached slicing", "ideal", "ideal again"}
+    assert ways["ideal"]["ratio"] == 1
+    assert ways["slicing"]["paper"] == pytest.approx(7.9 / 7.2)
+
+
+def test_all_ways_of_table1_compute_the_same() -> None:
+    from dsnet.runtime.bench.candidates import eager_call, static_call
+    from dsnet.runtime.bench.table1 import indexed, masking_call
+
+    net = dsnet.create_model("s_resnet50").eval()
+    x = torch.randn(1, 3, 64, 64)
+    path = net.space.slimmest
+    with torch.no_grad():
+        expected = net(x, path)
+    for call in (masking_call(net, x), eager_call(indexed(net), x, path), static_call(net, x, path)):
+        assert ((call() - expected).abs().max() / expected.std()) < 1e-4
+
+
+def test_equal_accuracy_is_interpolated_between_operating_points() -> None:
+    def rows(name: str, points: list[tuple[float, float]]) -> list[dict[str, object]]:
+        return [{"name": name, "mean": ms, "top1": top1, "madds_split": 10 * ms} for ms, top1 in points]
+
+    one = rows("one", [(1.0, 0.5), (2.0, 0.6), (2.5, 0.55), (3.0, 0.7)])
+    two = rows("two", [(2.0, 0.5), (4.0, 0.7)])
+    assert [row["mean"] for row in climbing(one)] == [1.0, 2.0, 3.0]  # what is slower and worse does not count
+    levels = equal_accuracy([*one, *two], levels=3)
+    assert [level["top1"] for level in levels] == pytest.approx([0.5, 0.6, 0.7])
+    assert [level["runs"]["two"]["ratio"] for level in levels] == pytest.approx([2.0, 1.5, 4 / 3])
+    assert levels[1]["runs"]["one"]["madds"] == pytest.approx(20.0)
+    assert equal_accuracy([*one, *rows("worse", [(1.0, 0.2), (2.0, 0.4)])]) == []
+
+
+def test_interleaving_calls_each_candidate_once_a_round() -> None:
+    from dsnet.runtime.bench.timing import interleaved, summary
+
+    calls: list[str] = []
+    times = interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 20, warmup=1)
+    assert {name: len(found) for name, found in times.items()} == {"a": 20, "b": 20}
+    rounds = ["".join(calls[k : k + 2]) for k in range(2, len(calls), 2)]
+    assert set(rounds) == {"ab", "ba"}
+    assert summary([0.001, 0.002, 0.009]) == pytest.approx(
+        {"mean": 4.0, "p50": 2.0, "p95": float(np.quantile([1, 2, 9], 0.95))}
+    )

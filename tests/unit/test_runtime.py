@@ -1,0 +1,483 @@
+"""Runners: every way to run a network gives the network's own answers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from support import MODELS, assert_close, randomised, side, some_paths, varied
+from torch import Tensor
+
+from dsnet import DynamicRunner, OnnxRunner, export_bundle, export_onnx, open_runner, save
+from dsnet.checkpoint import CheckpointError
+from dsnet.models import Budget, Card, Preprocessing, Supernet
+from dsnet.nn import Gate, RouterSpec, SlimFirstHead, ThresholdHead
+from dsnet.routing import Policy, Prices, Routed, RoutingError, route
+from dsnet.runtime import Runner
+from dsnet.training import recalibrate, with_fresh_router
+
+SMALL = ["ds_mobilenet_v1_tiny", "ds_resnet_tiny"]
+GATE, SLIM_FIRST = RouterSpec("gate", "correctness"), RouterSpec("slim_first", "correctness")
+EVERY = [
+    *((name, router) for name in SMALL for router in (GATE, SLIM_FIRST, RouterSpec("slim_first", "kl"))),
+    *((name, RouterSpec("threshold")) for name in SMALL),
+    ("ds_mobilenet_v1", GATE),
+    ("ds_mobilenet_v1_18", SLIM_FIRST),
+    ("ds_resnet50", GATE),
+    ("ds_efficientnet_b0", GATE),
+]
+NAMES = [f"{name}-{router.kind}-{router.targets}" for name, router in EVERY]
+
+
+def routed_net(name: str, router: RouterSpec, *, routing: object = None) -> Supernet:
+    """A random network that tells images apart, and a router that sends them different ways.
+
+    Statistics are those of the images, or signals would fade from layer to layer.
+    """
+    net = randomised(name, routing=routing)
+    x = varied(net, 16)
+    for module in net.modules():
+        if isinstance(module, Gate):
+            torch.nn.init.constant_(module.reduce.bias, 0.3)  # type: ignore[arg-type]
+    recalibrate(net, [x])
+    net = with_fresh_router(net, replace(net.spec, router=router)).eval()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        if isinstance(net.probe, SlimFirstHead):
+            raw = net.probe(net(x, net.candidates[0]))
+            net.probe.score.weight /= raw.std(0)[:, None]
+            net.probe.score.bias.sub_(raw.mean(0)).div_(raw.std(0))
+        if isinstance(net.probe, ThresholdHead):
+            net.probe.width.fill_(2)
+        _, codes = net.run_coded(net.enter(x), net.routing.slimmest)
+        for head, code in zip(net.slimming_heads(), codes, strict=True):
+            assert code is not None
+            mean = code.mean(0)
+            head.score.weight.normal_()
+            head.score.weight -= (head.score.weight @ mean)[:, None] * mean / mean.square().sum()
+            head.score.weight /= (code @ head.score.weight.T).std(0)[:, None]
+    return net.float()
+
+
+def runners(net: Supernet, folder: Path) -> Iterator[Runner]:
+    size = side(net)
+    yield DynamicRunner(net)
+    yield OnnxRunner(export_onnx(net, folder / "dynamic.onnx", image_size=size), threads=1)
+    yield OnnxRunner(export_bundle(net, folder / "bundle", image_size=size), threads=1)
+
+
+def clear(net: Supernet, routed: Routed, policy: Policy) -> Tensor:
+    """Samples whose decisions are not close: the best two values differ by more than rounding can."""
+    prices = Prices.of(net, side(net))
+    clear = torch.ones(len(routed.logits), dtype=torch.bool)
+    for point, scores in enumerate(routed.scores):
+        for row, path in enumerate(routed.paths.tolist()):
+            values = scores[row].double() - policy.lam * prices.at(point, path[point - 1] if point else 0)
+            best = values.topk(2).values
+            clear[row] &= bool(best[0] - best[1] > 1e-5)
+    return clear
+
+
+def lambdas(net: Supernet, x: Tensor) -> list[float]:
+    """The two prices, exact in single precision, that spread the images over most paths."""
+    if isinstance(net.probe, ThresholdHead):
+        top, price = route(net, x).scores[0][:, 0], Prices.of(net, side(net)).at(0, 0)[2]
+        return [float(np.float32((1 - top.quantile(share)) / price)) for share in (0.3, 0.6)]
+    found = [float(np.float32(sign * size)) for sign in (-1, 1) for size in (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.9, 1.5)]
+    return sorted(found, key=lambda lam: -len(route(net, x, Policy(lam)).paths.unique(dim=0)))[:2]
+
+
+@pytest.mark.parametrize(("name", "router"), EVERY, ids=NAMES)
+def test_all_runners_agree_with_the_network(name: str, router: RouterSpec, tmp_path: Path) -> None:
+    net = routed_net(name, router)
+    x = varied(net, 12).float()
+    found = list(runners(net, tmp_path))
+    taken = set()
+    for lam in lambdas(net, x):
+        policy = Policy(lam)
+        expected = route(net, x, policy)
+        sure = clear(net, expected, policy)
+        assert sure.float().mean() > 0.8
+        taken |= set(map(tuple, expected.paths.tolist()))
+        for runner in found:
+            actual = runner.run(x, policy)
+            assert torch.equal(actual.paths[sure], expected.paths[sure]), runner.runtime
+            assert torch.equal(actual.madds[sure], expected.madds[sure]), runner.runtime
+            assert_close(actual.logits[sure], expected.logits[sure], 1e-4)
+            assert_close(actual.scores[0][sure], expected.scores[0][sure], 1e-3)
+    assert len(taken) > 1
+    for path in pinned_paths(found[1]):
+        with torch.no_grad():
+            logits = net(x[:2], path)
+        for runner in found:
+            pinned = runner(x[:2], path=path)
+            assert_close(pinned.logits, logits, 1e-4)
+            assert pinned.paths.tolist() == [list(path)] * 2
+
+
+def pinned_paths(runner: Runner) -> list[tuple[int, ...]]:
+    """Paths that reach every width of every choice point."""
+    held = list(runner.paths)
+    uniform = [path for path in runner.space.uniform if path in held]
+    return uniform + [path for path in held if path not in uniform][:: max(1, len(held) // 4)]
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("router", [GATE, SLIM_FIRST], ids=["gate", "slim_first"])
+def test_order_and_batch_size_change_nothing(name: str, router: RouterSpec, tmp_path: Path) -> None:
+    net = routed_net(name, router)
+    x = varied(net, 9).float()
+    policy = Policy(lambdas(net, x)[0])
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(0))
+    for runner in runners(net, tmp_path):
+        whole = runner.run(x, policy)
+        parts = [runner.run(part, policy) for part in x[order].split(4)]
+        for key in ("logits", "paths", "madds"):
+            joined = torch.cat([getattr(part, key) for part in parts])
+            assert_close(joined.double(), getattr(whole, key)[order].double(), 1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_static_file_is_its_path_for_any_batch(name: str, tmp_path: Path) -> None:
+    net = randomised(name).float()
+    x = varied(net, 3).float()
+    for path in some_paths(net, 1):
+        file = export_onnx(net, tmp_path / "static.onnx", path=path, image_size=side(net))
+        runner = OnnxRunner(file, threads=1)
+        assert runner.kind == "static"
+        for batch in (1, 3):
+            with torch.no_grad():
+                assert_close(runner(x[:batch], path=path).logits, net(x[:batch], path), 1e-4)
+
+
+@pytest.mark.parametrize("name", ["us_mobilenet_v1", "ds_resnet_tiny"])
+def test_a_network_without_a_router_becomes_a_file_of_widths(name: str, tmp_path: Path) -> None:
+    net = randomised(name).float()
+    x = varied(net, 1).float()
+    file = export_onnx(net, tmp_path / "widths.onnx", image_size=side(net))
+    runner = OnnxRunner(file, threads=1)
+    assert not runner.routes
+    for path in (net.space.slimmest, net.space.widest):
+        assert_close(runner(x, path=path).logits, net(x, path).detach(), 1e-4)
+    path, madds = session(file).run(["path", "madds"], {"image": x.numpy()})
+    assert tuple(path) == net.space.widest
+    assert int(madds) == Prices.of(net, side(net)).table.madds(net.space.widest)
+    with pytest.raises(ValueError, match="has not learned to route"):
+        runner(x)
+
+
+def session(file: Path) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(str(file), options)
+
+
+def with_budgets(net: Supernet, size: int) -> Supernet:
+    table = Prices.of(net, size).table
+    ends = ((net.candidates[0], 0.5), (net.candidates[-1], -0.5))
+    budgets = tuple(Budget(table.madds(path, dynamic=True), lam, 0.5, size) for path, lam in ends)
+    net.card = Card(tuple("abcdefg"), Preprocessing(crop=0.9, interpolation="bicubic"), budgets)
+    return net
+
+
+@pytest.mark.parametrize("router", [GATE, SLIM_FIRST], ids=["gate", "slim_first"])
+def test_budgets_and_caps_mean_the_same_to_all(router: RouterSpec, tmp_path: Path) -> None:
+    net = routed_net("ds_mobilenet_v1_tiny", router)
+    size = side(net)
+    net = with_budgets(net, size)
+    x = varied(net, 8).float()
+    reference, *others = runners(net, tmp_path)
+    for knobs in ({"budget": 0.3}, {"budget": 0.3, "max_width": 2}, {"max_width": 1}, {}):
+        expected = reference(x, **knobs)  # type: ignore[arg-type]
+        assert expected.paths.max() <= knobs.get("max_width", 99)
+        for runner in others:
+            actual = runner(x, **knobs)  # type: ignore[arg-type]
+            assert torch.equal(actual.paths, expected.paths)
+    defaults = export_onnx(net, tmp_path / "cheap.onnx", image_size=size, budget=0.3, max_width=2)
+    expected = reference(x, budget=0.3, max_width=2)
+    for image, path in zip(x.split(1), expected.paths.tolist(), strict=True):
+        assert session(defaults).run(["path"], {"image": image.numpy()})[0].tolist() == path
+
+
+def test_a_restricted_routing_space_is_all_that_a_file_holds(tmp_path: Path) -> None:
+    net = routed_net("ds_mobilenet_v1_tiny", GATE, routing=[1, 3, 4])
+    x = varied(net, 6).float()
+    whole = export_onnx(routed_net("ds_mobilenet_v1_tiny", GATE), tmp_path / "whole.onnx", image_size=side(net))
+    for runner in runners(net, tmp_path):
+        assert {path[0] for path in runner.run(x, Policy(lambdas(net, x)[0])).paths.tolist()} <= {1, 3, 4}
+        if isinstance(runner, OnnxRunner):
+            assert list(runner.paths) == [(1,), (3,), (4,)]
+            with pytest.raises(ValueError, match=r"path \(0,\) is not in this file, which holds 3 paths"):
+                runner(x, path=(0,))
+        with pytest.raises(RoutingError, match="max_width 0 is below the slimmest"):
+            runner(x, max_width=0)
+    assert (tmp_path / "dynamic.onnx").stat().st_size < whole.stat().st_size
+
+
+def test_the_model_card_is_inside(tmp_path: Path) -> None:
+    net = with_budgets(routed_net("ds_resnet_tiny", GATE), 32)
+    for where in (
+        export_onnx(net, tmp_path / "a.onnx", image_size=32),
+        export_onnx(net, tmp_path / "b.onnx", path=(0, 1, 2, 3), image_size=32),
+        export_bundle(net, tmp_path / "bundle", image_size=32),
+    ):
+        runner = open_runner(where)
+        assert isinstance(runner, OnnxRunner)
+        assert runner.spec == net.spec
+        assert runner.card == net.card
+    about = session(tmp_path / "a.onnx").get_modelmeta().custom_metadata_map
+    assert json.loads(about["classes"]) == list("abcdefg")
+    assert json.loads(about["widths"])[-1] == {"path": [3, 3, 3, 3], "madds": Prices.of(net, 32).table.widest}
+    assert json.loads(about["budgets"])[0]["lam"] == 0.5
+    assert about["image_size"] == "32"
+
+
+def test_many_widths_in_one_file_cost_little_more_than_the_widest(tmp_path: Path) -> None:
+    net = routed_net("ds_mobilenet_v1", GATE)
+    whole = export_onnx(net, tmp_path / "dynamic.onnx").stat().st_size
+    assert whole <= 1.15 * export_onnx(net, tmp_path / "widest.onnx", path=net.space.widest).stat().st_size
+    bundle = export_bundle(net, tmp_path / "bundle")
+    assert sum(file.stat().st_size for file in bundle.iterdir()) <= 1.15 * whole
+
+
+# the cache of the PyTorch runner
+
+
+def changed_in_place(net: Supernet) -> None:
+    with torch.no_grad():
+        net.head.classifier.weight.mul_(2)
+
+
+def changed_by_loading(net: Supernet) -> None:
+    state = net.state_dict()
+    net.load_state_dict({key: 0.9 * held if held.is_floating_point() else held for key, held in state.items()})
+
+
+def changed_statistics(net: Supernet) -> None:
+    net.segments[0].rest.blocks[0].norm1.running_var.add_(1)  # type: ignore[union-attr]
+
+
+def changed_parameter(net: Supernet) -> None:
+    net.head.classifier.weight = torch.nn.Parameter(torch.randn_like(net.head.classifier.weight))
+
+
+def changed_memory(net: Supernet) -> None:
+    net.head.classifier.weight.data = torch.randn_like(net.head.classifier.weight)
+
+
+@pytest.mark.parametrize(
+    "change", [changed_in_place, changed_by_loading, changed_statistics, changed_parameter, changed_memory]
+)
+def test_a_stale_part_is_never_used(change: object) -> None:
+    net = randomised("ds_mobilenet_v1_tiny").float()
+    x = varied(net, 2).float()
+    runner = DynamicRunner(net)
+    before = runner(x, path=(3,)).logits
+    change(net)  # type: ignore[operator]
+    after = runner(x, path=(3,)).logits
+    assert not torch.allclose(before, after)
+    assert_close(after, net(x, (3,)).detach(), 1e-4)
+
+
+def test_memory_is_bounded_and_parts_are_built_once() -> None:
+    net = randomised("ds_mobilenet_v1_tiny").float()
+    x = varied(net, 2).float()
+    free = DynamicRunner(net)
+    for path in net.space:
+        free(x, path=path)
+    assert len(free.parts.kept) == 1 + 2 * 6
+    kept = dict(free.parts.kept)
+    free(x, path=(0,))
+    assert all(free.parts.kept[key][0] is kept[key][0] for key in kept)
+    bound = free.parts.held // 2
+    tight = DynamicRunner(net, max_memory=bound)
+    for path in [*net.space, *net.space]:
+        assert_close(tight(x, path=path).logits, net(x, path).detach(), 1e-4)
+        assert 0 < tight.parts.held <= bound
+    nothing = DynamicRunner(net, max_memory=0)
+    assert_close(nothing(x, path=(2,)).logits, net(x, (2,)).detach(), 1e-4)
+    assert nothing.parts.held == 0
+
+
+@pytest.mark.parametrize("kind", ["torch", "dynamic", "bundle"])
+def test_threads_may_share_a_runner(kind: str, tmp_path: Path) -> None:
+    net = routed_net("ds_resnet_tiny", GATE)
+    x = varied(net, 8).float()
+    policy = Policy(lambdas(net, x)[0])
+    expected = route(net, x, policy)
+    runner = next(runner for runner in runners(net, tmp_path) if kind in runner.runtime)
+    found: list[Routed] = []
+
+    def work(number: int) -> None:
+        for k in range(3):
+            if (number + k) % 3 == 0:
+                runner(x, path=(0, 1, 2, 3))
+            found.append(runner.run(x, policy))
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(found) == 18
+    for routed in found:
+        assert torch.equal(routed.paths, expected.paths)
+        assert_close(routed.logits, expected.logits, 1e-4)
+
+
+@pytest.mark.slow
+def test_compiled_parts_agree() -> None:
+    net = routed_net("ds_mobilenet_v1_tiny", GATE)
+    x = varied(net, 6).float()
+    policy = Policy(lambdas(net, x)[0])
+    runner = DynamicRunner(net, compile=True)
+    for part in (x, x[:1], x[:3]):
+        assert_close(runner.run(part, policy).logits, route(net, part, policy).logits, 1e-4)
+
+
+# OpenVINO
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("router", [GATE, SLIM_FIRST], ids=["gate", "slim_first"])
+def test_openvino_reads_the_files(name: str, router: RouterSpec, tmp_path: Path) -> None:
+    openvino = pytest.importorskip("openvino", reason="openvino is optional and not installed")
+    net = routed_net(name, router)
+    x = varied(net, 3).float()
+    core, exact = openvino.Core(), {"INFERENCE_PRECISION_HINT": "f32"}
+    static = export_onnx(net, tmp_path / "static.onnx", path=net.space.widest, image_size=side(net))
+    logits = core.compile_model(str(static), "CPU", exact)({"image": x.numpy()})["logits"]
+    assert_close(torch.from_numpy(logits), net(x, net.space.widest).detach(), 1e-4)
+    lam = lambdas(net, x)[0]
+    file = export_onnx(net, tmp_path / "dynamic.onnx", image_size=side(net), defaults=False)
+    dynamic = core.compile_model(str(file), "CPU", exact)
+    expected = route(net, x, Policy(lam))
+    for row in range(3):
+        feed = {"image": x[row : row + 1].numpy(), "lam": np.float32([lam]), "max_width": np.int64([99])}
+        found = dynamic({**feed, "pin": np.full(len(net.chain), -1)})
+        assert found["path"].tolist() == expected.paths[row].tolist()
+        assert_close(torch.from_numpy(found["logits"][0]), expected.logits[row], 1e-4)
+
+
+# errors
+
+
+def test_wrong_inputs_get_one_clear_error(tmp_path: Path) -> None:
+    net = routed_net("ds_mobilenet_v1_tiny", GATE)
+    size = side(net)
+    x = varied(net, 2).float()
+    holed = x.clone()
+    holed[1, 0, 0, 0] = torch.nan
+    static = OnnxRunner(export_onnx(net, tmp_path / "static.onnx", path=(2,), image_size=size))
+    for runner in runners(net, tmp_path):
+        for bad, message in (
+            (x[0], "takes \\[batch, 3, height, width\\]"),
+            (x[:, :2], "takes \\[batch, 3, height, width\\]"),
+            (x.double(), "input is torch.float64 but"),
+            ((255 * x).to(torch.uint8), "normalise it as the model's card says"),
+            (holed, "1 of 2 inputs hold NaN or infinite values"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                runner(bad)
+        with pytest.raises(ValueError, match="a path pins the widths"):
+            runner(x, path=(1,), budget=0.5)
+        with pytest.raises(RoutingError, match="no calibrated budgets"):
+            runner(x, budget=0.5)
+        with pytest.raises(ValueError, match="9"):
+            runner(x, path=(9,))
+        if isinstance(runner, OnnxRunner):
+            larger = torch.zeros(1, 3, 2 * size, 2 * size)
+            with pytest.raises(ValueError, match=f"was exported for {size}; resize it, or export again"):
+                runner(larger)
+    with pytest.raises(ValueError, match="holds one path and cannot route"):
+        static(x)
+    with pytest.raises(ValueError, match=r"path \(3,\) is not in this file"):
+        static(x, path=(3,))
+
+
+def test_wrong_files_get_one_clear_error(tmp_path: Path) -> None:
+    net = routed_net("ds_mobilenet_v1_tiny", GATE)
+    good = export_onnx(net, tmp_path / "good.onnx", image_size=32)
+    truncated = tmp_path / "truncated.onnx"
+    truncated.write_bytes(good.read_bytes()[:1000])
+    text = tmp_path / "text.onnx"
+    text.write_text("this is not a network")
+    foreign, newer, damaged = (onnx.load(good) for _ in range(3))
+    del foreign.metadata_props[:]
+    for prop in newer.metadata_props:
+        prop.value = "99" if prop.key == "dsnet.format" else prop.value
+    for prop in damaged.metadata_props:
+        prop.value = "[" if prop.key == "classes" else prop.value
+    for name, proto in (("foreign", foreign), ("newer", newer), ("damaged", damaged)):
+        onnx.save(proto, tmp_path / f"{name}.onnx")
+    for file, message in (
+        ("missing.onnx", "missing.onnx does not exist"),
+        ("truncated.onnx", "cannot be read as an ONNX file"),
+        ("text.onnx", "cannot be read as an ONNX file"),
+        ("foreign.onnx", "was not written by dsnet"),
+        ("newer.onnx", "is of format 99, this dsnet reads 1"),
+        ("damaged.onnx", "damaged model card"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            OnnxRunner(tmp_path / file)
+
+
+def test_a_damaged_bundle_gets_one_clear_error(tmp_path: Path) -> None:
+    net = routed_net("ds_mobilenet_v1_tiny", GATE)
+    x = varied(net, 1).float()
+    bundle = export_bundle(net, tmp_path / "bundle", image_size=side(net))
+    (bundle / "rest.0.2.onnx").unlink()
+    with pytest.raises(CheckpointError, match=r"rest\.0\.2\.onnx does not exist"):
+        OnnxRunner(bundle)(x, path=(2,))
+    with (bundle / "weights.bin").open("r+b") as stream:
+        stream.truncate(5000)
+    with pytest.raises(CheckpointError, match="has 5000 bytes instead of"):
+        OnnxRunner(bundle)
+    (bundle / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match="is not a bundle"):
+        OnnxRunner(bundle)
+    other = tmp_path / "photos"
+    other.mkdir()
+    (other / "cat.jpg").write_bytes(b"")
+    with pytest.raises(ValueError, match="holds other files"):
+        export_bundle(net, other)
+    shutil.rmtree(bundle)
+
+
+def test_what_cannot_be_exported_says_so(tmp_path: Path) -> None:
+    net = routed_net("ds_mobilenet_v1_tiny", GATE)
+    file = tmp_path / "net.onnx"
+    with pytest.raises(ValueError, match="in eval mode only"):
+        export_onnx(net.train(), file)
+    with pytest.raises(ValueError, match="in eval mode only"):
+        DynamicRunner(net)
+    net.eval()
+    with pytest.raises(ValueError, match="a path pins the widths"):
+        export_onnx(net, file, path=(1,), budget=0.5)
+    with pytest.raises(ValueError, match="has not learned to route, so it has no budgets"):
+        export_onnx(randomised("ds_mobilenet_v1_tiny").float(), file, max_width=2)
+    with torch.no_grad():
+        net.head.classifier.weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"head\.classifier\.weight holds NaN"):
+        export_onnx(net, file)
+    assert not file.exists()
+
+
+def test_a_run_folder_opens_as_a_runner(tmp_path: Path) -> None:
+    net = routed_net("ds_mobilenet_v1_tiny", GATE)
+    net = with_budgets(net, 32)
+    save(net, tmp_path / "run")
+    runner = open_runner(tmp_path / "run")
+    assert isinstance(runner, DynamicRunner)
+    x = varied(net, 2).float()
+    assert_close(runner(x, path=(1,)).logits, net(x, (1,)).detach(), 1e-4)
+    assert replace(runner.card, budgets=()) == replace(net.card, budgets=())
