@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import threading
@@ -274,9 +275,22 @@ def changed_memory(net: Supernet) -> None:
     net.head.classifier.weight.data = torch.randn_like(net.head.classifier.weight)
 
 
-@pytest.mark.parametrize(
-    "change", [changed_in_place, changed_by_loading, changed_statistics, changed_parameter, changed_memory]
-)
+def changed_module(net: Supernet) -> None:
+    net.head.classifier = copy.deepcopy(net.head.classifier)
+    changed_in_place(net)
+
+
+def changed_by_assignment(net: Supernet) -> None:
+    state = net.state_dict()
+    net.load_state_dict(
+        {key: torch.rand_like(held) if held.is_floating_point() else held for key, held in state.items()}, assign=True
+    )
+
+
+CHANGES = [changed_in_place, changed_by_loading, changed_statistics, changed_parameter, changed_memory]
+
+
+@pytest.mark.parametrize("change", [*CHANGES, changed_module, changed_by_assignment])
 def test_a_stale_part_is_never_used(change: object) -> None:
     net = randomised("ds_mobilenet_v1_tiny").float()
     x = varied(net, 2).float()

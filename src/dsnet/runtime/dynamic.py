@@ -10,7 +10,12 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from dsnet.extraction import fold_batch_norm
 from dsnet.models import Card, Supernet
@@ -122,10 +127,21 @@ class CachedParts:
 
     def _build(self, call: Callable[..., Any], inputs: int) -> tuple[Callable[..., Any], int]:
         with torch.inference_mode(False), torch.no_grad():
-            part = fold_batch_norm(materialise(self.net, call, inputs)).requires_grad_(False)
+            part = flattened(fold_batch_norm(materialise(self.net, call, inputs))).requires_grad_(False)
             part.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         size = sum(tensor.nbytes for tensor in [*part.parameters(), *part.buffers()])
         return (torch.compile(part) if self.compile else part), size
+
+
+def flattened(part: fx.GraphModule) -> fx.GraphModule:
+    """The same graph with its layers side by side: looking a layer up through its parents takes time at every call."""
+    layers = nn.Module()
+    for node in part.graph.nodes:
+        if node.op == "call_module":
+            name = node.target.replace(".", "_")
+            layers.add_module(name, part.get_submodule(node.target))
+            node.target = name
+    return fx.GraphModule(layers, part.graph, class_name="Part").eval()
 
 
 def _plain(at: Fork | Tensor) -> Tensor | tuple[Tensor | None, ...]:
@@ -137,19 +153,40 @@ class Snapshot:
     """Tells cheaply whether any weight of a network was written or replaced since."""
 
     def __init__(self, net: nn.Module) -> None:
-        places = (place for module in net.modules() for place in (module._parameters, module._buffers, module._modules))
-        self.places: list[dict[str, Any]] = [place for place in places if place]
-        self.items = self._items()  # held, so that their ids stay theirs
-        self.ids = list(map(id, self.items))
-        self.tensors = [item for item in self.items if isinstance(item, Tensor) and not item.is_inference()]
+        self.net, self.registered = net, registrations.count
+        self.tensors = self._tensors()  # held, so that they stay what they are
         self.state = self._state()
 
     def outdated(self) -> bool:
-        return list(map(id, self._items())) != self.ids or self._state() != self.state
+        if self.registered != registrations.count:  # somewhere a module got another part: was it here?
+            now, self.registered = self._tensors(), registrations.count
+            if len(now) != len(self.tensors) or any(a is not b for a, b in zip(now, self.tensors, strict=True)):
+                return True
+        return self._state() != self.state
 
-    def _items(self) -> list[Any]:
-        return list(chain.from_iterable(map(dict.values, self.places)))
+    def _tensors(self) -> list[Tensor]:
+        found = chain(self.net.parameters(), self.net.buffers())
+        return [tensor for tensor in found if tensor.is_floating_point() and not tensor.is_inference()]
 
     def _state(self) -> list[int]:
         """`.to` moves a tensor's memory without a new version; in-place operations count versions up."""
         return [*map(attrgetter("_version"), self.tensors), *map(Tensor.data_ptr, self.tensors)]
+
+
+class Registrations:
+    """Counts how often any module of the process was given a parameter, a buffer or a module."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        for register in (
+            register_module_parameter_registration_hook,
+            register_module_buffer_registration_hook,
+            register_module_module_registration_hook,
+        ):
+            register(self._counted)
+
+    def _counted(self, *_: Any) -> None:
+        self.count += 1
+
+
+registrations = Registrations()
