@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from dsnet.checkpoint import load, save
     from dsnet.cost import CostTable
     from dsnet.extraction import extract
+    from dsnet.foreign import sort_channels
+    from dsnet.hub import from_pretrained, push_to_hub, save_pretrained
     from dsnet.models import create_model, list_models
     from dsnet.routing import policy_for, route
 
@@ -18,14 +20,32 @@ _ROOMS = {
     "CostTable": "dsnet.cost",
     "create_model": "dsnet.models",
     "extract": "dsnet.extraction",
+    "from_pretrained": "dsnet.hub",
     "list_models": "dsnet.models",
     "load": "dsnet.checkpoint",
     "policy_for": "dsnet.routing",
+    "push_to_hub": "dsnet.hub",
     "route": "dsnet.routing",
     "save": "dsnet.checkpoint",
+    "save_pretrained": "dsnet.hub",
+    "sort_channels": "dsnet.foreign",
 }
 
-__all__ = ["CostTable", "__version__", "create_model", "extract", "list_models", "load", "policy_for", "route", "save"]
+__all__ = [
+    "CostTable",
+    "__version__",
+    "create_model",
+    "extract",
+    "from_pretrained",
+    "list_models",
+    "load",
+    "policy_for",
+    "push_to_hub",
+    "route",
+    "save",
+    "save_pretrained",
+    "sort_channels",
+]
 
 
 def __getattr__(name: str) -> Any:
