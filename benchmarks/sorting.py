@@ -1,5 +1,6 @@
 """What sorting channels gains: accuracy of every width of a supernet that was given the weights of a trained network,
 before any fine-tuning. Batch-norm statistics are recalibrated on training images; accuracy is that of the test split.
+Random orders of the channels show what chance gives.
 
     python benchmarks/sorting.py --run RUN [--to ds_mobilenet_v1_tiny]      # a run that is there
     python benchmarks/sorting.py --root DATA --out RUN [--epochs 6]         # trains a plain network on CIFAR-10 first
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path as File
 from typing import Any
@@ -22,9 +24,9 @@ from dsnet.checkpoint import load
 from dsnet.cost import CostTable
 from dsnet.data import plain_batches
 from dsnet.evaluate import accuracy
-from dsnet.foreign import transfer
-from dsnet.foreign.sorting import IMPORTANCES
-from dsnet.models import ModelSpec, model_spec, register
+from dsnet.foreign import sort_channels, transfer
+from dsnet.foreign.sorting import IMPORTANCES, order_of, spaces
+from dsnet.models import ModelSpec, Supernet, model_spec, register
 from dsnet.pipeline import CONFIG, calibration_images, check_data, open_data, read_config, train
 from dsnet.training import recalibrate
 
@@ -53,8 +55,17 @@ def train_plain(root: str, out: File, epochs: int, seed: int) -> None:
     train(config, out)
 
 
-def measure(run: File, name: str, root: str | None) -> dict[str, Any]:
-    """Top-1 of every uniform path, for each way to sort."""
+@torch.no_grad()
+def shuffled(net: Supernet, seed: int) -> Supernet:
+    """The same network with its channels in a random order: what the order that training left is to be judged by."""
+    net, generator = deepcopy(net), torch.Generator().manual_seed(seed)
+    for space in spaces(net):
+        space.permute(order_of(torch.rand(len(space.importance("l1")), generator=generator), space.group))
+    return net
+
+
+def measure(run: File, name: str, root: str | None, orders: int) -> dict[str, Any]:
+    """Top-1 of every uniform path, for each order of the channels."""
     config = read_config(run / CONFIG)
     data = open_data(config, root)
     check_data(run, data)
@@ -65,12 +76,14 @@ def measure(run: File, name: str, root: str | None) -> dict[str, Any]:
     batches = list(plain_batches(data.test, 256))
     table = CostTable(spec, data.image_size)
     rows = []
-    for sort in (None, *IMPORTANCES):
+    candidates = {"none": source} | {by: sort_channels(deepcopy(source), by) for by in IMPORTANCES}
+    candidates |= {f"random {seed}": shuffled(source, seed) for seed in range(orders)}
+    for order, network in candidates.items():
         torch.manual_seed(0)
-        net, report = transfer(source, spec, sort=sort)  # type: ignore[arg-type]
+        net, report = transfer(network, spec)
         recalibrate(net, images)
         measured = accuracy(net, batches, net.space.uniform)
-        rows.append({"sort": sort or "none", "top1": [round(row["top1"], 4) for row in measured]})
+        rows.append({"order": order, "top1": [round(row["top1"], 4) for row in measured]})
     return {
         "source": source.spec.name,
         "target": name,
@@ -88,13 +101,14 @@ def main() -> None:
     parser.add_argument("--out", type=File, help="where to train")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--orders", type=int, default=4, help="random orders to compare with")
     args = parser.parse_args()
     run = args.run or args.out
     if run is None or (args.run is None and args.root is None):
         parser.error("give --run, or --root and --out")
     if args.run is None:
         train_plain(args.root, args.out, args.epochs, args.seed)
-    print(json.dumps(measure(run, args.to, args.root), indent=1))
+    print(json.dumps(measure(run, args.to, args.root, args.orders), indent=1))
 
 
 if __name__ == "__main__":

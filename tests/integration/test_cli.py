@@ -142,7 +142,7 @@ def test_import_sorts_a_folder_and_moves_it_onto_another_model(
         (
             {"conv1.weight": torch.zeros(2)},
             ["--as", "resnet50"],
-            "(conv1.weight, ...) follow no scheme that dsnet knows",
+            "(conv1.weight) follow no scheme that dsnet knows",
         ),
         ({"a": 1}, ["--as", "resnet50"], "holds no tensors"),
         ([1], ["--as", "resnet50"], "holds a list instead of named tensors"),

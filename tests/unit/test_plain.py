@@ -321,7 +321,7 @@ def test_a_head_convolution_without_a_place_is_a_limit() -> None:
         ({"bn1.running_var": -torch.ones(64)}, "negative variance"),
         ({"layer2.0.bn1.weight": None}, "'layer2.0.bn1.weight' is missing"),
         ({"layer4.0.conv2.weight": None}, "'layer4.0.conv2.weight' is missing"),
-        ({"conv1.weight": None}, "follow no scheme that dsnet knows; known are a ResNet"),
+        ({"conv1.weight": None}, "follow no scheme that dsnet knows; with --as it knows a ResNet"),
         ({"layer1.0.conv2.weight": torch.zeros(10**6, 1, 1, 1)}, "sizes do not fit|where|not multiples"),
     ],
 )

@@ -68,6 +68,7 @@ def read(args: Namespace) -> tuple[Supernet, ImportReport | TransferReport]:
 
     from dsnet.checkpoint import load
     from dsnet.foreign import Source, find_scheme, import_as, import_released, read_plain, read_tensors, transfer
+    from dsnet.foreign.schemes import RELEASED, unknown_names
     from dsnet.models import model_spec
     from dsnet.models.spec import customise
 
@@ -86,6 +87,8 @@ def read(args: Namespace) -> tuple[Supernet, ImportReport | TransferReport]:
         raise ValueError(
             f"this looks like {scheme.title}; say which model it shall become with --as, see `dsnet models`"
         )
+    if RELEASED not in tensors:
+        raise ValueError(unknown_names(tensors))
     if sort is not None or args.num_classes is not None:
         raise ValueError("--sort and --num_classes go with --as; the released DS-MBNet is taken as it is")
     return import_released(tensors)
@@ -100,7 +103,11 @@ def show(net: Supernet, report: ImportReport | TransferReport, out: str) -> None
     loaded = len(report.loaded) if isinstance(report, ImportReport) else report.loaded
     print(f"{net.spec.name}: {loaded} tensors loaded into {out}")
     routes = f", gates route among widths {net.routing.choices[0]}" if net.spec.router is not None else ""
-    print(f"  {human(table.slimmest)} to {human(table.widest)} MAdds{routes}")
+    print(
+        f"  {human(table.slimmest)} to {human(table.widest)} MAdds{routes}"
+        if net.spec.widths
+        else f"  {human(table.widest)} MAdds"
+    )
     if isinstance(report, ImportReport):
         show_shapes("cut to their leading channels", report.cut)
         print(f"  {len(report.unused)} not used:")

@@ -207,6 +207,8 @@ def read_efficientnet_torchvision(tensors: Tensors) -> tuple[ModelSpec, Names]:
 
 _PREPROCESSING = "inputs are taken to be normalised with ImageNet's mean and deviation; set the card where it is not so"
 
+RELEASED = "bn1.aux_bn.0.running_mean"
+
 SCHEMES = (
     Scheme(
         "a ResNet of torchvision or timm",
@@ -248,6 +250,9 @@ def find_scheme(tensors: Tensors) -> Scheme | None:
 
 
 def unknown_names(tensors: Tensors) -> str:
-    seen = ", ".join(list(tensors)[:4])
+    seen = ", ".join([*list(tensors)[:4], *(["..."] if len(tensors) > 4 else [])])
     known = "; ".join(f"{scheme.title} ({', '.join(scheme.marks)})" for scheme in SCHEMES)
-    return f"the names of its {len(tensors)} tensors ({seen}, ...) follow no scheme that dsnet knows; known are {known}"
+    return (
+        f"the names of its {len(tensors)} tensors ({seen}) follow no scheme that dsnet knows; "
+        f"with --as it knows {known}; without, the authors' released DS-MBNet ({RELEASED})"
+    )

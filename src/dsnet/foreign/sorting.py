@@ -33,7 +33,7 @@ from dsnet.nn import (
 )
 
 Importance = Literal["l1", "scale"]
-IMPORTANCES = ("l1", "scale")
+IMPORTANCES: tuple[Importance, ...] = ("l1", "scale")
 
 
 @dataclass

@@ -195,7 +195,7 @@ class _Carrier:
         if spec.norm.kind == "batch":
             return text + "scale and shift load, statistics are fresh"
         same = [n for n in fitting(source) if (s := model_spec(n)).norm.kind == "batch" and s.widths]
-        remedy = f"; {' and '.join(same)} with one choice point keep batch norm" if same else ""
+        remedy = f"; with one choice point batch norm is kept: {', '.join(same)}" if same else ""
         return text + f"scale and shift load, statistics are lost, so it must be trained before use{remedy}"
 
 
