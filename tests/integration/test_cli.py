@@ -144,6 +144,7 @@ def test_import_sorts_a_folder_and_moves_it_onto_another_model(
             ["--as", "resnet50"],
             "(conv1.weight) follow no scheme that dsnet knows",
         ),
+        ({"weight": torch.zeros(2)}, [], "without, the authors' released DS-MBNet (bn1.aux_bn.0.running_mean)"),
         ({"a": 1}, ["--as", "resnet50"], "holds no tensors"),
         ([1], ["--as", "resnet50"], "holds a list instead of named tensors"),
         (None, ["--as", "resnet50"], "is damaged or not a torch file"),

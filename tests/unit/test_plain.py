@@ -296,6 +296,13 @@ def test_group_norm_takes_the_affine_and_says_what_is_lost() -> None:
     assert any("statistics are lost" in limit and "s_resnet50" in limit for limit in report.limits)
 
 
+def test_other_classes_leave_everything_else_exact() -> None:
+    _, report = import_as("mobilenet_v1", read_plain(mobilenet(dtype=torch.float32)), num_classes=10)
+    assert report.exact
+    assert report.new_classifier
+    assert set(report.fresh) == {"head.classifier.weight", "head.classifier.bias"}
+
+
 def test_sorting_the_source_keeps_the_most_important_channels() -> None:
     tensors = mobilenet(dtype=torch.float32)
     importance = tensors["conv_stem.weight"].abs().sum((1, 2, 3))

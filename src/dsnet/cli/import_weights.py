@@ -119,8 +119,9 @@ def show(net: Supernet, report: ImportReport | TransferReport, out: str) -> None
     show_shapes("wider than in the source, the rest is fresh", report.widened)
     show_reasons("not used", report.unused)
     show_reasons("fresh", report.fresh)
-    if not report.limits:
-        print("  the widest path computes what the source computes")
+    if report.exact:
+        but = ", up to the classifier" if report.new_classifier else ""
+        print(f"  the widest path computes what the source computes{but}")
     for line in report.limits:
         print(f"  limit: {line}")
     for line in report.notes:

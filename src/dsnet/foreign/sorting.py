@@ -9,7 +9,7 @@ better than any others; permuting the channels changes nothing that the whole ne
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -54,11 +54,13 @@ class Space:
 
     def importance(self, kind: Importance) -> Tensor:
         """One number per channel."""
-        written = torch.stack([layer.weight.abs().flatten(1).sum(1) for layer in self.writers]).sum(0)
+        written = torch.stack([layer.weight.double().abs().flatten(1).sum(1) for layer in self.writers]).sum(0)
         if kind == "l1" or not self.norms:  # a gate's hidden units have no norm
             return written
-        read = torch.stack([layer.weight.abs().transpose(0, 1).flatten(1).sum(1) for layer in self.readers]).sum(0)
-        return read * torch.stack([norm.weight.abs() for norm in self.norms]).sum(0)
+        read = torch.stack(
+            [layer.weight.double().abs().transpose(0, 1).flatten(1).sum(1) for layer in self.readers]
+        ).sum(0)
+        return read * torch.stack([norm.weight.double().abs() for norm in self.norms]).sum(0)
 
     def permute(self, order: Tensor) -> None:
         for writer in [*self.writers, *self.gate_rows]:
@@ -83,17 +85,19 @@ def reorder(tensor: Tensor, order: Tensor, dim: int) -> None:
 
 
 @torch.no_grad()
-def sort_channels(net: Supernet, by: Importance = "l1") -> Supernet:
+def sort_channels(net: Supernet, by: Importance = "scale") -> Supernet:
     """Sort the channels of every map, most important first, in place; the widest path computes what it did.
 
     by: `l1` is the L1 norm of the filters that write a channel, `scale` that of the filters that read it times the
     scale of its norms. Group norm keeps the channels of a group together. Statistics of slimmer widths belong to
     the channels that were there before, so they count as never calibrated: recalibrate, or train, before using them.
+    The budgets of a router are forgotten.
     """
     if by not in IMPORTANCES:
         raise ValueError(f"importance {by!r} is unknown; choose from {', '.join(IMPORTANCES)}")
     for space in spaces(net):
         space.permute(order_of(space.importance(by), space.group))
+    net.card = replace(net.card, budgets=())
     return net
 
 

@@ -41,6 +41,15 @@ class TransferReport:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def exact(self) -> bool:
+        """Whether the widest path computes what the source computes, but for a classifier of other classes."""
+        return not self.limits
+
+    @property
+    def new_classifier(self) -> bool:
+        return f"{CLASSIFIER}.weight" in self.fresh
+
+    @property
     def loaded(self) -> int:
         """Tensors of the source that were loaded, whole or in part."""
         return len(self.whole) + len(self.cut)
@@ -86,6 +95,8 @@ def transfer(
             carrier.report.limits.append(f"only one of the two networks has an identity skip around {where}")
     carrier.layers(net.head, source.head)
     carrier.judge()
+    if source.spec.router is not None:
+        carrier.report.notes.append("the router is left behind: it knew the old network, train one with --stage gate")
     same = net.spec.num_classes == source.spec.num_classes
     net.card = replace(source.card, budgets=(), classes=source.card.classes if same else ())
     return net, carrier.report
