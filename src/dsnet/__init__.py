@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from dsnet.checkpoint import load, save
     from dsnet.cost import CostTable
     from dsnet.extraction import extract
+    from dsnet.foreign import sort_channels
+    from dsnet.hub import from_pretrained, push_to_hub, save_pretrained
     from dsnet.models import create_model, list_models
     from dsnet.routing import policy_for, route
     from dsnet.runtime import DynamicRunner, OnnxRunner, export_bundle, export_onnx, open_runner
@@ -23,12 +25,16 @@ _ROOMS = {
     "export_bundle": "dsnet.runtime",
     "export_onnx": "dsnet.runtime",
     "extract": "dsnet.extraction",
+    "from_pretrained": "dsnet.hub",
     "list_models": "dsnet.models",
     "load": "dsnet.checkpoint",
     "open_runner": "dsnet.runtime",
     "policy_for": "dsnet.routing",
+    "push_to_hub": "dsnet.hub",
     "route": "dsnet.routing",
     "save": "dsnet.checkpoint",
+    "save_pretrained": "dsnet.hub",
+    "sort_channels": "dsnet.foreign",
 }
 
 __all__ = [
@@ -40,12 +46,16 @@ __all__ = [
     "export_bundle",
     "export_onnx",
     "extract",
+    "from_pretrained",
     "list_models",
     "load",
     "open_runner",
     "policy_for",
+    "push_to_hub",
     "route",
     "save",
+    "save_pretrained",
+    "sort_channels",
 ]
 
 

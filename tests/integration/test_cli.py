@@ -101,3 +101,70 @@ def test_import_writes_a_folder_that_loads(capsys: pytest.CaptureFixture[str], t
     assert "already holds a model" in capsys.readouterr().err
     assert main(["import", str(file), "--out", str(tmp_path / "ema"), "--weights", "ema"]) == 2
     assert "has no EMA weights" in capsys.readouterr().err
+
+
+def test_import_by_name_says_what_became_of_every_tensor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from unit.test_plain import mobilenet
+
+    file, out = tmp_path / "mobilenetv1_100.pth", tmp_path / "run"
+    torch.save(mobilenet(dtype=torch.float32), file)
+    words = ["import", str(file), "--as", "ds_mobilenet_v1", "--sort", "l1", "--num-classes", "10"]
+    assert main([*words, "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "    conv_stem.weight  [32, 3, 3, 3] -> [16, 3, 3, 3]" in shown
+    assert "    because it has 7 classes, 10 were asked for:\n      classifier.weight" in shown
+    assert "  limit: fresh sigmoid attention scales every channel by about one half" in shown
+    assert main(["info", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_classes"] == 10
+    assert main([*words, "--out", str(tmp_path / "same"), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["cut"]["conv_stem.weight"] == [[32, 3, 3, 3], [16, 3, 3, 3]]
+    assert (tmp_path / "same" / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+
+
+def test_import_sorts_a_folder_and_moves_it_onto_another_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    dsnet.save(randomised("us_mobilenet_v1", dtype=torch.float32), tmp_path / "us")
+    assert main(["import", str(tmp_path / "us"), "--sort", "scale", "--out", str(tmp_path / "sorted")]) == 0
+    assert "the widest path computes what the source computes" in capsys.readouterr().out
+    words = ["import", str(tmp_path / "us"), "--as", "mobilenet_v1", "--out", str(tmp_path / "static")]
+    assert main(words) == 0
+    x = torch.randn(1, 3, 64, 64)
+    widest = dsnet.load(tmp_path / "us")(x, (30,))
+    assert torch.allclose(dsnet.load(tmp_path / "sorted")(x, (30,)), widest, atol=1e-3)
+    assert torch.equal(dsnet.load(tmp_path / "static")(x, ()), widest)
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (
+            {"conv1.weight": torch.zeros(2)},
+            ["--as", "resnet50"],
+            "(conv1.weight) follow no scheme that dsnet knows",
+        ),
+        ({"weight": torch.zeros(2)}, [], "without, the authors' released DS-MBNet (bn1.aux_bn.0.running_mean)"),
+        ({"a": 1}, ["--as", "resnet50"], "holds no tensors"),
+        ([1], ["--as", "resnet50"], "holds a list instead of named tensors"),
+        (None, ["--as", "resnet50"], "is damaged or not a torch file"),
+        ("plain", [], "this looks like a MobileNetV1 of timm; say which model it shall become with --as"),
+        ("plain", ["--as", "ds_resnet50"], "choose ds_mobilenet_v1 or ds_mobilenet_v1_18 or mobilenet_v1"),
+        ("plain", ["--as", "ds_mobilenet"], "model 'ds_mobilenet' is unknown; did you mean"),
+        ("plain", ["--as", "mobilenet_v1", "--num_classes", "0"], "num_classes is 0"),
+    ],
+)
+def test_import_by_name_refuses_in_one_line(
+    content: object, options: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from unit.test_plain import mobilenet
+
+    file = tmp_path / "x.pth"
+    torch.save(mobilenet(width=0.25, dtype=torch.float32) if content == "plain" else content, file)
+    if content is None:
+        file.write_bytes(file.read_bytes()[:100])
+    assert main(["import", str(file), *options, "--out", str(tmp_path / "out")]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()

@@ -28,6 +28,7 @@ ROOMS = [
     ["training"],
     ["evaluate"],
     ["reports"],
+    ["hub"],
     ["config"],
     ["pipeline"],
     ["cli"],

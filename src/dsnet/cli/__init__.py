@@ -16,7 +16,7 @@ COMMANDS = {
     "recalibrate": "Compute the batch-norm statistics of every width of a model anew.",
     "models": "List the models: choice points, paths, MAdds from slimmest to widest, parameters.",
     "info": "Show the widths of a model: realised channels, MAdds, parameters, share of the widest.",
-    "import": "Turn the authors' released DS-MBNet checkpoint into a folder that dsnet loads.",
+    "import": "Turn pretrained weights, or the authors' released DS-MBNet, into a folder that dsnet loads.",
 }
 MODULES = {"import": "import_weights", "eval": "evaluation"}
 

@@ -1,16 +1,41 @@
-"""dsnet import: foreign weights into a model folder."""
+"""dsnet import: weights of other programs, or of another model, into a model folder."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 from jsonargparse import ArgumentParser, Namespace
+
+if TYPE_CHECKING:
+    from dsnet.foreign import ImportReport, TransferReport
+    from dsnet.models import Supernet
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("file", help="the checkpoint: a torch file (.pth, .pth.tar) or safetensors")
+    parser.add_argument(
+        "file", help="weights: a torch file (.pth, .pth.tar), safetensors, or a folder that dsnet wrote"
+    )
     parser.add_argument("--out", required=True, help="folder to write; it must not hold a model yet")
+    parser.add_argument(
+        "--as",
+        type=str | None,
+        default=None,
+        help="the model to become, from `dsnet models`; the file is a plain ResNet, MobileNetV1 or EfficientNet of "
+        "torchvision or timm. Without it the file is the authors' released DS-MBNet, or a folder that stays what it is",
+    )
+    parser.add_argument(
+        "--sort",
+        choices=["none", "l1", "scale"],
+        default="none",
+        help="first sort channels, so that slim widths keep the best: by the filters that write them (l1), or by those "
+        "that read them times the scale of their norm (scale)",
+    )
+    parser.add_argument("--num_classes", type=int | None, default=None, help="outputs; by default as in the weights")
     parser.add_argument(
         "--weights", choices=["model", "ema"], default="model", help="the trained weights, or their moving average"
     )
+    parser.add_argument("--seed", type=int, default=0, help="of the weights that the file does not have")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
@@ -18,29 +43,101 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     from dataclasses import asdict
     from pathlib import Path as File
 
+    import torch
+
     from dsnet.checkpoint import MODEL, CheckpointError, save
-    from dsnet.cost import CostTable
-    from dsnet.foreign import import_released, read_tensors
-    from dsnet.reports.tables import human, print_json
+    from dsnet.reports.tables import print_json
 
     if (File(args.out) / MODEL).exists():
         raise CheckpointError(f"{args.out} already holds a model; choose another --out or remove it")
+    torch.manual_seed(args.seed)
     try:
-        net, report = import_released(read_tensors(args.file, args.weights))
-    except CheckpointError as error:
+        net, report = read(args)
+    except ValueError as error:
         raise CheckpointError(str(error) if str(error).startswith(args.file) else f"{args.file}: {error}") from error
     save(net, args.out)
     if args.json:
         print_json({"out": str(args.out), "model": net.spec.name, **asdict(report)})
-        return
+    else:
+        show(net, report, args.out)
+
+
+def read(args: Namespace) -> tuple[Supernet, ImportReport | TransferReport]:
+    """The network that the options ask for, and an account of its weights."""
+    from pathlib import Path as File
+
+    from dsnet.checkpoint import load
+    from dsnet.foreign import Source, find_scheme, import_as, import_released, read_plain, read_tensors, transfer
+    from dsnet.foreign.schemes import RELEASED, unknown_names
+    from dsnet.models import model_spec
+    from dsnet.models.spec import customise
+
+    name, sort = args["as"], None if args.sort == "none" else args.sort
+    if name is not None:
+        model_spec(name, num_classes=args.num_classes)  # says what is wrong with it before a large file is read
+    folder = File(args.file).is_dir()
+    if folder and name is None:
+        net = load(args.file)
+        return transfer(net, customise(net.spec, num_classes=args.num_classes), sort=sort)
+    if name is not None:
+        source = Source(load(args.file)) if folder else read_plain(read_tensors(args.file, args.weights))
+        return import_as(name, source, num_classes=args.num_classes, sort=sort)
+    tensors = read_tensors(args.file, args.weights)
+    if (scheme := find_scheme(tensors)) is not None:
+        raise ValueError(
+            f"this looks like {scheme.title}; say which model it shall become with --as, see `dsnet models`"
+        )
+    if RELEASED not in tensors:
+        raise ValueError(unknown_names(tensors))
+    if sort is not None or args.num_classes is not None:
+        raise ValueError("--sort and --num_classes go with --as; the released DS-MBNet is taken as it is")
+    return import_released(tensors)
+
+
+def show(net: Supernet, report: ImportReport | TransferReport, out: str) -> None:
+    from dsnet.cost import CostTable
+    from dsnet.foreign import ImportReport
+    from dsnet.reports.tables import human
+
     table = CostTable(net)
-    print(f"{net.spec.name}: {len(report.loaded)} tensors loaded into {args.out}")
+    loaded = len(report.loaded) if isinstance(report, ImportReport) else report.loaded
+    print(f"{net.spec.name}: {loaded} tensors loaded into {out}")
+    routes = f", gates route among widths {net.routing.choices[0]}" if net.spec.router is not None else ""
     print(
-        f"  {human(table.slimmest)} to {human(table.widest)} MAdds, gates route among widths {net.routing.choices[0]}"
+        f"  {human(table.slimmest)} to {human(table.widest)} MAdds{routes}"
+        if net.spec.widths
+        else f"  {human(table.widest)} MAdds"
     )
-    print(f"  {len(report.cut)} cut to their leading channels:")
-    for name, (before, after) in report.cut.items():
+    if isinstance(report, ImportReport):
+        show_shapes("cut to their leading channels", report.cut)
+        print(f"  {len(report.unused)} not used:")
+        for name in report.unused:
+            print(f"    {name}")
+        return
+    print(f"  {len(report.whole)} loaded whole")
+    show_shapes("cut to their leading channels", report.cut)
+    show_shapes("wider than in the source, the rest is fresh", report.widened)
+    show_reasons("not used", report.unused)
+    show_reasons("fresh", report.fresh)
+    if report.exact:
+        but = ", up to the classifier" if report.new_classifier else ""
+        print(f"  the widest path computes what the source computes{but}")
+    for line in report.limits:
+        print(f"  limit: {line}")
+    for line in report.notes:
+        print(f"  note: {line}")
+
+
+def show_shapes(title: str, shapes: Mapping[str, tuple[Any, Any]]) -> None:
+    print(f"  {len(shapes)} {title}{':' if shapes else ''}")
+    for name, (before, after) in shapes.items():
         print(f"    {name}  {list(before)} -> {list(after)}")
-    print(f"  {len(report.unused)} not used:")
-    for name in report.unused:
-        print(f"    {name}")
+
+
+def show_reasons(title: str, reasons: Mapping[str, str]) -> None:
+    """Names below the reason that they share."""
+    print(f"  {len(reasons)} {title}{':' if reasons else ''}")
+    for reason in dict.fromkeys(reasons.values()):
+        print(f"    because {reason}:")
+        for name in [name for name, why in reasons.items() if why == reason]:
+            print(f"      {name}")

@@ -1,0 +1,86 @@
+"""Files that other programs wrote, read without running anything in them.
+
+They are safetensors, or torch files in weights-only mode.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path as File
+from typing import Any, Literal
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from dsnet.checkpoint import CheckpointError
+
+Weights = Literal["model", "ema"]
+
+
+def read_tensors(file: str | os.PathLike[str], weights: Weights = "model") -> dict[str, Tensor]:
+    """The tensors of a foreign file by name, without a `module.` prefix; what is in the file decides how it is read."""
+    file = File(file)
+    if not file.is_file():
+        raise CheckpointError(f"{file} does not exist or is not a file")
+    content = _read_safetensors(file) if _looks_like_safetensors(file) else _read_torch(file)
+    key = {"model": "state_dict", "ema": "state_dict_ema"}[weights]
+    if isinstance(content, Mapping) and key in content:
+        content = content[key]
+    elif weights == "model" and isinstance(content, Mapping) and isinstance(content.get("model"), Mapping):
+        content = content["model"]  # torchvision's training script
+    elif weights == "ema":
+        raise CheckpointError(f"{file} has no EMA weights (no {key!r} in it); use --weights model")
+    if not isinstance(content, Mapping):
+        raise CheckpointError(f"{file} holds a {type(content).__name__} instead of named tensors")
+    tensors = {str(name).removeprefix("module."): value for name, value in content.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise CheckpointError(f"{file} holds no tensors; expected a state dict or a file with {key!r}")
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+            raise CheckpointError(
+                f"{file}: tensor {name!r} is sparse, quantised or without data; only dense ones are read"
+            )
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise CheckpointError(f"{file}: tensor {name!r} holds values that are not finite; the file is damaged")
+    return tensors
+
+
+def _looks_like_safetensors(file: File) -> bool:
+    """An 8-byte header length, then JSON."""
+    with file.open("rb") as stream:
+        return file.suffix == ".safetensors" or stream.read(9)[8:] == b"{"
+
+
+def _read_safetensors(file: File) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load_file(file)
+    except SafetensorError as error:
+        raise CheckpointError(f"{file} is not a complete safetensors file ({error})") from error
+
+
+def _read_torch(file: File) -> Any:
+    try:
+        # torch does not check the sums that its zip files carry
+        if zipfile.is_zipfile(file) and (damaged := zipfile.ZipFile(file).testzip()):
+            raise CheckpointError(f"{file} is damaged: the checksum of {damaged} in it does not match; copy it again")
+        # Namespace is what the authors' training script stores beside the weights; it is plain data.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
+    except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"it refers to {found[1]}, which loading would run" if found else "it is not a file of plain tensors"
+        raise CheckpointError(
+            f"{file} is refused, nothing in it was run: {what}. Only plain tensors are read; save them as safetensors"
+        ) from None
+    except Exception as error:  # torch reports damaged files by a dozen kinds of errors
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"{file} is damaged or not a torch file ({reason})") from None

@@ -1,0 +1,245 @@
+"""From one trained network onto another of the same layout: leading slices where it is narrower, and a full account.
+
+Blocks are paired in order, layers by what they are called in a block. What the target has and the source lacks stays
+as it was initialised.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from dsnet.foreign.plain import Source
+from dsnet.foreign.sorting import Importance, blocks_of, sort_channels
+from dsnet.models import ModelSpec, Supernet, list_models, model_spec
+from dsnet.nn import Block, Bottleneck, Sliceable, SliceBatchNorm2d
+
+Shape = tuple[int, ...]
+CLASSIFIER = "head.classifier"
+
+
+@dataclass
+class TransferReport:
+    """What became of every tensor.
+
+    whole: tensors of the source that were loaded as they are. cut: those of which only a leading slice was, with both
+    shapes. widened: tensors of the target that are wider than the source's, with the loaded and the full shape.
+    unused, fresh: tensors of the source without a place, and of the target without a source, with the reason.
+    limits: where the target computes something else than the source. notes: what to know besides.
+    """
+
+    whole: list[str] = field(default_factory=list)
+    cut: dict[str, tuple[Shape, Shape]] = field(default_factory=dict)
+    widened: dict[str, tuple[Shape, Shape]] = field(default_factory=dict)
+    unused: dict[str, str] = field(default_factory=dict)
+    fresh: dict[str, str] = field(default_factory=dict)
+    limits: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the widest path computes what the source computes, but for a classifier of other classes."""
+        return not self.limits
+
+    @property
+    def new_classifier(self) -> bool:
+        return f"{CLASSIFIER}.weight" in self.fresh
+
+    @property
+    def loaded(self) -> int:
+        """Tensors of the source that were loaded, whole or in part."""
+        return len(self.whole) + len(self.cut)
+
+
+def import_as(
+    name: str, source: Source, *, num_classes: int | None = None, sort: Importance | None = None
+) -> tuple[Supernet, TransferReport]:
+    """A registered model with the weights of a trained network; the classifier too if the classes are as many.
+
+    The model takes the activation that the weights were trained with.
+    """
+    old = source.net.spec
+    wishes = {"in_channels": old.in_channels, "image_size": old.image_size}
+    spec = model_spec(name, num_classes=old.num_classes if num_classes is None else num_classes, **wishes)
+    net, report = transfer(source.net, replace(spec, activation=old.activation), names=source.names, sort=sort)
+    if old.activation != spec.activation:
+        report.notes.append(
+            f"the activation is {old.activation}, with which the weights were trained; {name} has {spec.activation}"
+        )
+    if source.scheme is not None:
+        report.notes += source.scheme.limits
+    return net, report
+
+
+@torch.no_grad()
+def transfer(
+    source: Supernet, spec: ModelSpec, *, names: Mapping[str, str] | None = None, sort: Importance | None = None
+) -> tuple[Supernet, TransferReport]:
+    """A new network of `spec` with the weights of another one's widest path, which may be sorted first.
+
+    names: what the report calls the layers of the source, where it is not their own names.
+    """
+    check_layout(source.spec, spec)
+    if sort is not None:
+        source = sort_channels(copy.deepcopy(source), sort)
+    net = Supernet(replace(spec, router=None)).eval()
+    carrier = _Carrier(source, net, names)
+    for ours, theirs in zip(blocks_of(net), blocks_of(source), strict=True):
+        carrier.layers(ours, theirs)
+        if adds(ours) != adds(theirs):
+            where = carrier.paths[id(ours)]
+            carrier.report.limits.append(f"only one of the two networks has an identity skip around {where}")
+    carrier.layers(net.head, source.head)
+    carrier.judge()
+    if source.spec.router is not None:
+        carrier.report.notes.append("the router is left behind: it knew the old network, train one with --stage gate")
+    same = net.spec.num_classes == source.spec.num_classes
+    net.card = replace(source.card, budgets=(), classes=source.card.classes if same else ())
+    return net, carrier.report
+
+
+def adds(block: Block) -> bool:
+    """Whether a block adds its own input, as it is, to its output."""
+    return block.skip or (isinstance(block, Bottleneck) and block.shortcut is None)
+
+
+class _Carrier:
+    """Copies layers from one network to another and keeps the account."""
+
+    def __init__(self, source: Supernet, net: Supernet, names: Mapping[str, str] | None) -> None:
+        self.source, self.net, self.report = source, net, TransferReport()
+        self.paths = {id(module): path for path, module in net.named_modules()}
+        theirs = {id(module): path for path, module in source.named_modules()}
+        self.names = theirs if names is None else {key: names.get(path, path) for key, path in theirs.items()}
+
+    def layers(self, ours: nn.Module, theirs: nn.Module) -> None:
+        """All layers of a block or head, by their names in it."""
+        mine = {path: layer for path, layer in ours.named_modules() if isinstance(layer, Sliceable)}
+        its = {path: layer for path, layer in theirs.named_modules() if isinstance(layer, Sliceable)}
+        for path, layer in mine.items():
+            if path not in its:
+                for kind, _ in layer.named_parameters():
+                    self.report.fresh[f"{self.paths[id(layer)]}.{kind}"] = self.lacking(path)
+            elif self.paths[id(layer)] == CLASSIFIER and self.net.spec.num_classes != self.source.spec.num_classes:
+                self.refuse_classes(its[path])
+            else:
+                self.layer(layer, its[path])
+        for path in [path for path in its if path not in mine]:
+            for kind, _ in its[path].named_parameters():
+                self.report.unused[f"{self.names[id(its[path])]}.{kind}"] = f"{self.net.spec.name} has no such layer"
+
+    def layer(self, ours: Sliceable, theirs: Sliceable) -> None:
+        for kind, target in ours.named_parameters():
+            self.copy(theirs, kind, getattr(theirs, kind), ours, target)
+        if not isinstance(theirs, SliceBatchNorm2d):
+            return
+        for kind in ("running_mean", "running_var"):
+            if isinstance(ours, SliceBatchNorm2d):
+                row = getattr(theirs, kind)[-1]
+                self.copy(theirs, kind, row, ours, getattr(ours, kind)[-1])
+                width = min(len(row), ours.channels.max)
+                getattr(ours, kind)[:, :width] = row[:width]  # a start for the slimmer widths
+            else:
+                self.report.unused[f"{self.names[id(theirs)]}.{kind}"] = "group norm keeps no statistics"
+
+    def copy(self, layer: Sliceable, kind: str, tensor: Tensor, ours: Sliceable, target: Tensor) -> None:
+        name = f"{self.names[id(layer)]}.{kind}"
+        given, wanted = tuple(tensor.shape), tuple(target.shape)
+        both = tuple(min(pair) for pair in zip(given, wanted, strict=True))
+        overlap = tuple(slice(count) for count in both)
+        target[overlap] = tensor[overlap].to(target.dtype)
+        if both == given:
+            self.report.whole.append(name)
+        else:
+            self.report.cut[name] = (given, both)
+        if both != wanted:
+            self.report.widened[f"{self.paths[id(ours)]}.{kind}"] = (both, wanted)
+
+    def refuse_classes(self, theirs: Sliceable) -> None:
+        have, need = self.source.spec.num_classes, self.net.spec.num_classes
+        for kind in ("weight", "bias"):
+            self.report.unused[f"{self.names[id(theirs)]}.{kind}"] = f"it has {have} classes, {need} were asked for"
+            self.report.fresh[f"{CLASSIFIER}.{kind}"] = f"the source has {have} classes instead of {need}"
+
+    def lacking(self, path: str) -> str:
+        if not path.startswith("gate"):
+            return "the source has no such layer"
+        if ".slimming" in path:
+            return "slimming heads learn in stage II"
+        gate = self.net.spec.gate
+        what = "1 + tanh is the identity when fresh" if gate is not None and gate.attention == "tanh" else "sigmoid"
+        return f"the source has no attention; {what}"
+
+    def judge(self) -> None:
+        """Say where the networks differ, and which batch-norm statistics still hold."""
+        report, spec = self.report, self.net.spec
+        if report.cut:
+            report.limits.append(f"{len(report.cut)} tensors were cut, so what was in the other channels is lost")
+        if report.widened:
+            report.limits.append(f"{len(report.widened)} tensors are wider than the source's: the rest is untrained")
+        if any(not name.startswith(CLASSIFIER) and "gate." not in name for name in report.fresh):
+            report.limits.append("layers that the source lacks are untrained")
+        if any(reason.endswith("no such layer") for reason in report.unused.values()):
+            report.limits.append(f"layers of the source that {spec.name} lacks are left out")
+        if spec.activation != self.source.spec.activation:
+            report.limits.append(f"the source was trained with {self.source.spec.activation}, not {spec.activation}")
+        if any(reason.endswith("sigmoid") for reason in report.fresh.values()):
+            report.limits.append("fresh sigmoid attention scales every channel by about one half")
+        if spec.norm.kind != self.source.spec.norm.kind:
+            report.limits.append(self.other_norm())
+        norms = [module for module in self.net.modules() if isinstance(module, SliceBatchNorm2d)]
+        for norm in norms:
+            norm.num_batches_tracked.zero_()
+            if not report.limits:
+                norm.num_batches_tracked[-1] = 1
+        if norms and (report.limits or spec.widths):
+            which = "" if report.limits else " of the slimmer widths"
+            report.notes.append(f"the batch-norm statistics{which} do not hold any more: recalibrate or train")
+
+    def other_norm(self) -> str:
+        spec, source = self.net.spec, self.source.spec
+        text = f"the source has {source.norm.kind} norm and {spec.name} {spec.norm.kind} norm: "
+        if spec.norm.kind == "batch":
+            return text + "scale and shift load, statistics are fresh"
+        same = [n for n in fitting(source) if (s := model_spec(n)).norm.kind == "batch" and s.widths]
+        remedy = f"; with one choice point batch norm is kept: {', '.join(same)}" if same else ""
+        return text + f"scale and shift load, statistics are lost, so it must be trained before use{remedy}"
+
+
+def check_layout(source: ModelSpec, spec: ModelSpec) -> None:
+    """Refuse a target whose blocks are not those of the source."""
+    if layout(source) != layout(spec):
+        same = fitting(source)
+        remedy = f"choose {' or '.join(same)}" if same else "no registered model has its layout"
+        raise ValueError(f"{spec.name} has {describe(spec)}, but the weights are those of {describe(source)}; {remedy}")
+    if source.in_channels != spec.in_channels:
+        raise ValueError(
+            f"the weights take images of {source.in_channels} channels and {spec.name} of {spec.in_channels}; "
+            f"give it in_channels {source.in_channels}"
+        )
+
+
+def layout(spec: ModelSpec) -> list[tuple[str, int, int, bool]]:
+    """Kind, kernel, stride and whether it expands, of every block."""
+    return [
+        (s.block, 3 if s.block in ("max_pool", "bottleneck") else s.kernel, s.stride if k == 0 else 1, s.expansion > 1)
+        for s in spec.stages
+        for k in range(s.repeats)
+    ]
+
+
+def fitting(spec: ModelSpec) -> list[str]:
+    """The registered models with the layout of a network."""
+    return [name for name in list_models() if layout(model_spec(name)) == layout(spec)]
+
+
+def describe(spec: ModelSpec) -> str:
+    """The blocks of a network in a few words."""
+    rows: dict[str, list[int]] = {}
+    for stage in spec.stages:
+        rows.setdefault(stage.block, []).append(stage.repeats)
+    return ", ".join(f"{' + '.join(map(str, counts))} {kind} blocks" for kind, counts in rows.items())

@@ -1,0 +1,178 @@
+"""Models on the Hugging Face Hub: the two files of a model folder, and a model card that is written from them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path as File
+from typing import Any
+
+import torch
+from huggingface_hub import ModelCard, ModelCardData, ModelHubMixin, snapshot_download
+from huggingface_hub.errors import EntryNotFoundError, HFValidationError
+
+from dsnet.checkpoint import MODEL, WEIGHTS, CheckpointError, load, save
+from dsnet.cost import CostTable
+from dsnet.models import Supernet
+from dsnet.reports.show import COLUMNS, DYNAMIC_COLUMNS, cells, dynamic_cells, dynamic_note, dynamic_title, title
+from dsnet.reports.tables import human, markdown_table
+
+TAGS = ["dynamic-neural-networks", "slimmable-networks", "image-classification", "pytorch"]
+RESULT = File("results") / "test.json"
+
+
+def from_pretrained(
+    name: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    device: torch.device | str = "cpu",
+    cache_dir: str | File | None = None,
+    token: str | bool | None = None,
+    local_files_only: bool = False,
+) -> Supernet:
+    """The network in a folder, or in a repository of the Hub (`user/name`), in eval mode.
+
+    With HF_HUB_OFFLINE=1 or `local_files_only` only what was downloaded before is read.
+    """
+    if File(name).is_dir():
+        return load(name, device=device)
+    try:
+        folder = snapshot_download(
+            str(name),
+            revision=revision,
+            cache_dir=cache_dir,
+            token=token,
+            local_files_only=local_files_only,
+            allow_patterns=[MODEL, WEIGHTS],
+        )
+    except HFValidationError:
+        raise CheckpointError(
+            f"{name} is neither a folder nor the name of a repository on the Hub, which is written user/name"
+        ) from None
+    except (OSError, EntryNotFoundError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(
+            f"{name} is not a folder and could not be had from the Hub ({type(error).__name__}: {reason}); check its "
+            f"name and revision, or download it while there is a connection"
+        ) from error
+    return load(folder, device=device)
+
+
+def save_pretrained(
+    model: Supernet | str | os.PathLike[str], folder: str | os.PathLike[str], *, license: str = "unknown"
+) -> File:
+    """Write a network, or that of a run with its accuracy, and a README.md where there is none yet."""
+    _Published(model, license).save_pretrained(File(folder))
+    return File(folder)
+
+
+def push_to_hub(
+    model: Supernet | str | os.PathLike[str], repo_id: str, *, license: str = "unknown", **options: Any
+) -> str:
+    """Upload what `save_pretrained` writes; returns the address of the commit.
+
+    options: private, token, branch, create_pr, commit_message, as in huggingface_hub.
+    """
+    return _Published(model, license, repo_id).push_to_hub(repo_id, **options)
+
+
+class _Published(ModelHubMixin):
+    """A network as huggingface_hub's mixin wants it; the network itself does not know the Hub."""
+
+    def __init__(
+        self, model: Supernet | str | os.PathLike[str], license: str = "unknown", repo_id: str | None = None
+    ) -> None:
+        model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+        if isinstance(model, torch.nn.Module) and not isinstance(model, Supernet):
+            raise ValueError(
+                f"only a Supernet can be published, not a {type(model).__name__}; give one, or a run folder"
+            )
+        self.net = model if isinstance(model, Supernet) else load(model)
+        self.result = None if isinstance(model, Supernet) else read_result(File(model) / RESULT)
+        self.license, self.repo_id = license, repo_id
+        self._hub_mixin_config = None  # model.json says it all; there is no config.json
+
+    def _save_pretrained(self, save_directory: File) -> None:
+        save(self.net, save_directory)
+
+    def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
+        return ModelCard(model_card(self.net, self.result, license=self.license, repo_id=self.repo_id))
+
+
+def read_result(file: File) -> dict[str, Any] | None:
+    """The evaluation that a run wrote; None where it has none."""
+    if not file.is_file():
+        return None
+    try:
+        result = json.loads(file.read_bytes())
+        title(result), cells(result)
+        return result
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise CheckpointError(f"{file} is not a result of this version of dsnet ({error}); run `dsnet eval`") from error
+
+
+def model_card(
+    net: Supernet, result: Mapping[str, Any] | None = None, *, license: str = "unknown", repo_id: str | None = None
+) -> str:
+    """A README.md for the Hub: what the network is, how accurate, at what cost, and how to use it."""
+    spec, table = net.spec, CostTable(net)
+    data = ModelCardData(license=license, library_name="dsnet", pipeline_tag="image-classification", tags=TAGS)
+    points = len(spec.widths)
+    what = f"{spec.space.size} paths over {points} choice point{'s' * (points > 1)}" if points else "one static path"
+    lines = [
+        "---",
+        data.to_yaml(),
+        "---",
+        "",
+        f"# {repo_id or spec.name}",
+        "",
+        f"`{spec.name}`, a network of dsnet: {what}, {human(table.slimmest)} to {human(table.widest)} MAdds "
+        f"at {spec.image_size} px, {spec.num_classes} classes.",
+        "",
+    ]
+    if result is not None:
+        content = dict(result)
+        lines += ["## Accuracy", "", f"{title(content)}.", "", *markdown_table(COLUMNS, cells(content)), ""]
+        if "dynamic" in content:
+            dynamic = content["dynamic"]
+            lines += [f"{dynamic_title(dynamic).capitalize()}.", ""]
+            lines += [*markdown_table(DYNAMIC_COLUMNS, dynamic_cells(dynamic)), "", dynamic_note(dynamic), ""]
+    if net.card.budgets:
+        rows = [[human(row.madds), f"{row.lam:.4g}", f"{row.accuracy:.2%}", row.image_size] for row in net.card.budgets]
+        lines += ["## Budgets", "", "Average MAdds that the router can be asked for; accuracy on held-out images.", ""]
+        lines += [*markdown_table(["MAdds", "lambda", "accuracy", "pixels"], rows), ""]
+    return "\n".join([*lines, *usage(net, repo_id or "user/name")]) + "\n"
+
+
+def usage(net: Supernet, repo_id: str) -> list[str]:
+    """How to use the network from Python and from the command line."""
+    spec, how = net.spec, net.card.preprocessing
+    shape = f"1, {spec.in_channels}, {spec.image_size}, {spec.image_size}"
+    python = [
+        "import torch",
+        "",
+        "import dsnet",
+        "",
+        f'net = dsnet.from_pretrained("{repo_id}")',
+        f"images = torch.randn({shape})",
+        "logits = net(images, net.space.widest)",
+    ]
+    if net.card.budgets and spec.router is not None:
+        python += ["routed = dsnet.route(net, images, dsnet.policy_for(net, budget=0.5))"]
+    return [
+        "## Use",
+        "",
+        "```python",
+        *python,
+        "```",
+        "",
+        "```",
+        f"hf download {repo_id} --local-dir model",
+        "dsnet info model",
+        "dsnet predict model photos",
+        "```",
+        "",
+        f"Images are resized to {spec.image_size} / {how.crop:g} pixels on the short side ({how.interpolation}), "
+        f"centre cropped, scaled to 0..1 and normalised with mean {list(how.mean)} and deviation {list(how.std)}.",
+    ]
