@@ -135,7 +135,7 @@ def main() -> None:
     resnet = BenchConfig(("runner", "onnx"), paths=mixed, repeats=max(8, args.repeats // 2))
     results: dict[str, Any] = {"ds_mobilenet_v1": bench(network("ds_mobilenet_v1"), mobile)}
     results["ds_resnet50"] = bench(network("ds_resnet50"), resnet)
-    few = max(4, args.repeats // 8)
+    few = max(4, args.repeats // 3)
     spread = [tuple(path) for path in torch.randint(4, (32, 4), generator=torch.Generator().manual_seed(0)).tolist()]
     corners: list[Path] = [(k,) * 4 for k in range(4)]
     four: list[Path] = [(0,), (4,), (9,), (13,)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -44,15 +44,17 @@ class Parts(Protocol):
     """A network in the pieces between its choices; live weights, cached modules and ONNX sessions all look like this.
 
     front -> Fork -> first (from w_in to w_out) -> rest (at w_out) -> the next Fork, or logits behind the last choice
+
+    What `first` gives is a map, unless all of its samples came in at one width: then only `rest` needs to know.
     """
 
     spec: ModelSpec
 
     def front(self, x: Tensor) -> Fork | Tensor: ...
 
-    def first(self, point: int, w_in: int, w_out: int, fork: Fork) -> Tensor: ...
+    def first(self, point: int, w_in: int, w_out: int, fork: Fork) -> Any: ...
 
-    def rest(self, point: int, width: int, x: Tensor) -> Fork | Tensor: ...
+    def rest(self, point: int, width: int, x: Any) -> Fork | Tensor: ...
 
     def probe(self, logits: Tensor) -> Tensor: ...
 
@@ -167,7 +169,7 @@ def _gates(parts: Parts, x: Tensor, decided: Decided) -> tuple[Tensor, Tensor, l
     groups: dict[int, tuple[Tensor, Fork | Tensor]] = {0: (torch.arange(len(x)), parts.front(x))}
     for point, widths in enumerate(routing):
         seen = x.new_zeros(len(x), len(widths))
-        joined: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        joined: dict[int, list[tuple[Tensor, Any]]] = {}
         for w_in, (rows, fork) in groups.items():
             assert isinstance(fork, Fork)
             assert fork.scores is not None
@@ -202,7 +204,7 @@ def rows_of(fork: Fork, rows: Tensor, total: int) -> Fork:
     return fork if len(rows) == total else fork.rows(rows.to(fork.scaled.device))
 
 
-def joined_maps(maps: Sequence[Tensor]) -> Tensor:
+def joined_maps(maps: Sequence[Any]) -> Any:
     return maps[0] if len(maps) == 1 else torch.cat(list(maps))
 
 

@@ -47,16 +47,20 @@ def export_bundle(net: Supernet, folder: str | File, *, image_size: int | None =
 
 
 def parts(writer: PartWriter) -> dict[str, onnx.ModelProto]:
-    """Graphs by name: front; first.POINT.IN.OUT and rest.POINT.OUT; probe."""
+    """Graphs by name: front; first.POINT.IN.OUT and rest.POINT.OUT; probe.
+
+    The first choice has one width in, so its `rest` holds the whole segment: a boundary less to copy maps across.
+    """
     net = writer.net
     found = {"front": part([IMAGE], writer.fork_at(0), lambda graph: writer.front(graph, IMAGE))}
     for point, pairs in enumerate(transitions(writer.pinnable)):
         maps = [f"in_{name}" for name in writer.maps_at(point)]
         outputs = ["logits"] if point + 1 == len(net.chain) else writer.fork_at(point + 1)
-        for w_in, w_out in pairs:
+        for w_in, w_out in pairs if point else ():
             found[f"first.{point}.{w_in}.{w_out}"] = part(maps, ["y"], writer.first_branch(point, w_in, w_out, maps))
         for width in sorted({w_out for _, w_out in pairs}):
-            found[f"rest.{point}.{width}"] = part(["in_y"], outputs, writer.rest_branch(point, width, "in_y"))
+            rest = writer.rest_branch(point, width, "in_y") if point else writer.whole(0, width, maps)
+            found[f"rest.{point}.{width}"] = part(["in_y"] if point else maps, outputs, rest)
     if writer.probes:
         found["probe"] = part(["logits"], ["scores"], lambda graph: [writer.probe_scores(graph, "logits")])
     return found
