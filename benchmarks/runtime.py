@@ -164,7 +164,7 @@ def main() -> None:
         "",
         f"Made by `python benchmarks/runtime.py --repeats {args.repeats}` with dsnet {about['dsnet']},",
         f"torch {about['torch']}, onnxruntime {about['onnxruntime']} on {about['machine']}, candidates interleaved in",
-        "random order; every figure is in runtime.json.",
+        "random order, each call after an untimed one of the same candidate; every figure is in runtime.json.",
     ]
     print("\n".join(lines))
     if args.export:

@@ -57,7 +57,8 @@ class TrainConfig:
     Args:
         stage: both, supernet (stage I: every width becomes good), or gate (stage II: the network learns to choose its
             width; needs --from).
-        source: the run whose supernet stage gate starts from; set by --from.
+        source: the run whose supernet stage gate, or fine-tuning on other data, starts from; set by --from.
+        gate_from: the run whose router stage II starts from (gate transfer); by default it starts afresh.
         model: which network.
         data: which images.
         ieb: how the sub-networks teach each other, stage I.
@@ -72,6 +73,7 @@ class TrainConfig:
 
     stage: Literal["both", "supernet", "gate"] = "both"
     source: str | None = None
+    gate_from: str | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     ieb: IEBConfig = field(default_factory=IEBConfig)

@@ -255,8 +255,8 @@ def test_interleaving_calls_each_candidate_once_a_round() -> None:
     calls: list[str] = []
     times = interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 20, warmup=1)
     assert {name: len(found) for name, found in times.items()} == {"a": 20, "b": 20}
-    rounds = ["".join(calls[k : k + 2]) for k in range(2, len(calls), 2)]
-    assert set(rounds) == {"ab", "ba"}
+    rounds = ["".join(calls[k : k + 4]) for k in range(2, len(calls), 4)]
+    assert set(rounds) == {"aabb", "bbaa"}
     assert summary([0.001, 0.002, 0.009]) == pytest.approx(
         {"mean": 4.0, "p50": 2.0, "p95": float(np.quantile([1, 2, 9], 0.95))}
     )

@@ -49,3 +49,42 @@ def test_commands_in_the_readme_exist() -> None:
     assert targets
     makefile = (ROOT / "Makefile").read_text()
     assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in targets)
+
+
+def test_every_command_of_the_page_about_your_data_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import shlex
+
+    from integration.test_train_cli import SHORT
+
+    from dsnet.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    write_digits(Path("pets"), {"train": 30, "val": 8})
+    commands = "".join(re.findall(r"```\n(.*?)```", (ROOT / "docs" / "your-data.md").read_text(), flags=re.DOTALL))
+    lines = [line for line in commands.splitlines() if line.startswith("dsnet")]
+    assert {line.split()[1] for line in lines} == {"train", "eval", "predict", "export", "bench"}
+    small = [*SHORT, "--optim.batch_size", "16", "--sgs_optim.batch_size", "16"]
+    assert main(["train", "--out", "runs/source", *SHORT]) == 0
+    for line in lines:
+        words = shlex.split(line)[1:]
+        assert main([*words, *(small if words[0] == "train" else [])]) == 0, line
+    assert Path("runs/pets/model.onnx").stat().st_size > 1000
+    capsys.readouterr()
+
+
+def write_digits(root: Path, counts: dict[str, int]) -> None:
+    """A folder of real images: handwritten digits of three classes."""
+    import numpy as np
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    for label, name in enumerate(("cat", "dog", "emu")):
+        mine = iter(digits.images[digits.target == label])
+        for split, count in counts.items():
+            (root / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = (next(mine) / 16 * 255).astype(np.uint8).repeat(5, 0).repeat(5, 1)
+                Image.fromarray(pixels).save(root / split / name / f"{number:02d}.png")

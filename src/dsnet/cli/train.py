@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from dataclasses import replace
 from pathlib import Path as File
 
+import yaml
 from jsonargparse import ArgumentParser, Namespace
 
+from dsnet.checkpoint import MODEL, read_description
 from dsnet.config import CONFIG, TrainConfig, add_config, config_of, read_config
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.usage = (
-        "dsnet train [--config FILE] [--stage gate --from RUN] [--out FOLDER | --resume FOLDER] [--KEY VALUE ...]"
+        "dsnet train [--config FILE] [[--stage gate] --from RUN] [--out FOLDER | --resume FOLDER] [--KEY VALUE ...]"
     )
     parser.add_argument(
         "--out", type=str | None, default=None, help="folder of the run; by default a new one below runs/"
@@ -24,21 +27,34 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--from",
         type=str | None,
         default=None,
-        help="with --stage gate: the run whose supernet gets a router; its config is where this one starts from",
+        help="the run whose supernet is fine-tuned on the data given here; with --stage gate it gets a router for the "
+        "run's own data, and this run starts from its whole config",
     )
     add_config(parser)
 
 
 def expand(words: list[str]) -> list[str]:
-    """--from RUN also reads the config of that run, before any other option."""
+    """--from RUN also reads the config of that run, before any other option: all of it to train a router, else what is
+    not about data and optimisation."""
+    folder = File(value_of(words, "--from") or "")
+    if value_of(words, "--from") is None or not (folder / MODEL).is_file():
+        return words
+    place = words.index("train") + 1
+    whole = folder / CONFIG
+    if value_of(words, "--stage") == "gate":
+        return [*words[:place], "--config", str(whole), *words[place:]] if whole.is_file() else words
+    kept = {"model": {"name": read_description(folder)["spec"]["name"]}}
+    if whole.is_file():
+        kept = {key: part for key, part in yaml.safe_load(whole.read_text()).items() if key in ("model", "ieb", "sgs")}
+    return [*words[:place], "--config", json.dumps(kept), *words[place:]]
+
+
+def value_of(words: list[str], option: str) -> str | None:
     for number, word in enumerate(words):
-        option, _, value = word.partition("=")
-        if option == "--from":
-            config = File(value or (words[number + 1] if number + 1 < len(words) else "")) / CONFIG
-            if config.is_file():
-                place = words.index("train") + 1
-                return [*words[:place], "--config", str(config), *words[place:]]
-    return words
+        name, equals, value = word.partition("=")
+        if name == option:
+            return value if equals else words[number + 1] if number + 1 < len(words) else None
+    return None
 
 
 def run(args: Namespace, parser: ArgumentParser) -> int | None:
@@ -59,8 +75,8 @@ def run(args: Namespace, parser: ArgumentParser) -> int | None:
     else:
         config = config_of(parser, args)
         source = args["from"]
-        if (config.stage == "gate") != (source is not None):
-            raise ValueError("--stage gate and --from RUN belong together: the router needs a trained supernet")
+        if config.stage == "gate" and source is None:
+            raise ValueError("--stage gate needs --from RUN: a router needs a trained supernet")
         config = replace(config, source=source)
         folder = File(args.out) if args.out else new_folder(config)
     try:
@@ -93,6 +109,8 @@ def resumed(config: TrainConfig, given: TrainConfig | None) -> TrainConfig:
 def new_folder(config: TrainConfig) -> File:
     """runs/MODEL-DATASET-seedN, with a number behind it if that is taken."""
     stem = f"{config.model.name}-{config.data.dataset}-seed{config.seed}"
+    if config.source is not None and config.stage != "gate":
+        stem += f"-from-{File(config.source).name}"
     if config.stage == "gate":
         stem += f"-{config.sgs.router}-{config.sgs.spec.targets}"
     names = [stem, *(f"{stem}-{number}" for number in range(2, 10_000))]

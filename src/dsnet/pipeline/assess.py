@@ -103,6 +103,10 @@ def evaluate_split(
         "lr": config.optim.lr,
         "ema_momentum": config.ieb.momentum,
     }
+    if config.source is not None and config.stage != "gate":
+        training["source"] = File(config.source).name
+    if config.gate_from is not None:
+        training["gate_from"] = File(config.gate_from).name
     if net.spec.router is not None:
         router = config.sgs_optim
         training["router"] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path as File
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from dsnet.evaluate import accuracy, router_auc
 from dsnet.models import Card, Preprocessing, Supernet
 from dsnet.pipeline.assess import EVAL_BATCH, calibrate_budgets, calibration_images, evaluate_split, open_data, record
 from dsnet.pipeline.folder import GATE, SPLITS, check_data, prepare_folder
+from dsnet.pipeline.transfer import check_gate_source, load_source, transferred, with_router
 from dsnet.training import IEB, SGS, Interrupted, Loop, TrainingError, recalibrate, with_fresh_router
 from dsnet.training.display import make_display
 from dsnet.training.distributed import barrier, process_group, rank, world
@@ -35,15 +37,15 @@ def train(config: TrainConfig, folder: File, *, resume: bool = False) -> dict[st
         # Whatever can be wrong with the config comes to light before the folder is touched.
         if config.routes:
             train_batches(config, data, "sgs_optim")
-        loop = None if config.stage == "gate" or in_stage_two else supernet_loop(config, folder, data)
+        start = starting_network(config, folder, data, resume=resume)
+        check_gate_source(config, start.spec, data.classes)
+        loop = None if config.stage == "gate" or in_stage_two else supernet_loop(start, config, folder, data)
         if resume:
             check_data(folder, data)
-        else:
-            source = source_network(config, data) if config.stage == "gate" else None
-            if rank() == 0:
-                prepare_folder(folder, config, data)
-            if rank() == 0 and source is not None:
-                save(source, folder)
+        elif rank() == 0:
+            prepare_folder(folder, config, data)
+            if config.source is not None:
+                save(start, folder)  # a run goes on without its source
         barrier()
         if loop is not None:
             train_supernet(loop, config, folder, data, resume=resume)
@@ -57,9 +59,25 @@ def train(config: TrainConfig, folder: File, *, resume: bool = False) -> dict[st
         return result
 
 
-def supernet_loop(config: TrainConfig, folder: File, data: Dataset) -> Loop:
+def starting_network(config: TrainConfig, folder: File, data: Dataset, *, resume: bool) -> Supernet:
+    """Fresh weights; or the source's, for stage gate as they are, else carried over to this run's data."""
     torch.manual_seed(config.seed)
-    stage = IEB(new_network(config, data), config.ieb)
+    if config.source is None:
+        return new_network(config, data)
+    if resume:
+        net = load(folder)
+        return with_fresh_router(net, replace(net.spec, router=None)).train()
+    if config.stage == "gate":
+        return source_network(config, data)
+    net, report = transferred(load_source(config), data, config.source)
+    if rank() == 0:
+        print("\n".join(report.lines()))
+    net.card = card_of(data)
+    return net
+
+
+def supernet_loop(net: Supernet, config: TrainConfig, folder: File, data: Dataset) -> Loop:
+    stage = IEB(net, config.ieb)
     batches = train_batches(config, data, "optim")
     return Loop(stage, batches, config.optim, folder=folder, momentum=config.ieb.momentum, **loop_options(config))
 
@@ -84,9 +102,7 @@ def train_supernet(loop: Loop, config: TrainConfig, folder: File, data: Dataset,
 
 def train_router(config: TrainConfig, folder: File, data: Dataset, *, resume: bool) -> None:
     """Stage II on the folder's network; leaves it there with its router and calibrated budgets."""
-    net = load(folder)
-    torch.manual_seed(config.seed)
-    net = with_fresh_router(net, config.routed(net.spec))
+    net = with_router(load(folder), config)
     if config.sgs.router != "threshold":
         batches, options = train_batches(config, data, "sgs_optim"), loop_options(config)
         below, stage = folder / GATE, SGS(net, config.sgs)
@@ -152,11 +168,7 @@ def source_network(config: TrainConfig, data: Dataset) -> Supernet:
     if config.source is None:
         raise ValueError("stage gate needs a trained supernet; say which with --from RUN")
     folder = File(config.source)
-    net = load(folder)
-    if net.spec.name != config.model.name:
-        raise ValueError(
-            f"{folder} holds a {net.spec.name}, not a {config.model.name}; give --model.name {net.spec.name}"
-        )
+    net = load_source(config)
     if (folder / SPLITS).exists():
         check_data(folder, data)
     if net.card.classes != data.classes:

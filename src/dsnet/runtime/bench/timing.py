@@ -17,7 +17,8 @@ Call = Callable[[], Any]
 def interleaved(calls: dict[Any, Call], repeats: int, *, warmup: int = 2) -> dict[Any, list[float]]:
     """Seconds of every call, one of each per round, in a new order each time.
 
-    A call that always followed the same network would find its weights in the processor's cache.
+    Before the call that counts there is one that does not: a network in use finds its own weights in the processor's
+    cache, not those of another candidate.
     """
     for call in calls.values():
         for _ in range(warmup):
@@ -27,6 +28,7 @@ def interleaved(calls: dict[Any, Call], repeats: int, *, warmup: int = 2) -> dic
     for _ in range(repeats):
         rng.shuffle(order)
         for key in order:
+            calls[key]()
             times[key].append(seconds(calls[key]))
     return times
 

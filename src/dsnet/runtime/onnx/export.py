@@ -199,10 +199,8 @@ class DynamicWriter(PartWriter):
             if before is None:
                 names = graph.choose(position, [self.whole(point, width, maps) for width in widths], kinds)
             else:
-                pair = graph.op("Add", graph.op("Mul", before, graph.constant(len(widths))), position)
-                firsts = [self.first_branch(point, a, b, maps) for a in inputs for b in widths]
-                (y,) = graph.choose(pair, firsts, [FLOAT])
-                names = graph.choose(position, [self.rest_branch(point, width, y) for width in widths], kinds)
+                branches = [self.segment_branch(point, before, inputs, width, maps) for width in widths]
+                names = graph.choose(position, branches, kinds)
             cost = [
                 [spent.steps[point][a][b].madds + spent.routers[point][a].madds * (scores is not None) for b in widths]
                 for a in inputs

@@ -12,7 +12,7 @@ from dsnet.models import Supernet
 from dsnet.nn import ThresholdHead
 from dsnet.routing.route import Fork, LiveParts
 from dsnet.runtime.onnx.layers import write_call
-from dsnet.runtime.onnx.writer import Graph
+from dsnet.runtime.onnx.writer import FLOAT, Graph
 from dsnet.space import Path
 
 Branch = Callable[[Graph], Sequence[str]]
@@ -78,6 +78,15 @@ class PartWriter:
     def whole(self, point: int, width: int, maps: list[str]) -> Branch:
         """The first segment at a width: its input has one width only."""
         return lambda graph: self.rest(graph, point, width, self.first(graph, point, 0, width, maps))
+
+    def segment_branch(self, point: int, before: str, inputs: Sequence[int], w_out: int, maps: list[str]) -> Branch:
+        """A later segment at a width: its first block for whichever width comes in, then the rest."""
+
+        def write(graph: Graph) -> list[str]:
+            (y,) = graph.choose(before, [self.first_branch(point, w_in, w_out, maps) for w_in in inputs], [FLOAT])
+            return self.rest(graph, point, w_out, y)
+
+        return write
 
     def first_branch(self, point: int, w_in: int, w_out: int, maps: list[str]) -> Branch:
         return lambda graph: [self.first(graph, point, w_in, w_out, maps)]

@@ -1,0 +1,124 @@
+"""A trained supernet goes to another dataset: what it keeps, and what is new."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from dsnet.checkpoint import load
+from dsnet.config import TrainConfig
+from dsnet.data import Dataset
+from dsnet.models import ModelSpec, Supernet
+from dsnet.training import with_fresh_router
+from dsnet.training.sgs import of_router
+
+CLASSIFIER = "head.classifier."
+
+
+@dataclass
+class Carried:
+    """What became of the source's tensors: names, and why."""
+
+    source: str
+    loaded: list[str] = field(default_factory=list)
+    adapted: dict[str, str] = field(default_factory=dict)
+    fresh: dict[str, str] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """The account in words."""
+        found = [f"from {self.source}: {len(self.loaded)} tensors loaded"]
+        found += [f"  {name}: {how}" for name, how in self.adapted.items()]
+        reasons: dict[str, list[str]] = {}
+        for name, why in self.fresh.items():
+            reasons.setdefault(why, []).append(name)
+        return found + [f"  new ({why}): {', '.join(names)}" for why, names in reasons.items()]
+
+
+def load_source(config: TrainConfig) -> Supernet:
+    """The network that a run starts from; it must be the one that the config names."""
+    assert config.source is not None
+    net = load(config.source)
+    if net.spec.name != config.model.name:
+        raise ValueError(
+            f"{config.source} holds a {net.spec.name} (widths {list(net.spec.widths)}), not a {config.model.name}; "
+            f"leave --model.name out, or carry its weights over first: dsnet import {config.source} --as "
+            f"{config.model.name} --out FOLDER"
+        )
+    return net
+
+
+def transferred(source: Supernet, data: Dataset, name: str) -> tuple[Supernet, Carried]:
+    """The source's weights and per-width statistics in a network for other classes, channels and image size."""
+    changed = {"num_classes": len(data.classes), "in_channels": data.channels, "image_size": data.image_size}
+    spec = replace(source.spec, router=None, **changed)  # type: ignore[arg-type]
+    spec.check_size(data.image_size)
+    net, report = Supernet(spec), Carried(name)
+    state = net.state_dict()
+    stem = first_weight(net)
+    for key, tensor in source.state_dict().items():
+        if key not in state:  # the head of a router that probes
+            continue
+        if key.startswith(CLASSIFIER) and source.card.classes != data.classes:
+            report.fresh[key] = "the classes are others"
+        elif key == stem and source.spec.in_channels != data.channels:
+            state[key] = adapted_stem(tensor, data.channels)
+            report.adapted[key] = f"{source.spec.in_channels} input channels became {data.channels}"
+        else:
+            assert state[key].shape == tensor.shape, key
+            state[key] = tensor
+            report.loaded.append(key)
+    net.load_state_dict(state)
+    return net, report
+
+
+def first_weight(net: Supernet) -> str:
+    """The weight that reads the image."""
+    return next(name for name, _ in net.named_parameters() if name.endswith("conv.weight"))
+
+
+def adapted_stem(weight: Tensor, channels: int) -> Tensor:
+    """A first convolution for another number of input channels, which gives the same answer to a grey image.
+
+    One channel: the sum over the old ones. Several: an equal share of that sum for each.
+    """
+    return weight.sum(1, keepdim=True).expand(-1, channels, -1, -1) / channels
+
+
+def check_gate_source(config: TrainConfig, spec: ModelSpec, classes: tuple[str, ...]) -> None:
+    """Refuse a router that does not fit the network it is to go on with."""
+    if config.gate_from is None:
+        return
+    source = load(config.gate_from)
+    wished = config.routed(spec)
+    if source.spec.router is None:
+        raise ValueError(f"{config.gate_from} has no router to start from; leave gate_from out, or name a routed run")
+    if source.spec.router != config.sgs.spec:
+        have, want = source.spec.router, config.sgs.spec
+        raise ValueError(
+            f"{config.gate_from} has router {have.kind} with targets {have.targets}, but {want.kind} with targets "
+            f"{want.targets} is to be trained; set --sgs.router {have.kind} --sgs.targets {have.targets}"
+        )
+    if (source.spec.name, source.spec.routing, source.spec.gate) != (wished.name, wished.routing, wished.gate):
+        raise ValueError(
+            f"the router of {config.gate_from} chooses among widths {list(source.spec.routing)} of {source.spec.name}, "
+            f"but this run among {list(wished.routing)} of {wished.name}; use the same model and model.routing"
+        )
+    if source.probe is not None and source.spec.num_classes != len(classes):
+        raise ValueError(
+            f"the {source.spec.router.kind} router of {config.gate_from} reads answers of {source.spec.num_classes} "
+            f"classes but the data has {len(classes)}; only --sgs.router gate goes over to other numbers of classes"
+        )
+
+
+def with_router(net: Supernet, config: TrainConfig) -> Supernet:
+    """The network with a fresh router, or with that of the run that the config names."""
+    torch.manual_seed(config.seed)
+    net = with_fresh_router(net, config.routed(net.spec))
+    if config.gate_from is not None:
+        kept = {key: tensor for key, tensor in load(config.gate_from).state_dict().items() if of_router(key)}
+        assert kept
+        found = net.load_state_dict(kept, strict=False)
+        assert not found.unexpected_keys
+    return net
