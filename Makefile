@@ -30,6 +30,14 @@ results: $(VENV)/installed
 	  $(BIN)/python benchmarks/routers.py --runs runs/cifar10_$$model-0 runs/cifar10_$$model-1 --out runs/routers \
 	    --epochs 2 --export docs/results/routers_$$model || exit 1; \
 	done
+	for model in ds_mobilenet_v1_tiny ds_resnet_tiny; do \
+	  $(BIN)/python benchmarks/transfer.py --out runs/transfer --export docs/results/transfer_$$model \
+	    --sources runs/routers/cifar10_$$model-0/gate-try_best runs/routers/cifar10_$$model-1/gate-try_best \
+	    --data.dataset fashion_mnist --data.image_size 28 || exit 1; \
+	done
+	$(BIN)/dsnet bench runs/routers/cifar10_ds_mobilenet_v1_tiny-0/slim_first-correctness --table1 --root "$(DATA)" \
+	  --routers runs/routers/cifar10_ds_mobilenet_v1_tiny-0/threshold-correctness \
+	    runs/routers/cifar10_ds_mobilenet_v1_tiny-0/gate-correctness --export docs/results/bench_routers
 	for seed in 0 1 2; do $(BIN)/dsnet train --seed $$seed --out runs/digits$$seed || exit 1; done
 	$(BIN)/dsnet eval runs/digits0 runs/digits1 runs/digits2 --export docs/results/digits
 
@@ -37,6 +45,7 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/forward_paths.py
 	$(BIN)/python benchmarks/stage1.py
 	$(BIN)/python benchmarks/stage2.py
+	$(BIN)/python benchmarks/runtime.py --export docs/results/runtime
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .

@@ -1,6 +1,6 @@
 """What dynamic inference costs beside static networks: the runtime's targets, in one interleaved run each.
 
-    python benchmarks/runtime.py [--repeats 40] [--export docs/results/runtime]
+    python benchmarks/runtime.py [--repeats 120] [--export docs/results/runtime]
 
 ds_mobilenet_v1 and ds_resnet50 at 224 pixels, one image, one thread; batches of 32 images on two threads, whose widths
 are spread evenly, in ONNX Runtime: grouped by the bundle, one by one in the dynamic file, and masked (every image runs
@@ -29,7 +29,7 @@ from dsnet.reports.tables import markdown_table
 from dsnet.runtime import OnnxRunner
 from dsnet.runtime.bench import Artefacts, BenchConfig, bench, machine
 from dsnet.runtime.bench.candidates import forced_call
-from dsnet.runtime.bench.timing import Call, interleaved, summary
+from dsnet.runtime.bench.timing import Call, interleaved, ratio, summary
 from dsnet.runtime.onnx.runner import open_session
 from dsnet.space import Path
 
@@ -96,16 +96,16 @@ def batches(
         expected = answers["grouped"].logits.numpy()
         for found in (answers["one by one"], *([answers["masked"][0]] if masked else [])):
             assert np.abs(found - expected).max() <= 1e-3 * expected.std(), "the ways do not compute the same"
-        times = {key: summary(found) for key, found in interleaved(calls, repeats, warmup=1).items()}
-    base = times["grouped"]["p50"]
+        times = interleaved(calls, repeats, warmup=1)
+    base = summary(times["grouped"])["p50"]
     return {
         "model": name,
         "batch": batch,
         "threads": threads,
         "paths": len(set(paths)),
         "images_per_second": batch / base * 1e3,
-        "ratios": {key: found["p50"] / base for key, found in times.items() if key != "grouped"},
-        "times": times,
+        "ratios": {key: ratio(found, times["grouped"]) for key, found in times.items() if key != "grouped"},
+        "times": {key: summary(found) for key, found in times.items()},
     }
 
 
@@ -126,24 +126,24 @@ def batch_cells(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--repeats", type=int, default=120)
     parser.add_argument("--export", default=None)
     args = parser.parse_args()
     runtimes = ("eager", "runner", "onnx")
     mobile = BenchConfig(runtimes, paths=((0,), (7,), (13,)), repeats=args.repeats)
     mixed = ((0, 0, 0, 0), (1, 2, 0, 3), (3, 3, 3, 3))
-    resnet = BenchConfig(("runner", "onnx"), paths=mixed, repeats=max(8, args.repeats // 2))
+    resnet = BenchConfig(("runner", "onnx"), paths=mixed, repeats=max(8, args.repeats // 3))
     results: dict[str, Any] = {"ds_mobilenet_v1": bench(network("ds_mobilenet_v1"), mobile)}
     results["ds_resnet50"] = bench(network("ds_resnet50"), resnet)
-    few = max(4, args.repeats // 3)
+    few = max(4, args.repeats // 10)
     spread = [tuple(path) for path in torch.randint(4, (32, 4), generator=torch.Generator().manual_seed(0)).tolist()]
     corners: list[Path] = [(k,) * 4 for k in range(4)]
     four: list[Path] = [(0,), (4,), (9,), (13,)]
     results["batches"] = [
         batches("ds_mobilenet_v1", four, batch=32, threads=2, repeats=few, masked=True),
         batches("ds_mobilenet_v1", [(k,) for k in range(14)], batch=32, threads=2, repeats=few, masked=True),
-        batches("ds_resnet50", corners, batch=32, threads=2, repeats=few // 2 + 2, masked=False),
-        batches("ds_resnet50", spread, batch=32, threads=2, repeats=few // 2 + 2, masked=False),
+        batches("ds_resnet50", corners, batch=32, threads=2, repeats=few // 2, masked=False),
+        batches("ds_resnet50", spread, batch=32, threads=2, repeats=few // 2, masked=False),
     ]
     columns = ["<model", "paths", "batch", "threads", "images/s, grouped", "one by one", "masked", "A/A"]
     lines = ["# What dynamic inference costs", ""]

@@ -56,7 +56,7 @@ def bench_routed(
         torch.set_num_threads(before)
     rows = []
     for number, point in enumerate(points):
-        ideal = float(np.mean([times[point.name, path]["p50"] for path in paths[number]]))
+        ideal = float(np.mean([times[point.name, path]["mean"] for path in paths[number]]))
         spent = [point.artefacts.table.madds(path, dynamic=True) for path in paths[number]]
         row: dict[str, Any] = {"name": point.name, "runtime": runtime, "threads": threads}
         row |= {"asked": point.asked, "lam": point.policy.lam}

@@ -13,7 +13,7 @@ from dsnet.models import Supernet, create_model
 from dsnet.nn import SliceConv2d
 from dsnet.nn.slicing import Width, index
 from dsnet.runtime.bench.candidates import eager_call, static_call
-from dsnet.runtime.bench.timing import Call, interleaved, summary
+from dsnet.runtime.bench.timing import Call, interleaved, ratio, summary
 from dsnet.runtime.bench.widths import machine
 from dsnet.runtime.dynamic import DynamicRunner
 
@@ -42,13 +42,12 @@ def table1(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        times = {name: summary(found) for name, found in interleaved(calls, repeats).items()}
+        times = interleaved(calls, repeats)
     finally:
         torch.set_num_threads(before)
-    ideal = times["ideal"]["p50"]
     table = CostTable(net, size)
     rows = [
-        {"way": name, **found, "ratio": found["p50"] / ideal}
+        {"way": name, **summary(found), "ratio": ratio(found, times["ideal"])}
         | {"paper": PAPER[name] / PAPER["ideal"] if name in PAPER else None}
         for name, found in times.items()
     ]

@@ -47,6 +47,11 @@ def seconds(call: Call) -> float:
     return time.perf_counter() - begun
 
 
+def ratio(times: Sequence[float], ideal: Sequence[float]) -> float:
+    """Median over the rounds of a candidate's time relative to the ideal's in the same round: slow spells cancel."""
+    return float(np.median(np.asarray(times) / np.asarray(ideal)))
+
+
 def summary(times: Sequence[float]) -> dict[str, float]:
     """Milliseconds: mean, median, 95th percentile."""
     ms = np.asarray(times) * 1e3

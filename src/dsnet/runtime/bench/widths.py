@@ -17,7 +17,7 @@ import torch
 from dsnet.cost import CostTable
 from dsnet.models import ModelSpec, Supernet, create_model
 from dsnet.runtime.bench.candidates import AGAIN, IDEALS, RUNTIMES, Artefacts, candidates
-from dsnet.runtime.bench.timing import Call, interleaved, summary
+from dsnet.runtime.bench.timing import Call, interleaved, ratio, summary
 from dsnet.runtime.onnx import OnnxRunner
 from dsnet.runtime.onnx.export import IMAGE
 from dsnet.runtime.onnx.runner import open_session
@@ -70,11 +70,11 @@ def bench(net: Supernet, config: BenchConfig) -> dict[str, Any]:
                         file = Artefacts(other, File(folder) / name.replace(":", "-"), size).static(())
                         run = partial(open_session(file, threads).run, ["logits"], {IMAGE: x.numpy()})
                         calls[name, ()] = run
-                    times = {key: summary(found) for key, found in interleaved(calls, config.repeats).items()}
+                    times = interleaved(calls, config.repeats)
                     for name, other in others.items():
                         cost = CostTable(other, size).madds(())
                         about = {"model": name, "runtime": "static onnx", "batch": batch, "threads": threads}
-                        against.append({**about, "madds": cost, **times.pop((name, ()))})
+                        against.append({**about, "madds": cost, **summary(times.pop((name, ())))})
                     rows += rows_of(times, artefacts.table, batch, threads)
             if "onnx" in config.runtimes and net.chain:
                 files = artefacts.weigh()
@@ -124,7 +124,7 @@ def bench_file(where: str | File, config: BenchConfig, *, paths: Sequence[str] |
         for batch in config.batch_sizes:
             x = torch.randn(batch, runner.spec.in_channels, size, size, generator=torch.Generator().manual_seed(0))
             calls: dict[tuple[str, Path], Call] = {(runner.kind, p): partial(runner.run_path, x, p) for p in chosen}
-            times = {key: summary(found) for key, found in interleaved(calls, config.repeats).items()}
+            times = interleaved(calls, config.repeats)
             rows += rows_of(times, table, batch, threads)
     about = {"model": runner.spec.name, "image_size": size, "repeats": config.repeats}
     return {**machine(), **about, "rows": rows, "against": [], "speed_up": speed_up(rows), "files": {}}
@@ -143,19 +143,26 @@ def default_paths(net: Supernet) -> list[Path]:
 
 
 def rows_of(
-    times: dict[tuple[str, Path], dict[str, float]], table: CostTable, batch: int, threads: int
+    times: dict[tuple[str, Path], list[float]], table: CostTable, batch: int, threads: int
 ) -> list[dict[str, Any]]:
     """One row per runtime and path: times, throughput, ratio to the ideal, and the ideal's ratio to itself."""
     rows = []
     for (runtime, path), found in times.items():
         if runtime.endswith(AGAIN):
             continue
-        row = {"runtime": runtime, "path": list(path), "batch": batch, "threads": threads, "madds": table.madds(path)}
-        row |= {**found, "images_per_second": batch / found["p50"] * 1e3}
+        row: dict[str, Any] = {
+            "runtime": runtime,
+            "path": list(path),
+            "batch": batch,
+            "threads": threads,
+            "madds": table.madds(path),
+        }
+        row |= summary(found)
+        row["images_per_second"] = batch / row["p50"] * 1e3
         ideal = IDEALS.get(runtime, runtime)
-        row["ratio"] = None if ideal == runtime else found["p50"] / times[ideal, path]["p50"]
+        row["ratio"] = None if ideal == runtime else ratio(found, times[ideal, path])
         again = times.get((ideal + AGAIN, path))
-        row["noise"] = None if again is None else again["p50"] / times[ideal, path]["p50"]
+        row["noise"] = None if again is None else ratio(again, times[ideal, path])
         rows.append(row)
     return rows
 

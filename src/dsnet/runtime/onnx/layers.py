@@ -98,7 +98,7 @@ class _Writer(fx.Interpreter):
 def group_norm(graph: Graph, layer: SliceGroupNorm, name: str, x: str, count: int) -> str:
     """Normalise every group as one row, then scale and shift the channels with what is left of a batch norm.
 
-    The fastest of seven forms in ONNX Runtime, and one that OpenVINO reads; GroupNormalization itself is neither.
+    benchmarks/group_norm.py compares the forms; this is the fastest in ONNX Runtime, and OpenVINO reads it.
     """
     groups = count // layer.group_size
     rows = graph.op("Reshape", x, graph.constant([0, groups, -1]))
