@@ -91,8 +91,8 @@ def width_cells(widths: dict[str, Any]) -> list[list[str]]:
 
 def width_note(widths: dict[str, Any]) -> str:
     parts = [
-        "To ideal: time relative to the same path built statically in the same runtime (extracted, folded), median of rounds. "
-        "A/A: that ideal measured twice."
+        "To ideal: time relative to the same path built statically in the same runtime (extracted, folded), median of "
+        "rounds. A/A: that ideal measured twice."
     ]
     for row in widths["speed_up"]:
         where = f"{row['runtime']}, {row['threads']} threads, batch {row['batch']}"

@@ -150,13 +150,8 @@ def rows_of(
     for (runtime, path), found in times.items():
         if runtime.endswith(AGAIN):
             continue
-        row: dict[str, Any] = {
-            "runtime": runtime,
-            "path": list(path),
-            "batch": batch,
-            "threads": threads,
-            "madds": table.madds(path),
-        }
+        row: dict[str, Any] = {"runtime": runtime, "path": list(path), "batch": batch, "threads": threads}
+        row["madds"] = table.madds(path)
         row |= summary(found)
         row["images_per_second"] = batch / row["p50"] * 1e3
         ideal = IDEALS.get(runtime, runtime)
