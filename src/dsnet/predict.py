@@ -55,9 +55,10 @@ def prepare(image: Image.Image, net: Supernet | Runner) -> Tensor:
     how, channels = net.card.preprocessing, net.spec.in_channels
     if channels not in (1, 3):
         raise DataError(f"{net.spec.name} takes {channels} channels; only grey and colour images can be read")
-    image = centre_crop(image, net.spec.image_size, crop=how.crop, interpolation=how.interpolation)
+    size = net.image_size if isinstance(net, Runner) else net.spec.image_size
+    image = centre_crop(image, size, crop=how.crop, interpolation=how.interpolation)
     pixels = torch.frombuffer(bytearray(image.convert("L" if channels == 1 else "RGB").tobytes()), dtype=torch.uint8)
-    x = pixels.view(net.spec.image_size, net.spec.image_size, channels).permute(2, 0, 1).float() / 255
+    x = pixels.view(size, size, channels).permute(2, 0, 1).float() / 255
     return (x - torch.tensor(how.mean).view(-1, 1, 1)) / torch.tensor(how.std).view(-1, 1, 1)
 
 

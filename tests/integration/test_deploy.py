@@ -260,3 +260,20 @@ def test_interleaving_calls_each_candidate_once_a_round() -> None:
     assert summary([0.001, 0.002, 0.009]) == pytest.approx(
         {"mean": 4.0, "p50": 2.0, "p95": float(np.quantile([1, 2, 9], 0.95))}
     )
+
+
+def test_other_sizes_and_open_inputs_are_used_like_any_file(
+    run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large, bare = tmp_path / "large.onnx", tmp_path / "bare.onnx"
+    assert main(["export", str(run), "--image_size", "24", "--out", str(large)]) == 0
+    assert main(["predict", str(large), str(photos)]) == 0
+    assert main(["eval", str(large), "--run", str(run)]) == 2
+    assert "takes 24-pixel images but the run" in capsys.readouterr().err
+    assert main(["export", str(run), "--no_defaults", "--out", str(bare)]) == 0
+    assert main(["predict", str(bare), str(photos), "--budget", "0.4"]) == 0
+    capsys.readouterr()
+    assert main(["export", str(run), "--no_defaults", "--budget", "0.4"]) == 2
+    assert "leave them out" in capsys.readouterr().err
+    assert main(["export", str(bare)]) == 2
+    assert "is exported already; give its run folder" in capsys.readouterr().err

@@ -121,7 +121,7 @@ def test_a_transferred_run_resumes_without_its_source(
 
     moved = tmp_path / "source"
     dsnet.save(dsnet.load(source), moved)
-    words = [*GATED, "--optim.epochs", "2"]
+    words = [*GATED, "--optim.epochs", "2", "--gate_from", str(moved)]
     assert train(moved, photos, tmp_path / "whole", *words) == 0
     draw, steps = IEB.draw, []
 

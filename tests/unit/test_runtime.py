@@ -495,3 +495,59 @@ def test_a_run_folder_opens_as_a_runner(tmp_path: Path) -> None:
     x = varied(net, 2).float()
     assert_close(runner(x, path=(1,)).logits, net(x, (1,)).detach(), 1e-4)
     assert replace(runner.card, budgets=()) == replace(net.card, budgets=())
+
+
+def test_a_file_keeps_to_what_it_was_exported_with(tmp_path: Path) -> None:
+    net = routed_net("ds_mobilenet_v1_tiny", GATE)
+    size = side(net)
+    net = with_budgets(net, size)
+    x = varied(net, 6).float()
+    reference = DynamicRunner(net)
+    cheap = OnnxRunner(export_onnx(net, tmp_path / "cheap.onnx", image_size=size, budget=0.3, max_width=2))
+    assert torch.equal(cheap(x).paths, reference(x, budget=0.3, max_width=2).paths)
+    assert torch.equal(cheap(x, budget=0.8).paths, reference(x, budget=0.8, max_width=2).paths)
+    bare = OnnxRunner(export_onnx(net, tmp_path / "bare.onnx", image_size=size, defaults=False))
+    assert torch.equal(bare(x).paths, reference(x).paths)
+    assert_close(bare(x, path=(1,)).logits, net(x, (1,)).detach(), 1e-4)
+
+
+def test_caps_and_pins_that_a_file_lacks_fail(tmp_path: Path) -> None:
+    net = routed_net("ds_resnet_tiny", GATE, routing=[[0, 1], [2, 3], [0, 1], [0, 1]])
+    x = varied(net, 2).float()
+    for runner in runners(net, tmp_path):
+        with pytest.raises(RoutingError, match="max_width 1 is below the slimmest width"):
+            runner(x, max_width=1)
+    with pytest.raises(RoutingError, match="max_width 1 is below the slimmest width"):
+        export_onnx(net, tmp_path / "capped.onnx", max_width=1)
+    with pytest.raises(Exception, match=r"(?i)out of.*(range|bounds)|indices"):
+        session(tmp_path / "dynamic.onnx").run(None, {"image": x[:1].numpy(), "pin": np.int64([0, 0, 0, 0])})
+
+
+def test_empty_batches_and_oblong_images(tmp_path: Path) -> None:
+    net = routed_net("ds_mobilenet_v1_tiny", GATE)
+    x = varied(net, 2).float()
+    for runner in runners(net, tmp_path):
+        assert runner(x[:0], path=(1,)).logits.shape == (0, 7)
+        empty = runner.run(x[:0])
+        assert (empty.logits.shape, empty.paths.shape, empty.madds.shape) == ((0, 7), (0, 1), (0,))
+        with pytest.raises(ValueError, match="only square ones can be routed"):
+            runner(torch.zeros(1, 3, 32, 64))
+
+
+def test_networks_that_cannot_be_watched_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"call net\.float\(\) first"):
+        DynamicRunner(randomised("ds_mobilenet_v1_tiny"))
+    with torch.inference_mode():
+        net = randomised("ds_mobilenet_v1_tiny").float()
+    with pytest.raises(ValueError, match="made in inference mode"):
+        DynamicRunner(net)
+
+
+def test_a_bundle_that_was_exported_anew_is_not_mixed_with_the_old_one(tmp_path: Path) -> None:
+    net = routed_net("ds_mobilenet_v1_tiny", GATE)
+    x = varied(net, 1).float()
+    runner = OnnxRunner(export_bundle(net, tmp_path / "bundle", image_size=side(net)))
+    runner(x, path=(2,))
+    export_bundle(net, tmp_path / "bundle", image_size=side(net))
+    with pytest.raises(CheckpointError, match="exported anew since it was opened"):
+        runner(x, path=(4,))

@@ -28,7 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--threads", nargs="+", type=int, default=[1], help="numbers of threads")
     parser.add_argument("--batch_sizes", nargs="+", type=int, default=[1], help="images per call")
     parser.add_argument("--image_size", type=int | None, default=None, help="pixels of the input's side")
-    parser.add_argument("--repeats", type=int, default=30, help="rounds; each candidate is called once in each")
+    parser.add_argument("--repeats", type=int, default=30, help="rounds; each candidate is timed once in each")
     parser.add_argument("--table1", action="store_true", help="the paper's Table 1 as well: masking, indexing, slicing")
     parser.add_argument(
         "--against",
@@ -121,7 +121,7 @@ def routed(args: Namespace) -> dict[str, Any] | None:
             root=args.root,
             accuracy=args.routers is not None,
             threads=args.threads[0],
-            repeats=max(args.repeats, 20),
+            rounds=max(1, args.repeats // 30),
         )
     except (ValueError, OSError) as error:
         if args.routers is not None:

@@ -52,10 +52,10 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.pipeline import CONFIG, check_data, evaluate_split, open_data, read_config, record
     from dsnet.reports.show import draw, export_result, show_result
     from dsnet.reports.tables import print_json
-    from dsnet.runtime import is_artefact, open_runner
+    from dsnet.runtime import Runner, is_artefact, open_runner
 
     static = [read_result(File(name), args.split) for name in args.static]
-    results = []
+    results, folders = [], []
     for name in args.runs:
         artefact = is_artefact(name)
         folder = File(args.run or File(name).resolve().parent) if artefact else File(name)
@@ -64,6 +64,11 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
         net = open_runner(name) if artefact else load(folder)
         config = read_config(folder / CONFIG)
         data = open_data(config, args.root)
+        if isinstance(net, Runner) and net.image_size != data.image_size:
+            raise ValueError(
+                f"{name} takes {net.image_size}-pixel images but the run in {folder} was trained and calibrated with "
+                f"{data.image_size}; evaluate a file that was exported without --image_size"
+            )
         check_data(folder, data)
         result = evaluate_split(
             net,
@@ -77,9 +82,10 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
         )
         pictures = record(folder, f"{args.split}-{File(name).stem}" if artefact else args.split, result, data)
         results.append(result)
+        folders.append(folder)
     result = combine(results)
     if len(results) > 1 or static:
-        pictures = draw(result, File(args.runs[0]) / "results" / f"{args.split}-{len(args.runs)}-seeds", static)
+        pictures = draw(result, folders[0] / "results" / f"{args.split}-{len(args.runs)}-seeds", static)
     if args.json:
         print_json(result)
     else:

@@ -43,9 +43,11 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.cli.info import parse_path
     from dsnet.reports.tables import human, print_json
     from dsnet.routing import policy_for
-    from dsnet.runtime import OnnxRunner, export_bundle, export_onnx
+    from dsnet.runtime import OnnxRunner, export_bundle, export_onnx, is_artefact
 
-    net = load(args.run)
+    if is_artefact(args.run):
+        raise ValueError(f"{args.run} is exported already; give its run folder")
+    net = load(args.run).float()
     knobs = {"budget": args.budget, "max_width": args.max_width}
     if args.bundle:
         if args.path is not None or args.no_defaults or any(value is not None for value in knobs.values()):
@@ -53,6 +55,8 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
         where = export_bundle(net, args.out or File(args.run) / "bundle", image_size=args.image_size)
     else:
         path = None if args.path is None else parse_path(net.spec, args.path)
+        if args.no_defaults and (path is not None or any(value is not None for value in knobs.values())):
+            raise ValueError("--no_defaults leaves budget, cap and path to whoever runs the file; leave them out")
         name = "model.onnx" if path is None else f"path-{'-'.join(map(str, path))}.onnx"
         file = File(args.out or File(args.run) / name)
         if file.suffix != ".onnx":
@@ -85,5 +89,5 @@ def difference(net: Supernet, runner: OnnxRunner) -> float:
             expected = net(x, path)
         found = max(found, float((runner.run_path(x, path).logits - expected).abs().max() / expected.std()))
     if not found < 1e-3:
-        raise RuntimeError(f"{runner.file} answers otherwise than the network, by {found:.2g} of the logits' spread")
+        raise ValueError(f"{runner.file} answers otherwise than the network, by {found:.2g} of the logits' spread")
     return found

@@ -27,7 +27,7 @@ def bench_runs(
     images: int = 64,
     runtime: str = "onnx",
     threads: int = 1,
-    repeats: int = 100,
+    rounds: int = 1,
 ) -> dict[str, Any]:
     """Latency of dynamic networks on test images; with `accuracy` on the whole split, and compared at equal accuracy.
 
@@ -54,9 +54,9 @@ def bench_runs(
                 kind = {"router": net.spec.router.kind, "targets": net.spec.router.targets}
                 found.append(kind | scored(traces, policy))
         assert sample is not None
-        rows = bench_routed(points, sample, runtime=runtime, threads=threads, repeats=repeats)
+        rows = bench_routed(points, sample, runtime=runtime, threads=threads, rounds=rounds)
     rows = [{**row, **more} for row, more in zip(rows, found, strict=True)]
-    about: dict[str, Any] = {"model": points[0].net.spec.name, "images": images, "repeats": repeats}
+    about: dict[str, Any] = {"model": points[0].net.spec.name, "images": images, "rounds": rounds}
     return {**machine(), **about, "rows": rows, "equal": equal_accuracy(rows) if accuracy else []}
 
 

@@ -17,7 +17,7 @@ from dsnet.evaluate import accuracy, router_auc
 from dsnet.models import Card, Preprocessing, Supernet
 from dsnet.pipeline.assess import EVAL_BATCH, calibrate_budgets, calibration_images, evaluate_split, open_data, record
 from dsnet.pipeline.folder import GATE, SPLITS, check_data, prepare_folder
-from dsnet.pipeline.transfer import check_gate_source, load_source, transferred, with_router
+from dsnet.pipeline.transfer import ROUTER, START, check_gate_source, load_source, transferred, with_router
 from dsnet.training import IEB, SGS, Interrupted, Loop, TrainingError, recalibrate, with_fresh_router
 from dsnet.training.display import make_display
 from dsnet.training.distributed import barrier, process_group, rank, world
@@ -38,14 +38,18 @@ def train(config: TrainConfig, folder: File, *, resume: bool = False) -> dict[st
         if config.routes:
             train_batches(config, data, "sgs_optim")
         start = starting_network(config, folder, data, resume=resume)
-        check_gate_source(config, start.spec, data.classes)
+        if not resume:
+            check_gate_source(config, start.spec, data.classes)
         loop = None if config.stage == "gate" or in_stage_two else supernet_loop(start, config, folder, data)
         if resume:
             check_data(folder, data)
         elif rank() == 0:
             prepare_folder(folder, config, data)
+            # a run goes on without its sources
             if config.source is not None:
-                save(start, folder)  # a run goes on without its source
+                save(start, folder if config.stage == "gate" else folder / START)
+            if config.gate_from is not None:
+                save(load(config.gate_from), folder / ROUTER)
         barrier()
         if loop is not None:
             train_supernet(loop, config, folder, data, resume=resume)
@@ -65,13 +69,14 @@ def starting_network(config: TrainConfig, folder: File, data: Dataset, *, resume
     if config.source is None:
         return new_network(config, data)
     if resume:
-        net = load(folder)
+        net = load(folder if config.stage == "gate" else folder / START)
         return with_fresh_router(net, replace(net.spec, router=None)).train()
     if config.stage == "gate":
         return source_network(config, data)
     net, report = transferred(load_source(config), data, config.source)
     if rank() == 0:
-        print("\n".join(report.lines()))
+        where = f"{len(data.train)} training images of {len(data.classes)} classes, {data.image_size} px"
+        print("\n".join([*report.lines(), f"to {config.data.dataset}: {where}"]))
     net.card = card_of(data)
     return net
 
@@ -102,7 +107,7 @@ def train_supernet(loop: Loop, config: TrainConfig, folder: File, data: Dataset,
 
 def train_router(config: TrainConfig, folder: File, data: Dataset, *, resume: bool) -> None:
     """Stage II on the folder's network; leaves it there with its router and calibrated budgets."""
-    net = with_router(load(folder), config)
+    net = with_router(load(folder), config, folder)
     if config.sgs.router != "threshold":
         batches, options = train_batches(config, data, "sgs_optim"), loop_options(config)
         below, stage = folder / GATE, SGS(net, config.sgs)

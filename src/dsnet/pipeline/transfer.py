@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path as File
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from dsnet.training import with_fresh_router
 from dsnet.training.sgs import of_router
 
 CLASSIFIER = "head.classifier."
+START, ROUTER = "start", "router"  # below a run's folder: the networks that it began with
 
 
 @dataclass
@@ -112,12 +114,12 @@ def check_gate_source(config: TrainConfig, spec: ModelSpec, classes: tuple[str, 
         )
 
 
-def with_router(net: Supernet, config: TrainConfig) -> Supernet:
-    """The network with a fresh router, or with that of the run that the config names."""
+def with_router(net: Supernet, config: TrainConfig, folder: File) -> Supernet:
+    """The network with a fresh router, or with the one that the run's folder keeps."""
     torch.manual_seed(config.seed)
     net = with_fresh_router(net, config.routed(net.spec))
     if config.gate_from is not None:
-        kept = {key: tensor for key, tensor in load(config.gate_from).state_dict().items() if of_router(key)}
+        kept = {key: tensor for key, tensor in load(folder / ROUTER).state_dict().items() if of_router(key)}
         assert kept
         found = net.load_state_dict(kept, strict=False)
         assert not found.unexpected_keys

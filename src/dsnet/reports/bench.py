@@ -28,7 +28,7 @@ def sections(result: dict[str, Any]) -> list[tuple[str, list[str], list[list[str
             ]
             found.append(("what one could run instead, as static ONNX files", columns, cells, ""))
     if routed := result.get("routed"):
-        where = f"dynamic {routed['model']}, {routed['images']} test images one by one, {routed['repeats']} rounds"
+        where = f"dynamic {routed['model']}, {routed['images']} test images one by one, {routed['rounds']} times"
         note = "Ideal: what the chosen paths take as static networks of the same runtime, were they known beforehand."
         found.append((where, ROUTED_COLUMNS, routed_cells(routed), note))
         if routed["equal"]:

@@ -84,6 +84,11 @@ class Prices:
         """Prices [R] of the candidates."""
         return self.tables[point][w_in]
 
+    def check_cap(self, max_width: int | None) -> None:
+        """Refuse a cap that leaves some decision without a width."""
+        for point in range(len(self.tables)):
+            self.allowed(point, max_width)
+
     def allowed(self, point: int, max_width: int | None) -> Tensor | None:
         """Which candidates [R] a cap leaves."""
         if max_width is None:

@@ -97,11 +97,18 @@ def route(net: Supernet, x: Tensor, policy: Policy | None = None, *, prices: Pri
     """Run every sample along the path that the router picks for it; without a policy, at lambda 0."""
     check_routes(net.spec)
     net.check_input(x)
+    check_square(x.shape)
     if net.training:
         raise ValueError("a network routes in eval mode only; call net.eval() first")
     if prices is None:
         prices = Prices.of(net, x.shape[-1])
     return run_grouped(LiveParts(net), x, policy or Policy(), prices)
+
+
+def check_square(shape: Sequence[int]) -> None:
+    """Prices are those of square images."""
+    if shape[2] != shape[3]:
+        raise ValueError(f"images are {shape[2]} x {shape[3]} pixels; only square ones can be routed: crop or pad them")
 
 
 def check_routes(spec: ModelSpec) -> None:

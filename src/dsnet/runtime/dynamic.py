@@ -42,6 +42,11 @@ class DynamicRunner(Runner):
         super().__init__()
         if net.training:
             raise ValueError("a network runs in eval mode only; call net.eval() first")
+        weight = net.head.classifier.weight
+        if weight.dtype != torch.float32:
+            raise ValueError(f"the network is in {weight.dtype}; runners take torch.float32: call net.float() first")
+        if weight.is_inference():
+            raise ValueError("the network was made in inference mode, where changes leave no trace; load it outside")
         if max_memory < 0:
             raise ValueError(f"max_memory is {max_memory}; it is a number of bytes, 0 keeps nothing")
         self.net, self.spec = net, net.spec
@@ -100,8 +105,9 @@ class CachedParts:
 
     def check(self) -> None:
         """Forget everything if the weights are no longer those that were read."""
-        if self.seen.outdated():
-            self.clear()
+        with self.lock:
+            if self.seen.outdated():
+                self.clear()
 
     def clear(self) -> None:
         with self.lock:
@@ -159,9 +165,10 @@ class Snapshot:
 
     def outdated(self) -> bool:
         if self.registered != registrations.count:  # somewhere a module got another part: was it here?
-            now, self.registered = self._tensors(), registrations.count
+            count, now = registrations.count, self._tensors()
             if len(now) != len(self.tensors) or any(a is not b for a, b in zip(now, self.tensors, strict=True)):
                 return True
+            self.registered = count
         return self._state() != self.state
 
     def _tensors(self) -> list[Tensor]:

@@ -19,4 +19,4 @@ def is_artefact(where: str | File) -> bool:
 
 def open_runner(where: str | File, *, threads: int = 0) -> Runner:
     """A runner for a run folder, an ONNX file or a bundle; `threads` are ONNX Runtime's, 0 takes all cores."""
-    return OnnxRunner(where, threads=threads) if is_artefact(where) else DynamicRunner(load(where))
+    return OnnxRunner(where, threads=threads) if is_artefact(where) else DynamicRunner(load(where).float())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dsnet.models import Card, ModelSpec
 from dsnet.routing import Policy, Prices, Routed, policy_for
-from dsnet.routing.route import check_routes
+from dsnet.routing.route import check_routes, check_square
 from dsnet.space import Path, WidthSpace
 
 
@@ -31,6 +31,11 @@ class Runner:
     def routes(self) -> bool:
         """Whether each image can have a path of its own."""
         return self.spec.router is not None
+
+    @property
+    def image_size(self) -> int:
+        """Pixels of the side of the images that it was trained, or exported, for."""
+        return self.spec.image_size
 
     @property
     def space(self) -> WidthSpace:
@@ -74,7 +79,12 @@ class Runner:
         if not self.routes:
             raise ValueError(f"{self.runtime} holds one path and cannot route; pin the path {next(iter(self.paths))}")
         self.check_input(x)
-        return self._run(x, policy or Policy(), self.prices(x.shape[-1]))
+        policy, prices = policy or Policy(), self.prices(x.shape[-1])
+        prices.check_cap(policy.max_width)
+        if not len(x):
+            empty = torch.zeros(0, self.spec.num_classes)
+            return Routed(empty, torch.zeros(0, len(self.spec.widths), dtype=torch.long), torch.zeros(0).long(), [])
+        return self._run(x, policy, prices)
 
     def run_path(self, x: Tensor, path: Sequence[int]) -> Routed:
         """Every image along one path, which is charged as a static network."""
@@ -86,7 +96,7 @@ class Runner:
                 f"choose one of them, or export the path as a file of its own"
             )
         self.check_input(x)
-        logits = self._run_path(x, path)
+        logits = self._run_path(x, path) if len(x) else torch.zeros(0, self.spec.num_classes)
         madds = self.prices(x.shape[-1]).table.madds(path)
         paths = torch.tensor(path, dtype=torch.long).expand(len(x), -1)
         return Routed(logits, paths, torch.full((len(x),), madds), [])
@@ -98,9 +108,12 @@ class Runner:
         key = (budget, max_width, image_size)
         card, policy = self._policies.get(key, (None, Policy()))
         if card is not self.card:
-            policy = policy_for(self, budget, max_width=max_width, image_size=image_size)
+            policy = self._policy(budget, max_width, image_size)
             self._policies[key] = self.card, policy
         return policy
+
+    def _policy(self, budget: str | float | None, max_width: int | None, image_size: int | None) -> Policy:
+        return policy_for(self, budget, max_width=max_width, image_size=image_size)
 
     def prices(self, image_size: int) -> Prices:
         if image_size not in self._prices:
@@ -109,6 +122,7 @@ class Runner:
 
     def check_input(self, x: Tensor) -> None:
         self.spec.check_input(x.shape)
+        check_square(x.shape)
         if x.dtype != torch.float32:
             raise ValueError(
                 f"input is {x.dtype} but {self.spec.name!r} runs in torch.float32; convert it, and normalise it as "

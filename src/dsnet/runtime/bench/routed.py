@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from dsnet.models import Supernet
 from dsnet.routing import Policy, route
+from dsnet.runtime.bench import candidates
 from dsnet.runtime.bench.candidates import Artefacts
-from dsnet.runtime.bench.timing import Call, interleaved, summary
+from dsnet.runtime.bench.timing import seconds, summary
 from dsnet.runtime.dynamic import DynamicRunner
 from dsnet.runtime.onnx.export import IMAGE
 from dsnet.runtime.onnx.runner import open_session
@@ -34,24 +35,23 @@ class Operating:
 
 
 def bench_routed(
-    points: Sequence[Operating], images: Tensor, *, runtime: str = "onnx", threads: int = 1, repeats: int = 100
+    points: Sequence[Operating], images: Tensor, *, runtime: str = "onnx", threads: int = 1, rounds: int = 1
 ) -> list[dict[str, Any]]:
-    """One row per operating point. Every call runs the next image, one at a time, in the same order for all.
+    """One row per operating point: every image `rounds` times, one at a time.
 
     ideal: what the images' paths would take as static networks, if one knew beforehand which to choose.
     """
     paths = {number: chosen_paths(point, images) for number, point in enumerate(points)}
-    calls: dict[Any, Call] = {}
+    calls: dict[Any, Callable[[int], Any]] = {}
     for number, point in enumerate(points):
         calls[number] = routed_call(point, images, runtime, threads)
         for path in dict.fromkeys(paths[number]):
-            key = (point.name, path)
-            if key not in calls:
-                calls[key] = static_call(point, path, images, runtime, threads)
+            if (point.name, path) not in calls:
+                calls[point.name, path] = static_call(point, path, images, runtime, threads)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        times = {key: summary(found) for key, found in interleaved(calls, repeats).items()}
+        times = image_by_image(calls, len(images), rounds)
     finally:
         torch.set_num_threads(before)
     rows = []
@@ -65,24 +65,36 @@ def bench_routed(
     return rows
 
 
+def image_by_image(calls: dict[Any, Callable[[int], Any]], images: int, rounds: int) -> dict[Any, dict[str, float]]:
+    """Times of every call over all images, `rounds` times; each timed call follows an untimed one on the same image."""
+    times: dict[Any, list[float]] = {key: [] for key in calls}
+    order, rng = list(calls), random.Random(0)
+    for number in range(rounds * images):
+        rng.shuffle(order)
+        for key in order:
+            calls[key](number % images)
+            times[key].append(seconds(partial(calls[key], number % images)))
+    return {key: summary(found) for key, found in times.items()}
+
+
 def chosen_paths(point: Operating, images: Tensor) -> list[Path]:
     return [tuple(path) for path in route(point.net, images, point.policy).paths.tolist()]
 
 
-def routed_call(point: Operating, images: Tensor, runtime: str, threads: int) -> Call:
+def routed_call(point: Operating, images: Tensor, runtime: str, threads: int) -> Callable[[int], Any]:
     if runtime == "runner":
-        runner, following = DynamicRunner(point.net), cycle(images.split(1))
-        return lambda: runner.run(next(following), point.policy)
+        runner = DynamicRunner(point.net)
+        return lambda number: runner.run(images[number : number + 1], point.policy)
     session = open_session(point.artefacts.dynamic(), threads)
-    arrays = cycle([image.numpy() for image in images.split(1)])
+    arrays = [image.numpy() for image in images.split(1)]
     lam = np.array([point.policy.lam], np.float32)
-    return lambda: session.run(None, {IMAGE: next(arrays), "lam": lam})
+    return lambda number: session.run(None, {IMAGE: arrays[number], "lam": lam})
 
 
-def static_call(point: Operating, path: Path, images: Tensor, runtime: str, threads: int) -> Call:
+def static_call(point: Operating, path: Path, images: Tensor, runtime: str, threads: int) -> Callable[[int], Any]:
     if runtime == "runner":
-        from dsnet.runtime.bench.candidates import static_call as static
-
-        return static(point.net, images[:1], path)
+        call = candidates.static_call(point.net, images[:1], path)
+        return lambda number: call()
     session = open_session(point.artefacts.static(path), threads)
-    return partial(session.run, ["logits"], {IMAGE: images[:1].numpy()})
+    arrays = [image.numpy() for image in images.split(1)]
+    return lambda number: session.run(["logits"], {IMAGE: arrays[number]})

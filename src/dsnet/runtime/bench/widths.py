@@ -20,6 +20,7 @@ from dsnet.runtime.bench.candidates import AGAIN, IDEALS, RUNTIMES, Artefacts, c
 from dsnet.runtime.bench.timing import Call, interleaved, ratio, summary
 from dsnet.runtime.onnx import OnnxRunner
 from dsnet.runtime.onnx.export import IMAGE
+from dsnet.runtime.onnx.parts import PartWriter
 from dsnet.runtime.onnx.runner import open_session
 from dsnet.space import Path
 from dsnet.version import __version__
@@ -54,8 +55,11 @@ class BenchConfig:
 
 def bench(net: Supernet, config: BenchConfig) -> dict[str, Any]:
     """Every runtime at every path, number of threads and batch size, with ratios to the ideal."""
-    size = config.image_size or net.spec.image_size
+    size = net.spec.image_size if config.image_size is None else config.image_size
     paths = list(config.paths or default_paths(net))
+    held = PartWriter(net).pinnable if net.chain else [()]
+    if missing := [path for path in paths if path not in held]:
+        raise ValueError(f"path {missing[0]} is beyond what the router of {net.spec.name!r} may choose; leave it out")
     others = {name: static_model(name, net.spec) for name in config.against}
     threads_before, rows, against, files = torch.get_num_threads(), [], [], {}
     with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +123,7 @@ def bench_file(where: str | File, config: BenchConfig, *, paths: Sequence[str] |
         uniform = [path for path in runner.space.uniform if path in held]
         chosen = list(dict.fromkeys([uniform[0], uniform[len(uniform) // 2], uniform[-1]]))
         if paths is not None:
-            chosen = uniform if list(paths) == ["all"] else [tuple(map(int, path.split(","))) for path in paths]
+            chosen = uniform if list(paths) == ["all"] else [parsed(runner, path) for path in paths]
         table, size = CostTable(runner.spec, runner.image_size), runner.image_size
         for batch in config.batch_sizes:
             x = torch.randn(batch, runner.spec.in_channels, size, size, generator=torch.Generator().manual_seed(0))
@@ -128,6 +132,13 @@ def bench_file(where: str | File, config: BenchConfig, *, paths: Sequence[str] |
             rows += rows_of(times, table, batch, threads)
     about = {"model": runner.spec.name, "image_size": size, "repeats": config.repeats}
     return {**machine(), **about, "rows": rows, "against": [], "speed_up": speed_up(rows), "files": {}}
+
+
+def parsed(runner: OnnxRunner, text: str) -> Path:
+    try:
+        return runner.spec.space.validate([int(part) for part in text.split(",")])
+    except ValueError as error:
+        raise ValueError(f"path {text!r} cannot be timed: {error}") from None
 
 
 def machine() -> dict[str, str]:

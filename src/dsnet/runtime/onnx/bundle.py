@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path as File
@@ -29,11 +30,13 @@ def export_bundle(net: Supernet, folder: str | File, *, image_size: int | None =
     folder = File(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; a bundle is a folder: choose another name")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
+    if folder.is_dir() and any(folder.iterdir()) and not any((folder / name).exists() for name in (MANIFEST, WEIGHTS)):
         raise ValueError(f"{folder} holds other files; choose an empty or a new folder for the bundle")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MANIFEST).unlink(missing_ok=True)  # a bundle without one is refused: it comes last
-    size = image_size or net.spec.image_size
+    for old in folder.glob("*.onnx"):
+        old.unlink()
+    size = net.spec.image_size if image_size is None else image_size
     writer = PartWriter(net)
     with WeightFile(folder / WEIGHTS) as weights:
         for name, proto in parts(writer).items():
@@ -42,6 +45,7 @@ def export_bundle(net: Supernet, folder: str | File, *, image_size: int | None =
     table = CostTable(net, size)
     about = describe(net, size, kind="bundle", paths={path: table.madds(path) for path in writer.pinnable})
     about["weights"] = str((folder / WEIGHTS).stat().st_size)
+    about["id"] = uuid.uuid4().hex
     (folder / MANIFEST).write_text(json.dumps(about, indent=1))
     return folder
 

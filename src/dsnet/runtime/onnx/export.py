@@ -45,7 +45,7 @@ def export_onnx(
     defaults=False there are none, and all inputs must be given.
     """
     check_weights(net)
-    size = image_size or net.spec.image_size
+    size = net.spec.image_size if image_size is None else image_size
     table = CostTable(net, size)
     if path is not None or not net.chain:
         if budget is not None or max_width is not None:
@@ -57,9 +57,11 @@ def export_onnx(
         if net.spec.router is None and (budget is not None or max_width is not None):
             raise ValueError(f"this {net.spec.name} has not learned to route, so it has no budgets")
         policy = policy_for(net, budget, max_width=max_width, image_size=size)
+        if net.spec.router is not None:
+            Prices(table).check_cap(max_width)
         writer = DynamicWriter(net, size, policy, defaults=defaults)
         proto = writer.model()
-        about = describe(net, size, kind="dynamic", paths={p: table.madds(p) for p in writer.pinnable})
+        about = describe(net, size, kind="dynamic", paths={p: table.madds(p) for p in writer.pinnable}, policy=policy)
     helper.set_model_props(proto, about)
     onnx.checker.check_model(proto)
     return write_model(proto, File(file))
@@ -73,9 +75,12 @@ def check_weights(net: Supernet) -> None:
             raise ValueError(f"{name} holds NaN or infinite values; export a network that was trained without them")
 
 
-def describe(net: Supernet, size: int, *, kind: str, paths: dict[Path, int]) -> dict[str, str]:
+def describe(
+    net: Supernet, size: int, *, kind: str, paths: dict[Path, int], policy: Policy | None = None
+) -> dict[str, str]:
     """The model's card as ONNX metadata: short strings as they are, the rest as JSON."""
     card = net.card.to_dict()
+    policy = policy or policy_for(net)
     return {
         "dsnet.format": FORMAT,
         "dsnet.version": __version__,
@@ -86,6 +91,7 @@ def describe(net: Supernet, size: int, *, kind: str, paths: dict[Path, int]) -> 
         "preprocessing": json.dumps(card["preprocessing"]),
         "widths": json.dumps([{"path": path, "madds": madds} for path, madds in paths.items()]),
         "budgets": json.dumps([row for row in card["budgets"] if row["image_size"] == size]),
+        "defaults": json.dumps({"lam": policy.lam, "max_width": policy.max_width}),
         "dsnet.spec": json.dumps(net.spec.to_dict()),
     }
 
@@ -93,8 +99,12 @@ def describe(net: Supernet, size: int, *, kind: str, paths: dict[Path, int]) -> 
 def write_model(proto: onnx.ModelProto, file: File) -> File:
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(file.name + ".part")
-    part.write_bytes(proto.SerializeToString())
-    part.replace(file)
+    try:
+        part.write_bytes(proto.SerializeToString())
+        part.replace(file)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise ValueError(f"{file} cannot be written ({error.strerror}); choose another file") from error
     return file
 
 
@@ -111,9 +121,7 @@ def static_model(net: Supernet, path: Path, size: int) -> onnx.ModelProto:
     """One sub-network for batches of any size, its weights cut out and folded."""
     graph = Graph(Model(shared=False))
     found = write_call(graph, net, lambda x: net.run(x, path), IMAGE)
-    logits = graph.op("Identity", found)
-    graph.nodes[-1].output[0] = "logits"
-    assert logits
+    graph.nodes.append(helper.make_node("Identity", [found], ["logits"]))
     return finish(
         graph,
         net.spec.name,
@@ -172,7 +180,7 @@ class DynamicWriter(PartWriter):
     def pinned(self, graph: Graph, point: int) -> tuple[str, str]:
         """Whether a width is pinned at a choice point, and its position among those that can be chosen."""
         width = graph.op("Gather", "pin", graph.constant(point))
-        positions = [0] * self.spec.widths[point]
+        positions = [len(self.choices[point])] * self.spec.widths[point]  # out of range: what the file lacks fails
         for position, allowed in enumerate(self.choices[point]):
             positions[allowed] = position
         found = graph.op("Gather", graph.constant(positions), graph.op("Max", width, graph.constant(0)))

@@ -48,16 +48,21 @@ class OnnxRunner(Runner):
                 else f"{self.file} was not written by dsnet: it has no model card; make one with `dsnet export`"
             )
         try:
-            self.kind, self.image_size = about["dsnet.kind"], int(about["image_size"])
+            self.kind, self._size = about["dsnet.kind"], int(about["image_size"])
             self.spec = ModelSpec.from_dict(json.loads(about["dsnet.spec"]))
             card = {key: json.loads(about[key]) for key in ("classes", "preprocessing", "budgets")}
             self.card = Card.from_dict(card)
+            self.defaults = Policy(**json.loads(about["defaults"]))
             self.pinnable: list[Path] = [tuple(row["path"]) for row in json.loads(about["widths"])]
         except (KeyError, ValueError, TypeError) as error:
             raise CheckpointError(f"{self.file} has a damaged model card ({error}); export it again") from error
         if self.file.is_dir():
-            self.parts = OrtParts(self.file, self.spec, threads)
+            self.parts = OrtParts(self.file, self.spec, threads, about["id"])
         self.runtime = f"onnxruntime {ort.__version__}, {self.kind}"
+
+    @property
+    def image_size(self) -> int:
+        return self._size
 
     @property
     def routes(self) -> bool:
@@ -100,11 +105,7 @@ class OnnxRunner(Runner):
     def _run(self, x: Tensor, policy: Policy, prices: Prices) -> Routed:
         if self.parts is not None:
             return run_grouped(self.parts, x, policy, prices)
-        prices.allowed(0, policy.max_width)  # refuses a cap below every width
-        feed: dict[str, Any] = {"lam": np.array([policy.lam], np.float32)}
-        widest = max(map(max, self.spec.routing))
-        feed["max_width"] = np.array([widest if policy.max_width is None else policy.max_width], np.int64)
-        columns = zip(*self._each(x, feed), strict=True)
+        columns = zip(*self._each(x, self._knobs(policy, (-1,) * len(self.spec.widths))), strict=True)
         logits, paths, madds, scores = (torch.from_numpy(np.stack(rows)) for rows in columns)
         return Routed(finite(logits.flatten(1)), paths, madds, [scores.flatten(1)])
 
@@ -114,8 +115,23 @@ class OnnxRunner(Runner):
         if self.kind == "static":
             assert self.session is not None
             return finite(torch.from_numpy(self.session.run(["logits"], {IMAGE: as_array(x)})[0]))
-        rows = self._each(x, {"pin": np.array(path, np.int64)}, ["logits"])
+        rows = self._each(x, self._knobs(Policy(), path), ["logits"])
         return finite(torch.from_numpy(np.concatenate([row[0] for row in rows])))
+
+    def _knobs(self, policy: Policy, pin: Path) -> dict[str, np.ndarray]:
+        """All inputs beside the image; a file may have no defaults for them."""
+        feed = {"pin": np.array(pin, np.int64)}
+        if self.spec.router is not None:
+            cap = max(map(max, self.spec.routing)) if policy.max_width is None else policy.max_width
+            feed |= {"lam": np.array([policy.lam], np.float32), "max_width": np.array([cap], np.int64)}
+        return feed
+
+    def _policy(self, budget: str | float | None, max_width: int | None, image_size: int | None) -> Policy:
+        """What is not asked for is what the file was exported with."""
+        cap = self.defaults.max_width if max_width is None else max_width
+        if budget is None:
+            return Policy(self.defaults.lam, cap)
+        return super()._policy(budget, cap, image_size)
 
     def _each(self, x: Tensor, feed: dict[str, Any], outputs: list[str] | None = None) -> list[list[np.ndarray]]:
         """The outputs for every image alone."""
@@ -130,8 +146,11 @@ class OrtParts:
     Pieces of a group run side by side, one thread each: that wastes less than several threads at one piece.
     """
 
-    def __init__(self, folder: File, spec: ModelSpec, threads: int) -> None:
-        self.folder, self.spec, self.threads = folder, spec, threads or os.cpu_count() or 1
+    def __init__(self, folder: File, spec: ModelSpec, threads: int, id: str) -> None:
+        self.folder, self.spec, self.id = folder, spec, id
+        self.threads = threads or len(
+            os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+        )
         self.pool = ThreadPoolExecutor(self.threads)
         self.sessions: dict[str, ort.InferenceSession] = {}
         self.lock = threading.Lock()
@@ -156,9 +175,19 @@ class OrtParts:
         found = self._run(name, *maps)
         return found["logits"] if "logits" in found else Fork(found.get("x"), found["scaled"], found.get("scores"))
 
+    def _check_same(self) -> None:
+        """Parts are opened one by one: a bundle that was written anew meanwhile must not be mixed with the old one."""
+        try:
+            same = json.loads((self.folder / MANIFEST).read_text())["id"] == self.id
+        except (OSError, ValueError, KeyError):
+            same = False
+        if not same:
+            raise CheckpointError(f"{self.folder} was removed or exported anew since it was opened; open it again")
+
     def _run(self, name: str, *inputs: Tensor) -> dict[str, Tensor]:
         with self.lock:
             if name not in self.sessions:
+                self._check_same()
                 self.sessions[name] = open_session(self.folder / f"{name}.onnx", 1)
             session = self.sessions[name]
         slots, outputs = session.get_inputs(), [slot.name for slot in session.get_outputs()]
