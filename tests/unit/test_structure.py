@@ -29,6 +29,7 @@ ROOMS = [
     ["evaluate"],
     ["reports"],
     ["config"],
+    ["detection"],
     ["pipeline"],
     ["cli"],
 ]
