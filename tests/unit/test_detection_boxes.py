@@ -131,7 +131,7 @@ def test_every_object_gets_a_prior_of_its_own() -> None:
     # Both overlap the first prior most; the larger overlap is served first, the other takes its next best.
     twice = objects((0.1, 0.0, 0.6, 0.3, 0, 0), (0.0, 0.0, 0.52, 0.5, 1, 0))
     assert match(twice, PRIORS)[0].tolist() == [2, 1, 0, 0]
-    overlaps = torch.tensor([[0.9, 0.2, 0.1], [0.8, 0.3, 0.0], [0.7, 0.6, 0.5]])
+    overlaps = torch.tensor([[0.9, 0.2, 0.1], [0.8, 0.3, 0.1], [0.7, 0.6, 0.5]])
     assert own_priors(overlaps).tolist() == [0, 2, 1]
     assert own_priors(torch.tensor([[0.9, 0.2], [0.8, 0.3]])).tolist() == [0, 1]
 

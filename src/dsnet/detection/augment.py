@@ -1,4 +1,8 @@
-"""SSD's augmentation of an image and its boxes together: colours, expansion, crops that keep objects, flips."""
+"""SSD's augmentation of an image and its boxes together: colours, expansion, crops that keep objects, flips.
+
+Expansion and crop only decide on a window, in pixels of the image, which may reach beyond it; the window is then cut
+out and resized in one step, so that large images cost no more than small ones.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,10 @@ from PIL import Image, ImageEnhance
 from torch import Tensor
 
 from dsnet.data.images import FILTERS
-from dsnet.detection.boxes import area, iou
+from dsnet.detection.boxes import iou
 
+Window = tuple[float, float, float, float]
+Colour = tuple[int, int, int]
 OVERLAPS = (None, 0.1, 0.3, 0.5, 0.7, 0.9, 0.0)  # None: the whole image; 0: any crop
 TRIALS = 50
 
@@ -42,21 +48,77 @@ class BoxAugmentConfig:
 
 
 def augment(
-    image: Image.Image, objects: Tensor, config: BoxAugmentConfig, rng: random.Random, *, fill: tuple[int, int, int]
+    image: Image.Image,
+    objects: Tensor,
+    config: BoxAugmentConfig,
+    rng: random.Random,
+    *,
+    size: int,
+    interpolation: str,
+    fill: Colour,
 ) -> tuple[Image.Image, Tensor]:
-    """An image and its objects [G, 6] (corners in pixels, class, difficult), changed together."""
+    """An image and its objects [G, 6] (corners in pixels, class, difficult) as a square and objects in shares of it."""
+    window: Window = (0.0, 0.0, float(image.width), float(image.height))
+    if config.expand > 1 and rng.random() < 0.5:
+        window = expanded(window, rng.uniform(1, config.expand), rng)
+    if config.crop:
+        window = cropped(window, objects, config.least, rng)
+    image, place = cut(image, window, size, interpolation)
     if config.colour:
         image = recoloured(image, config.colour, rng)
-    if config.expand > 1 and rng.random() < 0.5:
-        image, objects = expanded(image, objects, rng.uniform(1, config.expand), rng, fill)
-    if config.crop:
-        image, objects = cropped(image, objects, config.least, rng)
+    square = Image.new("RGB", (size, size), fill)
+    square.paste(image, place)
+    objects = seen(objects, window)
     if config.flip and rng.random() < 0.5:
-        image, objects = flipped(image, objects)
+        square, objects = flipped(square, objects)
     if config.turn:
         for _ in range(rng.randrange(4)):
-            image, objects = turned(image, objects)
-    return image, objects
+            square, objects = turned(square, objects)
+    return square, objects
+
+
+def expanded(window: Window, ratio: float, rng: random.Random) -> Window:
+    """A larger window, in which the image lies somewhere."""
+    width, height = window[2] - window[0], window[3] - window[1]
+    left, top = (-rng.uniform(0, side * (ratio - 1)) for side in (width, height))
+    return left, top, left + width * ratio, top + height * ratio
+
+
+def cropped(window: Window, objects: Tensor, least: float, rng: random.Random) -> Window:
+    """A part of the window that overlaps some object by a drawn share and holds the middle of one."""
+    wanted = rng.choice(OVERLAPS)
+    if wanted is None or not len(objects):
+        return window
+    sides = window[2] - window[0], window[3] - window[1]
+    for _ in range(TRIALS):
+        width, height = (side * rng.uniform(least, 1) for side in sides)
+        if not 0.5 <= width / height <= 2:
+            continue
+        left, top = window[0] + rng.uniform(0, sides[0] - width), window[1] + rng.uniform(0, sides[1] - height)
+        part = (left, top, left + width, top + height)
+        covered = iou(objects.new_tensor([part]), objects[:, :4])
+        if float(covered.max()) >= wanted and len(seen(objects, part)):
+            return part
+    return window
+
+
+def seen(objects: Tensor, window: Window) -> Tensor:
+    """The objects whose middle lies in a window, cut to it, in shares of it."""
+    low, high = objects.new_tensor(window[:2]), objects.new_tensor(window[2:])
+    middle = (objects[:, :2] + objects[:, 2:4]) / 2
+    mine = objects[((middle > low) & (middle < high)).all(1)]
+    corners = torch.cat([mine[:, :2] - low, mine[:, 2:4] - low], 1) / (high - low).repeat(2)
+    return torch.cat([corners.clamp(0, 1), mine[:, 4:]], 1)
+
+
+def cut(image: Image.Image, window: Window, size: int, interpolation: str) -> tuple[Image.Image, tuple[int, int]]:
+    """What a window shows of the image, scaled as the window is to `size`, and where in the square it lies."""
+    scale_x, scale_y = size / (window[2] - window[0]), size / (window[3] - window[1])
+    left, top = max(0.0, window[0]), max(0.0, window[1])
+    right, bottom = min(float(image.width), window[2]), min(float(image.height), window[3])
+    width, height = max(1, round((right - left) * scale_x)), max(1, round((bottom - top) * scale_y))
+    shown = image.resize((width, height), FILTERS[interpolation], box=(left, top, right, bottom))
+    return shown, (round((left - window[0]) * scale_x), round((top - window[1]) * scale_y))
 
 
 def recoloured(image: Image.Image, strength: float, rng: random.Random) -> Image.Image:
@@ -81,56 +143,15 @@ def recoloured(image: Image.Image, strength: float, rng: random.Random) -> Image
     return image
 
 
-def expanded(
-    image: Image.Image, objects: Tensor, ratio: float, rng: random.Random, fill: tuple[int, int, int]
-) -> tuple[Image.Image, Tensor]:
-    """The image somewhere on a larger canvas."""
-    width, height = round(image.width * ratio), round(image.height * ratio)
-    left, top = rng.randint(0, width - image.width), rng.randint(0, height - image.height)
-    canvas = Image.new("RGB", (width, height), fill)
-    canvas.paste(image, (left, top))
-    return canvas, moved(objects, left, top)
-
-
-def cropped(image: Image.Image, objects: Tensor, least: float, rng: random.Random) -> tuple[Image.Image, Tensor]:
-    """A part of the image that overlaps some object by a drawn share; objects whose middle is outside are dropped."""
-    wanted = rng.choice(OVERLAPS)
-    if wanted is None or not len(objects):
-        return image, objects
-    for _ in range(TRIALS):
-        width, height = (max(1, round(side * rng.uniform(least, 1))) for side in image.size)
-        if not 0.5 <= width / height <= 2:
-            continue
-        left, top = rng.randint(0, image.width - width), rng.randint(0, image.height - height)
-        window = torch.tensor([[left, top, left + width, top + height]], dtype=objects.dtype)
-        if float(iou(window, objects[:, :4]).max()) < wanted:
-            continue
-        middle = (objects[:, :2] + objects[:, 2:4]) / 2
-        stays = ((middle > window[:, :2]) & (middle < window[:, 2:])).all(1)
-        if not bool(stays.any()):
-            continue
-        low, high = objects[stays, :2].maximum(window[:, :2]), objects[stays, 2:4].minimum(window[:, 2:])
-        kept = moved(torch.cat([low, high, objects[stays, 4:]], 1), -left, -top)
-        assert bool((area(kept[:, :4]) > 0).all())
-        return image.crop((left, top, left + width, top + height)), kept
-    return image, objects
-
-
 def flipped(image: Image.Image, objects: Tensor) -> tuple[Image.Image, Tensor]:
     left, top, right, bottom, *rest = objects.unbind(1)
-    mirrored = torch.stack([image.width - right, top, image.width - left, bottom, *rest], 1)
-    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), mirrored
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), torch.stack([1 - right, top, 1 - left, bottom, *rest], 1)
 
 
 def turned(image: Image.Image, objects: Tensor) -> tuple[Image.Image, Tensor]:
     """A quarter turn against the clock."""
     left, top, right, bottom, *rest = objects.unbind(1)
-    turned_objects = torch.stack([top, image.width - right, bottom, image.width - left, *rest], 1)
-    return image.transpose(Image.Transpose.ROTATE_90), turned_objects
-
-
-def moved(objects: Tensor, x: float, y: float) -> Tensor:
-    return torch.cat([objects[:, :4] + objects.new_tensor([x, y, x, y]), objects[:, 4:]], 1)
+    return image.transpose(Image.Transpose.ROTATE_90), torch.stack([top, 1 - right, bottom, 1 - left, *rest], 1)
 
 
 def resized(image: Image.Image, objects: Tensor, size: int, interpolation: str) -> tuple[Image.Image, Tensor]:

@@ -58,10 +58,11 @@ def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
     """
     if bool((scores[..., 1:] > scores[..., :-1]).any()):
         raise ValueError("scores rise somewhere; sort boxes and scores by falling score first")
-    beats = (iou(boxes, boxes) > threshold).triu(1)  # [..., N, N]: the row, if it remains, removes the column
+    # [..., N, N]: the row, if it remains, removes the column. Numbers, because products of matrices are fast.
+    beats = (iou(boxes, boxes) > threshold).to(torch.float32).triu(1)
     keep = torch.ones_like(scores, dtype=torch.bool)
     while True:
-        settled = ~(beats & keep[..., :, None]).any(-2)
+        settled = (keep[..., None, :].to(beats.dtype) @ beats).squeeze(-2) == 0
         if bool((settled == keep).all()):
             return keep
         keep = settled
@@ -81,7 +82,8 @@ def select(
     boxes: [P, 4] in corners. probs: [P, 1 + classes], background first; the classes returned count from 0 without it.
     per_class: candidates of each class that are looked at. most: detections that are kept.
     """
-    scores, which = probs[:, 1:].T.topk(min(per_class, len(probs)), dim=1)  # [C, K]
+    likely = int((probs[:, 1:] > threshold).sum(0).max())
+    scores, which = probs[:, 1:].T.topk(min(per_class, likely), dim=1)  # [C, K]
     found = boxes[which]  # [C, K, 4]
     keep = (scores > threshold) & nms(found, scores, overlap)
     labels = torch.arange(len(scores), device=scores.device)[:, None].expand_as(scores)

@@ -44,9 +44,9 @@ class MultiboxLoss(NamedTuple):
 def match(objects: Tensor, priors: Tensor, *, overlap: float = OVERLAP) -> tuple[Tensor, Tensor]:
     """Classes [P] and deltas [P, 4] of the priors for one image's objects [G, 6]: corners, class, difficult.
 
-    A prior answers for the object that it overlaps most, if by at least `overlap`; and every object gets one prior at
-    least: the one that overlaps it most, the largest overlap first, no prior for two objects. Difficult objects get
-    none; priors that would have answered for them do not count.
+    A prior answers for the object that it overlaps most, if by at least `overlap`. Every object that some prior touches
+    gets one at least: the one that overlaps it most, the largest overlap first, no prior for two objects. Difficult
+    objects get none; priors that would have answered for them do not count.
     """
     objects = objects[objects[:, 4] != PADDING]
     difficult = objects[:, 5] > 0
