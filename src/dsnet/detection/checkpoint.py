@@ -43,7 +43,7 @@ def load_detector(folder: str | os.PathLike[str], *, device: torch.device | str 
     with torch.random.fork_rng(devices=[]):  # building draws initial weights; loading must not move the generator
         detector = Detector(spec)
     detector.card = card_in(folder, content)
-    detector.load_state_dict(tensors)
+    detector.load_state_dict(tensors, assign=True)
     return detector.to(device).eval()
 
 
