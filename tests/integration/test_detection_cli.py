@@ -14,9 +14,10 @@ from support import randomised
 
 import dsnet
 from dsnet.cli import main
-from dsnet.detection import load_detector
+from dsnet.detection import load_detector, read_detection_config
 from dsnet.training import Interrupted
 
+ROOT = Path(__file__).parents[2]
 SMALL = (
     "--projection 16 --pyramid 16 --data.image_size 64 --optim.epochs 2 --optim.batch_size 4 --optim.warmup_epochs 0"
 )
@@ -132,3 +133,8 @@ def test_mistakes_are_named(place: Path, capsys: pytest.CaptureFixture[str], mor
 def test_other_commands_know_what_a_detector_is_not(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", str(place / "run")]) == 2
     assert "holds a network for detection" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs" / "detection").glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_config_in_the_repository_is_valid(file: Path) -> None:
+    assert read_detection_config(file).task == "detection"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -105,3 +106,26 @@ def test_wrong_arguments_are_named() -> None:
         mean_average_precision([found()], [truth(), truth()], 1)
     with pytest.raises(ValueError, match="rule 'voc' is unknown"):
         average_precision([found()], [truth()], 0, rule="voc")  # type: ignore[arg-type]
+
+
+def test_cocos_format() -> None:
+    from dsnet.detection.coco import dataset, results
+
+    half = (0.25, 0.5, 0.75, 1.0)
+    (thing,) = dataset([truth(), truth((half, 1, True))], 2, 200)["annotations"]
+    expected = {"id": 1, "image_id": 2, "category_id": 2, "bbox": [50, 100, 100, 100], "area": 10000, "iscrowd": 1}
+    assert thing == expected
+    (row,) = results([found((half, 0.5, 0))], 200)
+    assert row == {"image_id": 1, "category_id": 1, "bbox": [50, 100, 100, 100], "score": 0.5}
+
+
+def test_cocos_precision_of_a_perfect_detector() -> None:
+    from dsnet.detection.coco import coco_precision, packages
+
+    if find_spec("faster_coco_eval") is None and find_spec("pycocotools") is None:
+        with pytest.raises(ValueError, match=r"install dsnet\[coco\]"):
+            packages()
+        pytest.skip("neither faster-coco-eval nor pycocotools is installed")
+    half = (0.25, 0.5, 0.75, 1.0)
+    perfect = coco_precision([found((half, 0.5, 0))], [truth((half, 0, False))], 1, size=200)
+    assert perfect == {"map": 1.0, "map50": 1.0, "map75": 1.0}
