@@ -15,7 +15,8 @@ from support import randomised
 import dsnet
 from dsnet.cli import main
 from dsnet.detection import load_detector, read_detection_config
-from dsnet.training import Interrupted
+from dsnet.nn import RouterSpec
+from dsnet.training import Interrupted, with_fresh_router
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -87,6 +88,21 @@ def test_a_gate_is_trained_for_a_finished_detector(place: Path) -> None:
         name: torch.equal(tensor, plain[name]) for name, tensor in gated.state_dict().items() if "slimming" not in name
     }
     assert all(same.values())
+
+
+def test_gates_of_the_classification_run_are_kept(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    net = randomised("ds_mobilenet_v1_small", dtype=torch.float32)
+    gated = with_fresh_router(net, replace(net.spec, router=RouterSpec("gate", "try_best")))
+    dsnet.save(gated, place / "gated-backbone")
+    assert train(place, "kept", "--gates.router", "frozen", backbone="gated-backbone") == 0
+    theirs, mine = gated.state_dict(), load_detector(place / "kept").state_dict()
+    gate = "segments.0.first.gate."
+    same = [torch.equal(mine[f"backbone.{name}"], tensor) for name, tensor in theirs.items() if name.startswith(gate)]
+    assert len(same) == 5
+    assert all(same)
+    assert load_detector(place / "kept").card.budgets
+    assert main(["train", "--resume", str(place / "kept"), "--optim.lr", "1.0", "--task", "detection"]) == 2
+    assert "--resume goes on with the run's own config" in capsys.readouterr().err
 
 
 def test_eval_prints_and_exports(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

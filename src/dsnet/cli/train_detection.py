@@ -39,12 +39,7 @@ def run(args: Namespace, parser: ArgumentParser) -> int | None:
 
     if args.resume is not None:
         folder = File(args.resume)
-        config = read_detection_config(folder / CONFIG)
-        if (given := detection_config_of(parser, args)) not in (DetectionConfig(), config):
-            raise ValueError(
-                f"--resume goes on with the run's own config; leave the other options out, or start a new run "
-                f"(threads {given.threads} or data at another place cannot be given yet)"
-            )
+        config = resumed(read_detection_config(folder / CONFIG), detection_config_of(parser, args))
     else:
         config = replace(detection_config_of(parser, args), source=args["from"])
         if (config.stage == "gate") != (config.source is not None):
@@ -60,6 +55,18 @@ def run(args: Namespace, parser: ArgumentParser) -> int | None:
         show_detection(result)
         print(f"run: {folder}")
     return None
+
+
+def resumed(config: DetectionConfig, given: DetectionConfig) -> DetectionConfig:
+    """The config of a run that goes on: only where its data is, and how it is run, may change."""
+    plain = DetectionConfig()
+    where = {key: getattr(given.data, key) for key in ("root", "workers") if getattr(given.data, key)}
+    if given != replace(plain, threads=given.threads, data=replace(plain.data, **where)):
+        raise ValueError(
+            "--resume goes on with the run's own config; besides it only --data.root, --data.workers and --threads "
+            "may be given. To change anything else, start a new run"
+        )
+    return replace(config, threads=given.threads or config.threads, data=replace(config.data, **where))
 
 
 def new_folder(config: DetectionConfig) -> File:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dsnet.data import Batch
 from dsnet.detection.detector import Answer, Detector
 from dsnet.detection.loss import MultiboxLoss, Targets, match_all, multibox_loss
-from dsnet.nn import RouterSpec
+from dsnet.nn import Gate, RouterSpec
 from dsnet.space import Path
 from dsnet.training.sgs import score_loss
 
@@ -67,11 +67,13 @@ class WidthsStage(nn.Module):
 
     updates_statistics = False
 
-    def __init__(self, net: Detector, config: WidthsConfig) -> None:
+    def __init__(self, net: Detector, config: WidthsConfig, *, keep_gates: bool = False) -> None:
+        """keep_gates: also leave alone what the slimming heads share with the attention of their gates."""
         super().__init__()
         self.net, self.config = net, config
-        for head in net.backbone.slimming_heads():
-            head.requires_grad_(False)
+        for gate in net.backbone.modules():
+            if isinstance(gate, Gate) and gate.slimming is not None:
+                (gate if keep_gates else gate.slimming).requires_grad_(False)
 
     def draw(self, rng: random.Random, progress: float = 0.0, *, part: int = 0) -> list[Path]:
         """The paths of one step, the same for all parts of its batch."""

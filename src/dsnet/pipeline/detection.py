@@ -90,7 +90,7 @@ def new_detector(config: DetectionConfig, data: DetectionData) -> Detector:
             f"`dsnet recalibrate` on it first"
         )
     router = net.spec.router if net.spec.router is not None and not net.spec.router.probes else None
-    if config.stage == "both" and config.gates.router == "frozen" and net.spec.widths and router is None:
+    if config.gates.router == "frozen" and net.spec.widths and router is None:
         raise ValueError(f"{config.backbone} has no trained gates to keep; train them, or set gates.router trained")
     backbone = replace(net.spec, image_size=data.image_size, num_classes=1, router=router)
     spec = DetectorSpec(backbone, len(data.classes), projection=config.projection, pyramid=config.pyramid)
@@ -102,7 +102,8 @@ def new_detector(config: DetectionConfig, data: DetectionData) -> Detector:
 
 def widths_loop(config: DetectionConfig, folder: File, data: DetectionData) -> Loop:
     torch.manual_seed(config.seed)
-    stage = WidthsStage(new_detector(config, data), config.widths)
+    keep = config.gates.router == "frozen"
+    stage = WidthsStage(new_detector(config, data), config.widths, keep_gates=keep)
     return loop_of(stage, config, config.optim, data, folder, key="optim", momentum=config.widths.momentum)
 
 
@@ -209,6 +210,8 @@ def source_detector(config: DetectionConfig, data: DetectionData) -> Detector:
             f"the detector in {config.source} takes {detector.spec.image_size}-pixel images; "
             f"set data.image_size {detector.spec.image_size}"
         )
+    if config.gates.router == "frozen" and detector.spec.backbone.router is None:
+        raise ValueError(f"{config.source} has no trained gates to keep; set gates.router trained")
     if not detector.spec.backbone.widths:
         raise ValueError(f"{detector.spec.name!r} has one width only, so there is nothing to route")
     return detector
