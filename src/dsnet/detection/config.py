@@ -9,7 +9,7 @@ from typing import Any, Literal
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
 from dsnet.detection.dataset import DetectionDataConfig
-from dsnet.detection.spec import GROUP
+from dsnet.detection.spec import GROUP, TAPS
 from dsnet.detection.stages import GatesConfig, WidthsConfig
 from dsnet.training import OptimConfig
 
@@ -24,6 +24,7 @@ class DetectionConfig:
             width; needs --from).
         source: the run whose detector stage gate starts from; set by --from.
         backbone: the classification run that the detector is built on.
+        taps: maps of the backbone that are fused, the largest first.
         projection: channels of each projected map, the same for all widths.
         pyramid: channels of the maps that the heads read.
         routing: width indices that the gate may choose; by default all of them.
@@ -41,6 +42,7 @@ class DetectionConfig:
     stage: Literal["both", "detector", "gate"] = "both"
     source: str | None = None
     backbone: str | None = None
+    taps: list[str] = field(default_factory=lambda: list(TAPS))
     projection: int = 128
     pyramid: int = 256
     routing: list[int] | None = None

@@ -93,7 +93,7 @@ def new_detector(config: DetectionConfig, data: DetectionData) -> Detector:
     if config.gates.router == "frozen" and net.spec.widths and router is None:
         raise ValueError(f"{config.backbone} has no trained gates to keep; train them, or set gates.router trained")
     backbone = replace(net.spec, image_size=data.image_size, num_classes=1, router=router)
-    spec = DetectorSpec(backbone, len(data.classes), projection=config.projection, pyramid=config.pyramid)
+    spec = DetectorSpec(backbone, len(data.classes), tuple(config.taps), config.projection, config.pyramid)
     detector = with_backbone(spec, net)
     how = Preprocessing(data.mean, data.std, 1.0, config.data.interpolation)
     detector.card = Card(classes=data.classes, preprocessing=how)
