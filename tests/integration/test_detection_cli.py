@@ -146,8 +146,17 @@ def test_mistakes_are_named(place: Path, capsys: pytest.CaptureFixture[str], mor
     assert not (place / "never").exists()
 
 
+def test_info_shows_what_each_part_costs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(place / "run"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [row["path"] for row in told["widths"]] == [[width] for width in range(6)]
+    assert all(sum(row["madds_parts"].values()) == row["madds"] for row in told["widths"])
+    assert main(["info", str(place / "run"), "--path", "2"]) == 0
+    assert "projections" in capsys.readouterr().out
+
+
 def test_other_commands_know_what_a_detector_is_not(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["info", str(place / "run")]) == 2
+    assert main(["recalibrate", str(place / "run")]) == 2
     assert "holds a network for detection" in capsys.readouterr().err
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -10,13 +11,13 @@ import torch
 from detection_support import annotation, voc_folder
 from PIL import Image
 
-from dsnet.data import DataError
+from dsnet.data import DataError, TrainBatches
 from dsnet.data.images import to_tensor
 from dsnet.detection.augment import BoxAugmentConfig, augment, flipped, turned
 from dsnet.detection.data import VOC_CLASSES, inside, known_lists, read_lists
 from dsnet.detection.dataset import DetectionDataConfig, open_detection_data
 
-REAL = Path("/tmp/voc")
+BCCD = os.environ.get("DSNET_BCCD", "")  # a folder of the blood-cell images
 
 
 @pytest.fixture
@@ -192,9 +193,16 @@ def test_augmentation_depends_on_the_seed_alone(voc: Path) -> None:
     assert not torch.equal(first.images, other.images)
 
 
-@pytest.mark.skipif(not (REAL / "BCCD").is_dir(), reason="the BCCD images are not at hand")
+def test_loading_processes_change_nothing(voc: Path) -> None:
+    split = open_detection_data(DetectionDataConfig(root=str(voc), image_size=64)).train
+    for one, other in zip(*(TrainBatches(split, 3, 0, workers).epoch(0) for workers in (0, 1)), strict=True):
+        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.labels, other.labels)
+
+
+@pytest.mark.skipif(not BCCD, reason="DSNET_BCCD does not say where the BCCD images are")
 def test_real_annotations_are_read() -> None:
-    records = read_lists(REAL / "BCCD", ["train", "val", "test"])
+    records = read_lists(Path(BCCD), ["train", "val", "test"])
     assert records.classes == ("Platelets", "RBC", "WBC")
     assert len(records) == 364
     assert sum(len(item.objects) for item in records.items) == 4888

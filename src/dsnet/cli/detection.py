@@ -1,4 +1,4 @@
-"""What `dsnet eval` and `dsnet predict` do with detectors."""
+"""What `dsnet eval`, `dsnet predict` and `dsnet info` do with detectors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path as File
+from typing import Any
 
 from jsonargparse import Namespace
 
@@ -34,6 +35,45 @@ def evaluate_runs(args: Namespace) -> None:
         print_json(results if len(results) > 1 else results[0])
     if args.export:
         export_detection(results, File(args.export))
+
+
+def show_widths(args: Namespace) -> None:
+    """What `dsnet info` tells of a detector."""
+    from dsnet.cli.info import parse_path
+    from dsnet.detection import DetectorCost, load_detector
+    from dsnet.detection.cost import PARTS
+    from dsnet.reports.tables import human, print_json, print_table
+
+    if args.image_size is not None or args.num_classes is not None or args.width is not None:
+        raise ValueError(f"{args.model} is a saved detector: its image size, classes and width are fixed")
+    spec = load_detector(args.model).spec
+    table = DetectorCost(spec)
+    paths = spec.backbone.space.uniform if args.path is None else [parse_path(spec.backbone, args.path)]
+    rows: list[dict[str, Any]] = [
+        {
+            "path": list(path),
+            "madds": table.madds(path),
+            "madds_parts": {name: cost.madds for name, cost in table.of_parts(path).items()},
+            "params": table.params(path),
+        }
+        for path in paths
+    ]
+    if args.json:
+        print_json({"model": spec.name, "image_size": spec.image_size, "num_classes": spec.num_classes, "widths": rows})
+        return
+    print_table(
+        f"{spec.name} at {spec.image_size} px, {spec.num_classes} classes, maps of {spec.sides}",
+        ["<path", "MAdds", *PARTS, "parameters"],
+        [
+            [
+                ",".join(map(str, row["path"])) or "-",
+                human(row["madds"]),
+                *(human(row["madds_parts"][part]) for part in PARTS),
+                human(row["params"]),
+            ]
+            for row in rows
+        ],
+    )
 
 
 def predict_objects(args: Namespace, files: Sequence[File]) -> None:
