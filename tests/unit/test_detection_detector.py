@@ -27,6 +27,7 @@ from dsnet.detection import (
 )
 from dsnet.models import model_spec
 from dsnet.nn import RouterSpec, Sliceable
+from dsnet.nn.tracing import materialise
 from dsnet.routing import Policy, Prices
 
 GATE = RouterSpec("gate", "try_best")
@@ -48,6 +49,28 @@ def test_an_extracted_detector_equals_the_sliced_one(name: str, fold: bool) -> N
             assert_close(mine, theirs, 1e-6)
         params = sum(p.numel() for p in plain.parameters())
         assert fold or params == DetectorCost(detector).params(path)
+
+
+def test_parts_can_be_materialised_one_by_one() -> None:
+    """What a runtime caches: the front for all widths, a branch for each width, neck and heads for all of them."""
+    detector, x = random_detector(router=GATE), pictures()
+    taps = detector.spec.taps
+
+    def front(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        started = detector.start(x)
+        scores = detector.backbone.chain[0].score(started.code, 0)
+        assert scores is not None
+        return started.scaled, scores, started.projected[taps[0]]
+
+    def branch(scaled: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(detector.branch(0, scaled, scaled, 0, 3)[1].values())
+
+    scaled, scores, first = materialise(detector, front)(x)
+    others = materialise(detector, branch)(scaled)
+    end = materialise(detector, lambda maps: tuple(detector.finish({tap: maps[k] for k, tap in enumerate(taps)})))
+    for mine, theirs in zip(end((first, *others)), detector(x, (3,)), strict=True):
+        assert_close(mine, theirs)
+    assert_close(scores, route_detector(detector, x).scores[0])
 
 
 @pytest.mark.parametrize("name", BACKBONES)
