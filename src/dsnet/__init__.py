@@ -63,6 +63,6 @@ def __getattr__(name: str) -> Any:
     """Import on first use, so that `dsnet --help` does not wait for torch."""
     if name in _ROOMS:
         return getattr(import_module(_ROOMS[name]), name)
-    if name in ("nn", "models", "data", "routing", "runtime", "training"):
+    if name in ("nn", "models", "data", "routing", "runtime", "training", "detection"):
         return import_module(f"dsnet.{name}")
     raise AttributeError(f"module 'dsnet' has no attribute {name!r}")

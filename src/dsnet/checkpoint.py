@@ -13,7 +13,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path as File
-from typing import Any
+from typing import Any, Protocol
 
 import safetensors.torch
 import torch
@@ -27,6 +27,18 @@ WEIGHTS = "model.safetensors"
 INCOMING = "model.safetensors.new"
 MODEL = "model.json"
 FORMAT = 1
+
+
+class Spec(Protocol):
+    """What the description of any network tells."""
+
+    @property
+    def num_classes(self) -> int: ...
+
+    @property
+    def in_channels(self) -> int: ...
+
+    def to_dict(self) -> dict[str, Any]: ...
 
 
 class CheckpointError(ValueError):
@@ -43,11 +55,16 @@ def save(net: Supernet, folder: str | os.PathLike[str]) -> File:
         raise ValueError(
             f"only a Supernet can be saved, not a {type(net).__name__}; use torch.save for extracted networks"
         )
-    check_card(net.spec, net.card)
+    return write_model(folder, net.state_dict(), net.spec, net.card)
+
+
+def write_model(folder: str | os.PathLike[str], state: Mapping[str, Tensor], spec: Spec, card: Card) -> File:
+    """Write weights, spec and card; whoever knows the kind of network calls this."""
+    check_card(spec, card)
     folder = File(folder)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in net.state_dict().items()}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     weights = safetensors.torch.save(tensors)
-    description = _describe(net.spec, net.card, {"sha256": _digest(weights), "bytes": len(weights)})
+    description = _describe(spec, card, {"sha256": _digest(weights), "bytes": len(weights)})
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / INCOMING, weights)
     write_whole(folder / MODEL, description)  # from here on the new model is the one that loads
@@ -64,7 +81,7 @@ def save_card(folder: str | os.PathLike[str], card: Card) -> None:
     write_whole(folder / MODEL, _describe(spec, card, content["weights"]))
 
 
-def check_card(spec: ModelSpec, card: Card) -> None:
+def check_card(spec: Spec, card: Card) -> None:
     if card.classes and len(card.classes) != spec.num_classes:
         raise ValueError(f"the card names {len(card.classes)} classes but the network has {spec.num_classes} outputs")
     if len(card.preprocessing.mean) != spec.in_channels:
@@ -73,7 +90,7 @@ def check_card(spec: ModelSpec, card: Card) -> None:
         )
 
 
-def _describe(spec: ModelSpec, card: Card, weights: Mapping[str, Any]) -> bytes:
+def _describe(spec: Spec, card: Card, weights: Mapping[str, Any]) -> bytes:
     body = {
         "format": FORMAT,
         "dsnet": __version__,
@@ -90,8 +107,7 @@ def _describe(spec: ModelSpec, card: Card, weights: Mapping[str, Any]) -> bytes:
 def load(folder: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Supernet:
     """The saved network in eval mode, bit for bit."""
     folder = File(folder)
-    content = read_description(folder)
-    tensors = _read_weights(folder, content["weights"])
+    content, tensors = read_model(folder)
     spec = spec_in(folder, content)
     try:
         with torch.device("meta"):  # costs nothing, whatever sizes a spec asks for
@@ -104,6 +120,12 @@ def load(folder: str | os.PathLike[str], *, device: torch.device | str = "cpu") 
     net.card = card_in(folder, content)
     net.load_state_dict(tensors, assign=True)
     return net.to(device).eval()
+
+
+def read_model(folder: File) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The verified description and weights of a run folder."""
+    content = read_description(folder)
+    return content, _read_weights(folder, content["weights"])
 
 
 def read_description(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -131,10 +153,18 @@ def read_description(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def spec_in(folder: File, content: Mapping[str, Any]) -> ModelSpec:
+    if task_in(content) != "classification":
+        raise CheckpointError(f"{folder} holds a network for {task_in(content)}, not for classification")
     try:
         return ModelSpec.from_dict(content["spec"])
     except (ValueError, KeyError) as error:
         raise CheckpointError(f"{folder / MODEL}: {error}") from error
+
+
+def task_in(content: Mapping[str, Any]) -> str:
+    """What a described network is for."""
+    spec = content.get("spec")
+    return str(spec.get("task", "classification")) if isinstance(spec, Mapping) else "classification"
 
 
 def card_in(folder: File, content: Mapping[str, Any]) -> Card:

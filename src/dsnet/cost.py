@@ -132,7 +132,7 @@ class CostTable:
 
 
 @dataclass(frozen=True)
-class _Use:
+class Use:
     """One call of a layer: where it stands, the shape of its input, and its width arguments.
 
     A width argument is the index of a choice point, or None for the one width of a fixed map.
@@ -149,12 +149,12 @@ class _Use:
         return Cost(layer.madds(shape, *widths), layer.pools(shape, *widths), layer.params(*widths))
 
 
-class _Uses(fx.Interpreter):
+class Uses(fx.Interpreter):
     """Walks a graph whose widths are symbols, on meta tensors at the widest path, and lists the layers it meets."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__(graph)
-        self.uses: list[_Use] = []
+        self.uses: list[Use] = []
 
     def run_node(self, n: fx.Node) -> Any:
         if n.op == "call_module":
@@ -162,7 +162,7 @@ class _Uses(fx.Interpreter):
             (x, *_), _ = self.fetch_args_kwargs_from_env(n)
             # A symbolic width is the node `path[point]`, a fixed one the constant 0.
             points = tuple(w.args[1] if isinstance(w, fx.Node) else None for w in n.args[1:])
-            self.uses.append(_Use(name, self.fetch_attr(str(n.target)), x.shape, points))  # type: ignore[arg-type]
+            self.uses.append(Use(name, self.fetch_attr(str(n.target)), x.shape, points))  # type: ignore[arg-type]
         return super().run_node(n)
 
 
@@ -178,7 +178,7 @@ def _tables(spec: ModelSpec, image_size: int) -> Tables:
         x = torch.empty(1, spec.in_channels, image_size, image_size)
     points = range(len(spec.widths))
     graph = trace(net, lambda x, path: net.run_scored(x, tuple(path[point] for point in points)), inputs=2)
-    walk = _Uses(graph)
+    walk = Uses(graph)
     walk.run(x, spec.space.widest)
 
     def total(prefix: str, chosen: Mapping[int, int], *, scoring: bool = False) -> Cost:

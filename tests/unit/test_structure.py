@@ -30,6 +30,7 @@ ROOMS = [
     ["reports"],
     ["hub"],
     ["config"],
+    ["detection"],
     ["pipeline"],
     ["cli"],
 ]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 COMMANDS = {
     "train": "Train a network that chooses its width for each input; without options, on the embedded digits.",
@@ -18,7 +20,7 @@ COMMANDS = {
     "info": "Show the widths of a model: realised channels, MAdds, parameters, share of the widest.",
     "import": "Turn pretrained weights, or the authors' released DS-MBNet, into a folder that dsnet loads.",
 }
-MODULES = {"import": "import_weights", "eval": "evaluation"}
+MODULES = {"import": "import_weights", "eval": "evaluation", ("train", "detection"): "train_detection"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, text in COMMANDS.items():
         sub = Parser(description=text)
         if name == chosen:
-            module = import_module(f"dsnet.cli.{MODULES.get(name, name)}")
+            own = MODULES.get((name, _task(words)), MODULES.get(name, name))
+            module = import_module(f"dsnet.cli.{own}")
             module.add_arguments(sub)
             if "--seed" not in sub._option_string_actions:
                 sub.add_argument("--seed", type=int, default=0, help="taken by every command; nothing here is random")
@@ -55,6 +58,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return code or 0
+
+
+def _task(words: Sequence[str]) -> str:
+    """What --task says, or else the config file or run folder that is named."""
+    named = {
+        option: value or follower
+        for word, follower in zip(words, [*words[1:], ""], strict=True)
+        for option, _, value in [word.partition("=")]
+    }
+    files = [named.get("--config"), *(f"{named[key]}/config.yaml" for key in ("--resume", "--from") if key in named)]
+    for file in files:
+        if file and "--task" not in named and Path(file).is_file():
+            found = re.search(r"^task:\s*(\w+)", Path(file).read_text(errors="replace"), re.MULTILINE)
+            return found[1] if found else "classification"
+    return named.get("--task", "classification")
 
 
 def _underscored(word: str) -> str:

@@ -35,6 +35,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--static", nargs="+", default=(), help="evaluated runs of static networks, to be drawn beside this one"
     )
+    parser.add_argument(
+        "--rule",
+        choices=["area", "11point"],
+        default="area",
+        help="of a detector's average precision; VOC07 has 11point",
+    )
+    parser.add_argument("--overlap", type=float, default=0.5, help="that makes a detection right")
     parser.add_argument("--root", type=str | None, default=None, help="where the data is now, if it moved")
     parser.add_argument("--seed", type=int, default=0, help="of the random paths")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -48,12 +55,17 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.checkpoint import load
+    from dsnet.detection import is_detector
     from dsnet.evaluate import combine
     from dsnet.pipeline import CONFIG, check_data, evaluate_split, open_data, read_config, record
     from dsnet.reports.show import draw, export_result, show_result
     from dsnet.reports.tables import print_json
     from dsnet.runtime import Runner, is_artefact, open_runner
 
+    if is_detector(args.runs[0]):
+        from dsnet.cli.detection import evaluate_runs
+
+        return evaluate_runs(args)
     static = [read_result(File(name), args.split) for name in args.static]
     results, folders = [], []
     for name in args.runs:

@@ -24,9 +24,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.cost import CostTable
+    from dsnet.detection import is_detector
     from dsnet.models import describe, list_models
     from dsnet.reports.tables import human, print_json, print_table
 
+    if args.model not in list_models() and is_detector(args.model):
+        from dsnet.cli.detection import show_widths
+
+        return show_widths(args)
     spec = find_spec(args)
     table = CostTable(spec, args.image_size)
     paths = spec.space.uniform if args.path is None else [parse_path(spec, args.path)]

@@ -25,12 +25,17 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--path", type=str | None, default=None, help="pin this path instead of routing, for example 3 or 0,1,2,3"
     )
+    parser.add_argument(
+        "--draw", type=str | None, default=None, help="of a detector: folder for the images with boxes drawn on them"
+    )
+    parser.add_argument("--confidence", type=float, default=0.5, help="of a detector: least confidence of an object")
     parser.add_argument("--batch_size", type=int, default=64, help="images that are run together")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.cli.info import parse_path
+    from dsnet.detection import is_detector
     from dsnet.predict import image_files, predict
     from dsnet.reports.tables import human, print_json, print_table
     from dsnet.routing import Policy
@@ -41,6 +46,10 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     if args.path is not None and (args.budget is not None or args.max_width is not None):
         raise ValueError("--path pins the widths; leave --budget and --max_width out")
     files = image_files(args.images)
+    if is_detector(args.run):
+        from dsnet.cli.detection import predict_objects
+
+        return predict_objects(args, files)
     runner = open_runner(args.run)
     path = None if args.path is None else parse_path(runner.spec, args.path)
     policy = Policy()

@@ -20,6 +20,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         "dsnet train [--config FILE] [[--stage gate] --from RUN] [--out FOLDER | --resume FOLDER] [--KEY VALUE ...]"
     )
     parser.add_argument(
+        "--task",
+        choices=["classification", "detection"],
+        default="classification",
+        help="detection builds a detector on a classification run; its keys: `dsnet train --task detection --help`",
+    )
+    parser.add_argument(
         "--out", type=str | None, default=None, help="folder of the run; by default a new one below runs/"
     )
     parser.add_argument("--resume", type=str | None, default=None, help="continue the run in this folder, bit for bit")

@@ -85,6 +85,18 @@ def ds_mobilenet_v1_tiny() -> ModelSpec:
     )
 
 
+@register
+def ds_mobilenet_v1_small() -> ModelSpec:
+    """Half-size DS-MBNet with the taps of detection: 6 widths behind the fifth block, identity skips."""
+    return ModelSpec(
+        name="ds_mobilenet_v1_small",
+        stages=thirteen_blocks((16, 24, 32, 32, 64, 64), equispaced(64, 32, 6), equispaced(128, 64, 6), (None,) * 6),
+        widths=(6,),
+        gate=GateSpec(),
+        skip=True,
+    )
+
+
 def plain_stages(ratios: tuple[float, ...], choice: int | None) -> tuple[StageSpec, ...]:
     """All thirteen blocks and the stem at each of `ratios`."""
     stem, *outs = (ladder(count, ratios) for count in (32, 64, 128, 256, 512, 1024))

@@ -27,7 +27,7 @@ def calibrate(traces: Traces, points: int = POINTS) -> tuple[Budget, ...]:
         share = min(max(number / (points - 1), 0.002), 0.998)
         lam = solve(traces, low + share * (high - low))
         outcome = traces.at(Policy(lam))
-        madds, accuracy = outcome.madds.double().mean().item(), outcome.correct.double().mean().item()
+        madds, accuracy = outcome.madds.double().mean().item(), traces.accuracy(outcome)
         rows.setdefault(round(madds), Budget(madds, lam, accuracy, traces.table.image_size))
     return tuple(rows[key] for key in sorted(rows))
 
@@ -96,11 +96,17 @@ def parse_budget(budget: str | float, table: CostTable) -> float:
 
 
 def policy_for(
-    net: Described, budget: str | float | None = None, *, max_width: int | None = None, image_size: int | None = None
+    net: Described,
+    budget: str | float | None = None,
+    *,
+    max_width: int | None = None,
+    image_size: int | None = None,
+    table: CostTable | None = None,
 ) -> Policy:
     """The policy that meets an average budget, by the card's table; without a budget, see `default_lambda`.
 
     Between calibrated points lambda is interpolated; outside of them it is clamped, which the policy's note tells.
+    table: what shares are of; by default the costs of the network itself.
     """
     if max_width is not None and max_width < 0:
         raise RoutingError(f"max_width is {max_width}; it is a width index, 0 = slimmest")
@@ -115,7 +121,7 @@ def policy_for(
             if sizes
             else f"this {net.spec.name} has no calibrated budgets; train it with `dsnet train --stage gate`"
         )
-    return _interpolated(rows, parse_budget(budget, CostTable(net.spec, size)), max_width)
+    return _interpolated(rows, parse_budget(budget, table or CostTable(net.spec, size)), max_width)
 
 
 def default_lambda(net: Described) -> float:

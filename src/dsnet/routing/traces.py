@@ -111,6 +111,10 @@ class Traces:
             madds[rows] = self.table.madds(path, dynamic=True)
         return Outcome(paths, correct, madds)
 
+    def accuracy(self, outcome: Outcome) -> float:
+        """How good an outcome is, in one number."""
+        return outcome.correct.double().mean().item()
+
     def _walk(self, policy: Policy) -> tuple[Tensor, Tensor]:
         """Paths [N, points] by remembered scores, and the rows that they do not lead to a known answer."""
         spec = self.net.spec

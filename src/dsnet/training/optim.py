@@ -23,10 +23,11 @@ class OptimConfig:
         momentum: of SGD.
         nesterov: look ahead by one step of momentum.
         weight_decay: of all weights but those of gates.
-        schedule: cosine falls to final * lr, exponential multiplies by gamma every epoch.
+        schedule: cosine falls to final * lr, exponential multiplies by gamma every epoch, steps at every milestone.
         warmup_epochs: over which the rate rises from zero.
         final: last learning rate of the cosine schedule, as a share of lr.
-        gamma: factor per epoch of the exponential schedule.
+        gamma: factor per epoch of the exponential schedule, or per milestone.
+        milestones: epochs after which the schedule steps multiplies by gamma.
         accumulate: backward passes that one batch is split into, to save memory.
         clip_norm: largest norm of the gradient, or null.
         amp: none, bf16 or fp16 for the networks; losses stay in single precision.
@@ -40,10 +41,11 @@ class OptimConfig:
     momentum: float = 0.9
     nesterov: bool = True
     weight_decay: float = 1e-4
-    schedule: Literal["cosine", "exponential"] = "cosine"
+    schedule: Literal["cosine", "exponential", "steps"] = "cosine"
     warmup_epochs: float = 2.0
     final: float = 0.01
     gamma: float = 0.9
+    milestones: tuple[int, ...] = ()
     accumulate: int = 1
     clip_norm: float | None = None
     amp: Literal["none", "bf16", "fp16"] = "none"
@@ -61,8 +63,10 @@ class OptimConfig:
             raise ValueError("optim.lr must be positive, momentum in [0, 1), weight_decay and warmup_epochs at least 0")
         if (self.clip_norm is not None and self.clip_norm <= 0) or not 0 < self.gamma <= 1 or not 0 <= self.final <= 1:
             raise ValueError("optim.clip_norm must be positive or null, optim.gamma in (0, 1], optim.final in [0, 1]")
-        if self.schedule not in ("cosine", "exponential"):
-            raise ValueError(f"optim.schedule {self.schedule!r} is unknown; choose cosine or exponential")
+        if self.schedule not in ("cosine", "exponential", "steps"):
+            raise ValueError(f"optim.schedule {self.schedule!r} is unknown; choose cosine, exponential or steps")
+        if (self.schedule == "steps") != bool(self.milestones) or list(self.milestones) != sorted(self.milestones):
+            raise ValueError(f"optim.milestones {self.milestones} must rise, and belong to optim.schedule steps")
         if self.amp not in ("none", "bf16", "fp16"):
             raise ValueError(f"optim.amp {self.amp!r} is unknown; choose none, bf16 or fp16")
         if self.nesterov and self.momentum == 0:
@@ -76,6 +80,8 @@ def learning_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float
         return config.lr * (step + 1) / warmup
     if config.schedule == "exponential":
         return config.lr * config.gamma ** ((step - warmup) // steps_per_epoch)
+    if config.schedule == "steps":
+        return config.lr * config.gamma ** sum(step >= epoch * steps_per_epoch for epoch in config.milestones)
     progress = (step - warmup) / max(1, config.epochs * steps_per_epoch - warmup)
     return config.lr * (config.final + (1 - config.final) * 0.5 * (1 + math.cos(math.pi * progress)))
 

@@ -1,0 +1,126 @@
+"""What `dsnet eval`, `dsnet predict` and `dsnet info` do with detectors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path as File
+from typing import Any
+
+from jsonargparse import Namespace
+
+
+def evaluate_runs(args: Namespace) -> None:
+    from dsnet.config import CONFIG
+    from dsnet.detection import load_detector, read_detection_config
+    from dsnet.pipeline.detection import evaluate_detection, open_data, record_detection
+    from dsnet.pipeline.folder import check_data
+    from dsnet.reports.detection import export_detection, show_detection
+    from dsnet.reports.tables import print_json
+
+    results = []
+    for name in args.runs:
+        folder = File(name)
+        detector, config = load_detector(folder), read_detection_config(folder / CONFIG)
+        data = open_data(config, args.root)
+        check_data(folder, data)  # type: ignore[arg-type]
+        how = {"budgets": args.budgets, "max_width": args.max_width, "rule": args.rule, "overlap": args.overlap}
+        result = evaluate_detection(detector, data, config, split=args.split, **how)
+        record_detection(folder, args.split, result)
+        results.append(result)
+        if not args.json:
+            show_detection(result)
+    if args.json:
+        print_json(results if len(results) > 1 else results[0])
+    if args.export:
+        export_detection(results, File(args.export))
+
+
+def show_widths(args: Namespace) -> None:
+    """What `dsnet info` tells of a detector."""
+    from dsnet.cli.info import parse_path
+    from dsnet.detection import DetectorCost, load_detector
+    from dsnet.detection.cost import PARTS
+    from dsnet.reports.tables import human, print_json, print_table
+
+    if args.image_size is not None or args.num_classes is not None or args.width is not None:
+        raise ValueError(f"{args.model} is a saved detector: its image size, classes and width are fixed")
+    spec = load_detector(args.model).spec
+    table = DetectorCost(spec)
+    paths = spec.backbone.space.uniform if args.path is None else [parse_path(spec.backbone, args.path)]
+    rows: list[dict[str, Any]] = [
+        {
+            "path": list(path),
+            "madds": table.madds(path),
+            "madds_parts": {name: cost.madds for name, cost in table.of_parts(path).items()},
+            "params": table.params(path),
+        }
+        for path in paths
+    ]
+    if args.json:
+        print_json({"model": spec.name, "image_size": spec.image_size, "num_classes": spec.num_classes, "widths": rows})
+        return
+    print_table(
+        f"{spec.name} at {spec.image_size} px, {spec.num_classes} classes, maps of {spec.sides}",
+        ["<path", "MAdds", *PARTS, "parameters"],
+        [
+            [
+                ",".join(map(str, row["path"])) or "-",
+                human(row["madds"]),
+                *(human(row["madds_parts"][part]) for part in PARTS),
+                human(row["params"]),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def predict_objects(args: Namespace, files: Sequence[File]) -> None:
+    from dsnet.cli.info import parse_path
+    from dsnet.data import read_image
+    from dsnet.detection import DetectorCost, load_detector
+    from dsnet.detection.predict import drawn, find_objects
+    from dsnet.reports.tables import human, print_json, print_table
+    from dsnet.routing import Policy, policy_for
+
+    if not 0 < args.confidence < 1:
+        raise ValueError(f"--confidence is {args.confidence}; it lies between 0 and 1")
+    detector = load_detector(args.run)
+    backbone, policy = detector.spec.backbone, Policy()
+    path = None if args.path is None else parse_path(backbone, args.path)
+    if path is None and backbone.router is not None:
+        policy = policy_for(detector.backbone, args.budget, max_width=args.max_width, table=DetectorCost(detector))
+    elif path is None:
+        if args.budget is not None or args.max_width is not None:
+            raise ValueError(f"{args.run} has not learned to route, so it has no budgets and no cap")
+        path = detector.space.widest
+        print(f"{args.run} has not learned to route: path {','.join(map(str, path)) or '-'} runs", file=sys.stderr)
+    if policy.note:
+        print(policy.note, file=sys.stderr)
+    found = find_objects(
+        detector, files, policy, path=path, confidence=args.confidence, batch_size=min(args.batch_size, 16)
+    )
+    sights = list(found)
+    if args.draw is not None:
+        out = File(args.draw)
+        out.mkdir(parents=True, exist_ok=True)
+        for number, sight in enumerate(sights):
+            place = out / f"{number:04d}-{File(sight.file).stem}.png"  # names may repeat in different folders
+            drawn(read_image(File(sight.file)), sight, detector.spec.num_classes).save(place)
+        print(f"{len(sights)} images with boxes in {out}", file=sys.stderr)
+    if args.json:
+        print_json([asdict(sight) for sight in sights])
+        return
+    mean = sum(sight.madds for sight in sights) / len(sights)
+    rows = []
+    for sight in sights:
+        names = [thing.name for thing in sight.objects]
+        counts = ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or "nothing"
+        rows.append([sight.file, counts, ",".join(map(str, sight.path)) or "-", human(sight.madds)])
+    print_table(
+        f"{detector.spec.name} on {len(sights)} images",
+        ["<image", f"<objects of {args.confidence:.0%} confidence or more", "<path", "MAdds"],
+        rows,
+        note=f"{human(mean)} MAdds per image on average.",
+    )

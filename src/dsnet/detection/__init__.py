@@ -1,0 +1,43 @@
+"""Object detection: FSSD on a backbone whose width is chosen for each image."""
+
+from dsnet.detection.average_precision import Detections, Truth, average_precision, mean_average_precision
+from dsnet.detection.checkpoint import is_detector, load_detector, save_detector
+from dsnet.detection.config import DetectionConfig, read_detection_config
+from dsnet.detection.cost import DetectorCost
+from dsnet.detection.dataset import DetectionData, DetectionDataConfig, open_detection_data
+from dsnet.detection.detector import Answer, Detector, extract_detector, with_backbone
+from dsnet.detection.evaluate import DetectionTraces, detections_of, evaluate_detector
+from dsnet.detection.route import RoutedAnswer, route_detector
+from dsnet.detection.spec import DetectorSpec
+from dsnet.detection.stages import GatesConfig, GatesStage, WidthsConfig, WidthsStage, median_gap
+
+__all__ = [
+    "Answer",
+    "DetectionConfig",
+    "DetectionData",
+    "DetectionDataConfig",
+    "DetectionTraces",
+    "Detections",
+    "Detector",
+    "DetectorCost",
+    "DetectorSpec",
+    "GatesConfig",
+    "GatesStage",
+    "RoutedAnswer",
+    "Truth",
+    "WidthsConfig",
+    "WidthsStage",
+    "average_precision",
+    "detections_of",
+    "evaluate_detector",
+    "extract_detector",
+    "is_detector",
+    "load_detector",
+    "mean_average_precision",
+    "median_gap",
+    "open_detection_data",
+    "read_detection_config",
+    "route_detector",
+    "save_detector",
+    "with_backbone",
+]

@@ -1,0 +1,161 @@
+"""SSD's augmentation of an image and its boxes together: colours, expansion, crops that keep objects, flips.
+
+Expansion and crop only decide on a window, in pixels of the image, which may reach beyond it; the window is then cut
+out and resized in one step, so that large images cost no more than small ones.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+from PIL import Image, ImageEnhance
+from torch import Tensor
+
+from dsnet.data.images import FILTERS
+from dsnet.detection.boxes import iou
+
+Window = tuple[float, float, float, float]
+Colour = tuple[int, int, int]
+OVERLAPS = (None, 0.1, 0.3, 0.5, 0.7, 0.9, 0.0)  # None: the whole image; 0: any crop
+TRIALS = 50
+
+
+@dataclass(frozen=True)
+class BoxAugmentConfig:
+    """What is done to training images and their boxes, in this order.
+
+    Args:
+        colour: strength of brightness, contrast, saturation and hue changes, 0 to 1; SSD's is 0.5.
+        expand: lay half of the images on a grey canvas of up to this many times their side; 1 leaves it out.
+        crop: cut out a part that overlaps some object by a drawn share (SSD).
+        least: smallest side of a crop, as a share of the image.
+        flip: horizontally, half of the images.
+        turn: also vertically and by quarter turns, for images without an upright position.
+    """
+
+    colour: float = 0.5
+    expand: float = 4.0
+    crop: bool = True
+    least: float = 0.3
+    flip: bool = True
+    turn: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.colour <= 1 or not 0 < self.least <= 1 or self.expand < 1:
+            raise ValueError("augment.colour lies in [0, 1], augment.least in (0, 1], augment.expand is at least 1")
+
+
+def augment(
+    image: Image.Image,
+    objects: Tensor,
+    config: BoxAugmentConfig,
+    rng: random.Random,
+    *,
+    size: int,
+    interpolation: str,
+    fill: Colour,
+) -> tuple[Image.Image, Tensor]:
+    """An image and its objects [G, 6] (corners in pixels, class, difficult) as a square and objects in shares of it."""
+    window: Window = (0.0, 0.0, float(image.width), float(image.height))
+    if config.expand > 1 and rng.random() < 0.5:
+        window = expanded(window, rng.uniform(1, config.expand), rng)
+    if config.crop:
+        window = cropped(window, objects, config.least, rng)
+    image, place = cut(image, window, size, interpolation)
+    if config.colour:
+        image = recoloured(image, config.colour, rng)
+    square = Image.new("RGB", (size, size), fill)
+    square.paste(image, place)
+    objects = seen(objects, window)
+    if config.flip and rng.random() < 0.5:
+        square, objects = flipped(square, objects)
+    if config.turn:
+        for _ in range(rng.randrange(4)):
+            square, objects = turned(square, objects)
+    return square, objects
+
+
+def expanded(window: Window, ratio: float, rng: random.Random) -> Window:
+    """A larger window, in which the image lies somewhere."""
+    width, height = window[2] - window[0], window[3] - window[1]
+    left, top = (-rng.uniform(0, side * (ratio - 1)) for side in (width, height))
+    return left, top, left + width * ratio, top + height * ratio
+
+
+def cropped(window: Window, objects: Tensor, least: float, rng: random.Random) -> Window:
+    """A part of the window that overlaps some object by a drawn share and holds the middle of one."""
+    wanted = rng.choice(OVERLAPS)
+    if wanted is None or not len(objects):
+        return window
+    sides = window[2] - window[0], window[3] - window[1]
+    for _ in range(TRIALS):
+        width, height = (side * rng.uniform(least, 1) for side in sides)
+        if not 0.5 <= width / height <= 2:
+            continue
+        left, top = window[0] + rng.uniform(0, sides[0] - width), window[1] + rng.uniform(0, sides[1] - height)
+        part = (left, top, left + width, top + height)
+        covered = iou(objects.new_tensor([part]), objects[:, :4])
+        if float(covered.max()) >= wanted and len(seen(objects, part)):
+            return part
+    return window
+
+
+def seen(objects: Tensor, window: Window) -> Tensor:
+    """The objects whose middle lies in a window, cut to it, in shares of it."""
+    low, high = objects.new_tensor(window[:2]), objects.new_tensor(window[2:])
+    middle = (objects[:, :2] + objects[:, 2:4]) / 2
+    mine = objects[((middle > low) & (middle < high)).all(1)]
+    corners = torch.cat([mine[:, :2] - low, mine[:, 2:4] - low], 1) / (high - low).repeat(2)
+    return torch.cat([corners.clamp(0, 1), mine[:, 4:]], 1)
+
+
+def cut(image: Image.Image, window: Window, size: int, interpolation: str) -> tuple[Image.Image, tuple[int, int]]:
+    """What a window shows of the image, scaled as the window is to `size`, and where in the square it lies."""
+    scale_x, scale_y = size / (window[2] - window[0]), size / (window[3] - window[1])
+    left, top = max(0.0, window[0]), max(0.0, window[1])
+    right, bottom = min(float(image.width), window[2]), min(float(image.height), window[3])
+    width, height = max(1, round((right - left) * scale_x)), max(1, round((bottom - top) * scale_y))
+    shown = image.resize((width, height), FILTERS[interpolation], box=(left, top, right, bottom))
+    return shown, (round((left - window[0]) * scale_x), round((top - window[1]) * scale_y))
+
+
+def recoloured(image: Image.Image, strength: float, rng: random.Random) -> Image.Image:
+    """Each change with a chance of one half, contrast before or after saturation and hue."""
+    steps = ["contrast", "saturation", "hue"] if rng.random() < 0.5 else ["saturation", "hue", "contrast"]
+    for step in ["brightness", *steps]:
+        factor = 1 + rng.uniform(-strength, strength)
+        if rng.random() < 0.5:
+            continue
+        if step == "brightness":
+            image = ImageEnhance.Brightness(image).enhance(1 + (factor - 1) / 2)
+        elif step == "contrast":
+            image = ImageEnhance.Contrast(image).enhance(factor)
+        elif step == "saturation":
+            image = ImageEnhance.Color(image).enhance(factor)
+        else:
+            hue, saturation, value = image.convert("HSV").split()
+            shift = round((factor - 1) / 5 * 256)
+            image = Image.merge("HSV", (hue.point(lambda h, by=shift: (h + by) % 256), saturation, value)).convert(
+                "RGB"
+            )
+    return image
+
+
+def flipped(image: Image.Image, objects: Tensor) -> tuple[Image.Image, Tensor]:
+    left, top, right, bottom, *rest = objects.unbind(1)
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), torch.stack([1 - right, top, 1 - left, bottom, *rest], 1)
+
+
+def turned(image: Image.Image, objects: Tensor) -> tuple[Image.Image, Tensor]:
+    """A quarter turn against the clock."""
+    left, top, right, bottom, *rest = objects.unbind(1)
+    return image.transpose(Image.Transpose.ROTATE_90), torch.stack([top, 1 - right, bottom, 1 - left, *rest], 1)
+
+
+def resized(image: Image.Image, objects: Tensor, size: int, interpolation: str) -> tuple[Image.Image, Tensor]:
+    """The whole image as a square of a size, its objects as shares of it; the aspect ratio is not kept (SSD)."""
+    scale = objects.new_tensor([image.width, image.height, image.width, image.height])
+    shares = torch.cat([objects[:, :4] / scale, objects[:, 4:]], 1)
+    return image.resize((size, size), FILTERS[interpolation]), shares

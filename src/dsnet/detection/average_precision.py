@@ -1,0 +1,111 @@
+"""Average precision as PASCAL VOC defines it, by the 11-point rule of 2007 or by the area of later years."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isnan, nan
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dsnet.detection.boxes import iou
+
+Rule = Literal["area", "11point"]
+
+
+@dataclass(frozen=True)
+class Detections:
+    """Of one image: boxes [D, 4] in corners, scores [D], classes [D]."""
+
+    boxes: Tensor
+    scores: Tensor
+    classes: Tensor
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Of one image: boxes [G, 4] in corners, in the same units as the detections; classes [G]; difficult [G]."""
+
+    boxes: Tensor
+    classes: Tensor
+    difficult: Tensor
+
+
+def mean_average_precision(
+    found: Sequence[Detections], truths: Sequence[Truth], classes: int, *, overlap: float = 0.5, rule: Rule = "area"
+) -> tuple[float, list[float]]:
+    """The mean over classes, and each class's; a class without objects that count is nan and left out of the mean."""
+    if len(found) != len(truths):
+        raise ValueError(f"there are detections of {len(found)} images but objects of {len(truths)}; give one for each")
+    each = [average_precision(found, truths, label, overlap=overlap, rule=rule) for label in range(classes)]
+    known = [value for value in each if not isnan(value)]
+    return (sum(known) / len(known) if known else nan), each
+
+
+def average_precision(
+    found: Sequence[Detections], truths: Sequence[Truth], label: int, *, overlap: float = 0.5, rule: Rule = "area"
+) -> float:
+    """Of one class. Detections are taken from the best score on; each finds the object that it overlaps most.
+
+    It is right if they overlap by `overlap` at least and no better detection found that object. Objects marked
+    difficult neither count nor make a detection wrong. Equal scores keep the order of the images.
+    """
+    if rule not in ("area", "11point"):
+        raise ValueError(f"rule {rule!r} is unknown; choose area or 11point")
+    scores: list[Tensor] = []
+    right: list[Tensor] = []
+    counted: list[Tensor] = []
+    objects = 0
+    for one, truth in zip(found, truths, strict=True):
+        mine, own = one.classes == label, truth.classes == label
+        difficult = truth.difficult[own].bool()
+        objects += int((~difficult).sum())
+        order = one.scores[mine].argsort(descending=True, stable=True)
+        hits, counts = judge(one.boxes[mine][order], truth.boxes[own], difficult, overlap)
+        scores.append(one.scores[mine][order])
+        right.append(hits)
+        counted.append(counts)
+    if not objects:
+        return nan
+    order = torch.cat(scores).argsort(descending=True, stable=True)
+    order = order[torch.cat(counted)[order]]
+    hits = torch.cat(right)[order].double()
+    recall = hits.cumsum(0) / objects
+    precision = hits.cumsum(0) / torch.arange(1, len(hits) + 1)
+    return area_under(recall, precision) if rule == "area" else eleven_points(recall, precision)
+
+
+def judge(boxes: Tensor, objects: Tensor, difficult: Tensor, overlap: float) -> tuple[Tensor, Tensor]:
+    """Which detections [D] of one image and class, best first, are right, and which count at all."""
+    right, counts = torch.zeros(len(boxes), dtype=torch.bool), torch.ones(len(boxes), dtype=torch.bool)
+    if not len(boxes) or not len(objects):
+        return right, counts
+    best, which = iou(boxes.double(), objects.double()).max(1)
+    taken: set[int] = set()
+    for row, (value, place) in enumerate(zip(best.tolist(), which.tolist(), strict=True)):
+        if value < overlap:
+            continue
+        if bool(difficult[place]):
+            counts[row] = False
+        elif place not in taken:
+            right[row] = True
+            taken.add(place)
+    return right, counts
+
+
+def area_under(recall: Tensor, precision: Tensor) -> float:
+    """The area under the precision that is reached at a recall or beyond it."""
+    envelope = precision.flip(0).cummax(0).values.flip(0) if len(precision) else precision
+    steps = torch.diff(recall, prepend=recall.new_zeros(1))
+    return float((steps * envelope).sum())
+
+
+def eleven_points(recall: Tensor, precision: Tensor) -> float:
+    """The mean of the best precision at a recall of at least 0, 0.1, ... 1."""
+    points = [precision[recall >= number / 10 - 1e-12] for number in range(11)]
+    return float(sum(float(beyond.max()) if len(beyond) else 0.0 for beyond in points) / 11)

@@ -1,0 +1,92 @@
+"""Boxes as tensors [..., 4]: overlap, the code that a detector learns, and the choice among overlapping boxes.
+
+Corners are (left, top, right, bottom), centres are (x, y, width, height). Coordinates are continuous: a box as wide as
+one pixel has a width of one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+VARIANCES = (0.1, 0.2)  # SSD's: offsets and log sizes are divided by these
+
+
+def to_corners(centres: Tensor) -> Tensor:
+    middle, size = centres[..., :2], centres[..., 2:]
+    return torch.cat([middle - size / 2, middle + size / 2], -1)
+
+
+def to_centres(corners: Tensor) -> Tensor:
+    low, high = corners[..., :2], corners[..., 2:]
+    return torch.cat([(low + high) / 2, high - low], -1)
+
+
+def area(corners: Tensor) -> Tensor:
+    return (corners[..., 2:] - corners[..., :2]).clamp_min(0).prod(-1)
+
+
+def iou(first: Tensor, second: Tensor) -> Tensor:
+    """Intersection over union of every pair, [..., N, 4] and [..., M, 4] in corners -> [..., N, M]; 0 where both are
+    empty."""
+    low = torch.maximum(first[..., :, None, :2], second[..., None, :, :2])
+    high = torch.minimum(first[..., :, None, 2:], second[..., None, :, 2:])
+    both = (high - low).clamp_min(0).prod(-1)
+    either = area(first)[..., :, None] + area(second)[..., None, :] - both
+    return torch.where(either > 0, both / either.clamp_min(torch.finfo(both.dtype).tiny), 0)
+
+
+def encode(corners: Tensor, priors: Tensor) -> Tensor:
+    """What a detector is to say about boxes (in corners) at their priors (as centres)."""
+    boxes = to_centres(corners)
+    offset = (boxes[..., :2] - priors[..., :2]) / priors[..., 2:] / VARIANCES[0]
+    return torch.cat([offset, (boxes[..., 2:] / priors[..., 2:]).log() / VARIANCES[1]], -1)
+
+
+def decode(deltas: Tensor, priors: Tensor) -> Tensor:
+    """The inverse of `encode`: boxes in corners."""
+    middle = priors[..., :2] + deltas[..., :2] * VARIANCES[0] * priors[..., 2:]
+    size = priors[..., 2:] * (deltas[..., 2:] * VARIANCES[1]).exp()
+    return to_corners(torch.cat([middle, size], -1))
+
+
+def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
+    """Which boxes [..., N, 4], whose scores [..., N] fall, remain: none overlaps a better one that remains by more.
+
+    This is greedy non-maximum suppression, found for all leading dimensions at once: whether a box remains depends
+    on better ones only, so repeating the rule settles one more box each time, and all of them after a few times.
+    """
+    if bool((scores[..., 1:] > scores[..., :-1]).any()):
+        raise ValueError("scores rise somewhere; sort boxes and scores by falling score first")
+    # [..., N, N]: the row, if it remains, removes the column. Numbers, because products of matrices are fast.
+    beats = (iou(boxes, boxes) > threshold).to(torch.float32).triu(1)
+    keep = torch.ones_like(scores, dtype=torch.bool)
+    while True:
+        settled = (keep[..., None, :].to(beats.dtype) @ beats).squeeze(-2) == 0
+        if bool((settled == keep).all()):
+            return keep
+        keep = settled
+
+
+def select(
+    boxes: Tensor,
+    probs: Tensor,
+    *,
+    threshold: float = 0.01,
+    overlap: float = 0.45,
+    per_class: int = 400,
+    most: int = 200,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The detections of one image, best first: boxes [D, 4], scores [D], classes [D], suppressed within each class.
+
+    boxes: [P, 4] in corners. probs: [P, 1 + classes], background first; the classes returned count from 0 without it.
+    per_class: candidates of each class that are looked at. most: detections that are kept.
+    """
+    likely = int((probs[:, 1:] > threshold).sum(0).max())
+    scores, which = probs[:, 1:].T.topk(min(per_class, likely), dim=1)  # [C, K]
+    found = boxes[which]  # [C, K, 4]
+    keep = (scores > threshold) & nms(found, scores, overlap)
+    labels = torch.arange(len(scores), device=scores.device)[:, None].expand_as(scores)
+    scores, found, labels = scores[keep], found[keep], labels[keep]
+    best = scores.argsort(descending=True, stable=True)[:most]
+    return found[best], scores[best], labels[best]

@@ -1,0 +1,53 @@
+"""Detectors on disk, in the same two files as classification networks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path as File
+
+import torch
+
+from dsnet.checkpoint import (
+    MODEL,
+    WEIGHTS,
+    CheckpointError,
+    card_in,
+    check_tensors,
+    read_description,
+    read_model,
+    task_in,
+    write_model,
+)
+from dsnet.detection.detector import Detector
+from dsnet.detection.spec import TASK, DetectorSpec
+
+
+def save_detector(detector: Detector, folder: str | os.PathLike[str]) -> File:
+    """Write the detector with its spec and card. A crash at any moment leaves the old model or the new one."""
+    return write_model(folder, detector.state_dict(), detector.spec, detector.card)
+
+
+def load_detector(folder: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Detector:
+    """The saved detector in eval mode, bit for bit."""
+    folder = File(folder)
+    content, tensors = read_model(folder)
+    if task_in(content) != TASK:
+        raise CheckpointError(f"{folder} holds a network for {task_in(content)}, not for detection; use dsnet.load")
+    try:
+        spec = DetectorSpec.from_dict(content["spec"])
+        with torch.device("meta"):  # costs nothing, whatever sizes a spec asks for
+            expected = Detector(spec).state_dict()
+    except (ValueError, TypeError, RuntimeError, IndexError) as error:
+        raise CheckpointError(f"{folder / MODEL} describes a detector that cannot be built ({error})") from error
+    check_tensors(folder / WEIGHTS, tensors, expected)
+    with torch.random.fork_rng(devices=[]):  # building draws initial weights; loading must not move the generator
+        detector = Detector(spec)
+    detector.card = card_in(folder, content)
+    detector.load_state_dict(tensors, assign=True)
+    return detector.to(device).eval()
+
+
+def is_detector(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder holds a detector."""
+    place = File(folder)
+    return (place / MODEL).is_file() and task_in(read_description(place)) == TASK

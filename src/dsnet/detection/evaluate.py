@@ -1,0 +1,172 @@
+"""How good a detector is: mean average precision of every width and of the dynamic network, beside MAdds."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from dsnet.data import Batch
+from dsnet.detection.average_precision import Detections, Rule, Truth, mean_average_precision
+from dsnet.detection.boxes import select
+from dsnet.detection.cost import DetectorCost
+from dsnet.detection.detector import Answer, Detector
+from dsnet.detection.loss import PADDING
+from dsnet.detection.route import scores_of
+from dsnet.routing import Outcome, Prices, RoutingError, Traces, policy_for
+from dsnet.space import Path
+from dsnet.version import __version__
+
+SCHEMA = 1
+SIZES = {"S": 0.25, "M": 0.5, "L": 0.75}  # of the way from the slimmest to the widest candidate's MAdds
+
+
+def detections_of(detector: Detector, answer: Answer, **limits: Any) -> list[Detections]:
+    """What was found in each image of a batch; boxes are shares of the image. `limits` as `select` takes them."""
+    boxes, probs = detector.boxes_of(answer)
+    return [Detections(*(part.cpu() for part in select(*one, **limits))) for one in zip(boxes, probs, strict=True)]
+
+
+def truths_of(batch: Batch) -> list[Truth]:
+    real = [own[own[:, 4] != PADDING] for own in batch.labels]
+    return [Truth(own[:, :4], own[:, 4].long(), own[:, 5] > 0) for own in real]
+
+
+class DetectionTraces(Traces):
+    """What every width finds on a set of images and what the gate says of them, remembered.
+
+    Any policy's outcome follows without running the detector again. For detectors with at most one choice point.
+    """
+
+    @torch.no_grad()
+    def __init__(self, detector: Detector, batches: Iterable[Batch], *, paths: Sequence[Path] | None = None) -> None:
+        if len(detector.spec.backbone.widths) > 1:
+            raise RoutingError(f"{detector.spec.name!r} has several choice points; evaluate it path by path")
+        self.detector, self.net = detector.eval(), detector.backbone
+        self.table = DetectorCost(detector)
+        self.prices = Prices(self.table)
+        wanted = list(detector.space) if paths is None else list(paths)
+        self.found: dict[Path, list[Detections]] = {path: [] for path in wanted}
+        self.truths: list[Truth] = []
+        scores, kept = [], []
+        for batch in batches:
+            if not len(batch.images):
+                continue
+            started = detector.start(batch.images.to(detector.priors.device))
+            for path in wanted:
+                self.found[path] += detections_of(detector, detector.finish(detector.widths(started, path)))
+            if detector.spec.backbone.router is not None:
+                scores.append(scores_of(detector, 0, started.code, 0).cpu())
+            self.truths += truths_of(batch)
+            kept.append(batch.ids)
+        if not kept:
+            raise ValueError("there are no images to detect objects in")
+        self.ids = torch.cat(kept)
+        self.scores = {(): torch.cat(scores)} if scores else {}
+        self.correct = {path: torch.zeros(len(self.ids), dtype=torch.int8) for path in wanted}  # all are known
+
+    def precision(self, found: Sequence[Detections], **how: Any) -> tuple[float, list[float]]:
+        return mean_average_precision(found, self.truths, self.detector.spec.num_classes, **how)
+
+    def routed(self, outcome: Outcome) -> list[Detections]:
+        """The detections of each image along its path."""
+        return [self.found[tuple(path)][row] for row, path in enumerate(outcome.paths.tolist())]
+
+    def accuracy(self, outcome: Outcome) -> float:
+        """Mean average precision at an overlap of 0.5, by the area rule."""
+        return self.precision(self.routed(outcome))[0]
+
+
+def evaluate_detector(
+    traces: DetectionTraces,
+    *,
+    split: str,
+    budgets: Sequence[str | float] | None = None,
+    max_width: int | None = None,
+    rule: Rule = "area",
+    overlap: float = 0.5,
+) -> dict[str, Any]:
+    """The result of an evaluation: one row per width, cheapest first, and the dynamic detector at some budgets."""
+    start = time.perf_counter()
+    detector, table, how = traces.detector, traces.table, {"rule": rule, "overlap": overlap}
+    assert isinstance(table, DetectorCost)
+    names = detector.card.classes or tuple(map(str, range(detector.spec.num_classes)))
+    rows = []
+    for path, found in traces.found.items():
+        mean, each = traces.precision(found, **how)
+        parts = table.of_parts(path)
+        rows.append(
+            {
+                "path": list(path),
+                "map": mean,
+                "ap": dict(zip(names, each, strict=True)),
+                "madds": table.madds(path),
+                "madds_parts": {name: cost.madds for name, cost in parts.items()},
+                "params": table.params(path),
+                "share": table.madds(path) / table.widest,
+            }
+        )
+    result = {
+        "schema": SCHEMA,
+        "task": "detection",
+        "dsnet": __version__,
+        "torch": torch.__version__,
+        "machine": f"{platform.machine()} {platform.system()}, {torch.get_num_threads()} threads",
+        "model": detector.spec.name,
+        "image_size": detector.spec.image_size,
+        "split": split,
+        "images": len(traces),
+        "objects": sum(int((~truth.difficult).sum()) for truth in traces.truths),
+        **how,
+        "rows": sorted(rows, key=lambda row: row["madds"]),  # type: ignore[arg-type, return-value]
+    }
+    if detector.spec.backbone.router is not None:
+        result["dynamic"] = dynamic_rows(traces, budgets, max_width=max_width, how=how)
+    elif budgets or max_width is not None:
+        raise RoutingError(f"this {detector.spec.name} has not learned to route, so it has no budgets")
+    return {**result, "seconds": round(time.perf_counter() - start, 2)}
+
+
+def dynamic_rows(
+    traces: DetectionTraces, budgets: Sequence[str | float] | None, *, max_width: int | None, how: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """The dynamic detector at S, M and L, or at the budgets asked for."""
+    net, table = traces.net, traces.table
+    low, high = (table.madds(net.candidates[end], dynamic=True) for end in (0, -1))
+    asked: dict[str, str | float] = (
+        {name: low + share * (high - low) for name, share in SIZES.items()}
+        if budgets is None
+        else {str(budget): budget for budget in budgets}
+    )
+    rows = []
+    for name, budget in asked.items():
+        policy = policy_for(net, budget, max_width=max_width, table=table)
+        outcome = traces.at(policy)
+        chosen = outcome.paths[:, 0]
+        rows.append(
+            {
+                "name": name,
+                "lambda": policy.lam,
+                "note": policy.note,
+                "madds": outcome.madds.double().mean().item(),
+                "map": traces.precision(traces.routed(outcome), **how)[0],
+                "uniform": between(traces, outcome.madds.double().mean().item(), how),
+                "widths": {str(width): int((chosen == width).sum()) for width in net.spec.routing[0]},
+            }
+        )
+    return rows
+
+
+def between(traces: DetectionTraces, madds: float, how: dict[str, Any]) -> float:
+    """The mean average precision of the uniform widths next to some MAdds, interpolated."""
+    points = sorted(
+        (traces.table.madds(path), traces.precision(found, **how)[0]) for path, found in traces.found.items()
+    )
+    for (a, low), (b, high) in pairwise(points):
+        if madds <= b:
+            return low + (high - low) * max(0.0, madds - a) / (b - a)
+    return points[-1][1]

@@ -1,0 +1,112 @@
+"""What lies behind the projections and has one width: plain layers, the neck that fuses maps, and the heads."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dsnet.detection.spec import GROUP, DetectorSpec
+from dsnet.nn.slicing import Shape, Sliceable, out_side
+
+
+class Fixed(Sliceable):
+    """A plain layer that is traced, materialised and counted like a sliceable one, without a width."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+    def materialise(self, *widths: int) -> nn.Module:
+        return copy.deepcopy(self.layer).requires_grad_(True)
+
+    def madds(self, shape: Shape, *widths: int) -> int:
+        if not isinstance(self.layer, nn.Conv2d):
+            return 0
+        conv = self.layer
+        places = 1
+        for axis, side in enumerate(shape[2:]):
+            padding = conv.padding[axis]
+            assert isinstance(padding, int)
+            places *= (side + 2 * padding - conv.kernel_size[axis]) // conv.stride[axis] + 1
+        return places * conv.weight.numel()
+
+    def params(self, *widths: int) -> int:
+        return sum(parameter.numel() for parameter in self.layer.parameters())
+
+
+class ConvNorm(nn.Module):
+    """3x3 convolution, group norm, ReLU."""
+
+    def __init__(self, cin: int, cout: int, *, stride: int = 1, padding: int = 1) -> None:
+        super().__init__()
+        self.conv = Fixed(nn.Conv2d(cin, cout, 3, stride, padding, bias=False))
+        self.norm = Fixed(nn.GroupNorm(cout // GROUP, cout))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(self.conv(x)))
+
+
+class Neck(nn.Module):
+    """Projected maps, resized to the largest, side by side, normalised; then the pyramid (FSSD, Li and Zhou, 2017)."""
+
+    def __init__(self, spec: DetectorSpec) -> None:
+        super().__init__()
+        self.sides = [spec.side_of(tap) for tap in spec.taps]
+        fused = spec.projection * len(spec.taps)
+        self.norm = Fixed(nn.GroupNorm(fused // GROUP, fused))
+        levels = [ConvNorm(fused, spec.pyramid)]
+        for before, side in pairwise(spec.sides):
+            padding = 1 if out_side(before, 2) == side else 0
+            levels.append(ConvNorm(spec.pyramid, spec.pyramid, stride=2, padding=padding))
+        self.levels = nn.ModuleList(levels)
+
+    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """Maps [B, projection, side, side] in the order of the taps -> the pyramid's maps, the largest first."""
+        largest = self.sides[0]
+        resized = [
+            x if side == largest else F.interpolate(x, size=(largest, largest), mode="bilinear", align_corners=False)
+            for x, side in zip(maps, self.sides, strict=True)
+        ]
+        x = F.relu(self.norm(torch.cat(resized, 1)))
+        pyramid = []
+        for level in self.levels:
+            x = level(x)
+            pyramid.append(x)
+        return pyramid
+
+
+class Heads(nn.Module):
+    """For each map one 3x3 convolution to box deltas and one to class logits (SSD)."""
+
+    def __init__(self, spec: DetectorSpec) -> None:
+        super().__init__()
+        self.outputs = 1 + spec.num_classes
+        self.deltas = nn.ModuleList(head(spec.pyramid, 4 * boxes) for boxes in spec.boxes)
+        self.logits = nn.ModuleList(head(spec.pyramid, self.outputs * boxes) for boxes in spec.boxes)
+
+    def forward(self, pyramid: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Deltas [B, P, 4] and logits [B, P, 1 + classes], in the order of the priors."""
+        deltas = torch.cat([rows(conv(x)) for conv, x in zip(self.deltas, pyramid, strict=True)], 1)
+        logits = torch.cat([rows(conv(x)) for conv, x in zip(self.logits, pyramid, strict=True)], 1)
+        return deltas.unflatten(1, (-1, 4)), logits.unflatten(1, (-1, self.outputs))
+
+
+def head(cin: int, cout: int) -> Fixed:
+    conv = nn.Conv2d(cin, cout, 3, padding=1)
+    nn.init.normal_(conv.weight, std=0.01)
+    assert conv.bias is not None
+    nn.init.zeros_(conv.bias)
+    return Fixed(conv)
+
+
+def rows(x: Tensor) -> Tensor:
+    """A map [B, C, H, W] as rows [B, H * W * C]: place by place, as the priors are listed."""
+    return x.permute(0, 2, 3, 1).flatten(1)

@@ -1,0 +1,109 @@
+"""The multibox loss: which prior answers for which object, and how wrong the answers are."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dsnet.detection.boxes import encode, iou, to_corners
+
+OVERLAP = 0.5
+NEGATIVES = 3  # background priors per prior with an object
+IGNORED = -1  # neither object nor background
+PADDING = -1  # class of the rows that fill up a batch's objects
+
+
+class Targets(NamedTuple):
+    """What every prior should say: classes [B, P] (0 is background, -1 does not count) and deltas [B, P, 4]."""
+
+    classes: Tensor
+    deltas: Tensor
+
+
+class MultiboxLoss(NamedTuple):
+    """Sums of one loss each, and the priors that have objects, all [B]."""
+
+    localisation: Tensor
+    classification: Tensor
+    positives: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        """Of a batch: both losses over the number of priors with objects."""
+        return (self.localisation.sum() + self.classification.sum()) / self.positives.sum().clamp_min(1)
+
+    @property
+    def each(self) -> Tensor:
+        """Of each image [B] by itself."""
+        return (self.localisation + self.classification) / self.positives.clamp_min(1)
+
+
+def match(objects: Tensor, priors: Tensor, *, overlap: float = OVERLAP) -> tuple[Tensor, Tensor]:
+    """Classes [P] and deltas [P, 4] of the priors for one image's objects [G, 6]: corners, class, difficult.
+
+    A prior answers for the object that it overlaps most, if by at least `overlap`. Every object that some prior touches
+    gets one at least: the one that overlaps it most, the largest overlap first, no prior for two objects. Difficult
+    objects get none; priors that would have answered for them do not count.
+    """
+    objects = objects[objects[:, 4] != PADDING]
+    difficult = objects[:, 5] > 0
+    corners = to_corners(priors)
+    hard, objects = objects[difficult], objects[~difficult]
+    classes = torch.zeros(len(priors), dtype=torch.long, device=priors.device)
+    if len(hard):
+        classes[(iou(hard[:, :4], corners) >= overlap).any(0)] = IGNORED
+    if not len(objects):
+        return classes, torch.zeros_like(priors)
+    overlaps = iou(objects[:, :4], corners)  # [G, P]
+    best, which = overlaps.max(0)
+    mine = best >= overlap
+    own = own_priors(overlaps)
+    served = own >= 0
+    mine[own[served]], which[own[served]] = True, served.nonzero().flatten()
+    classes[mine] = objects[which[mine], 4].long() + 1
+    return classes, torch.where(mine[:, None], encode(objects[which, :4], priors), 0)
+
+
+def own_priors(overlaps: Tensor) -> Tensor:
+    """A prior [G] for every object, given overlaps [G, P]; the largest overlap is served first.
+
+    -1 where no prior that overlaps the object is left.
+    """
+    best, chosen = overlaps.max(1)
+    if len(chosen.unique()) == len(chosen):
+        return torch.where(best > 0, chosen, -1)
+    chosen, left = torch.full_like(chosen, -1), overlaps.clone()
+    for _ in range(min(left.shape)):
+        row, column = divmod(int(left.argmax()), left.shape[1])
+        if left[row, column] <= 0:
+            break
+        chosen[row] = column
+        left[row], left[:, column] = 0, 0
+    return chosen
+
+
+def match_all(objects: Tensor, priors: Tensor) -> Targets:
+    """Targets of a batch of objects [B, G, 6], padded with class -1."""
+    matched = [match(own, priors) for own in objects]
+    return Targets(torch.stack([classes for classes, _ in matched]), torch.stack([deltas for _, deltas in matched]))
+
+
+def multibox_loss(deltas: Tensor, logits: Tensor, targets: Targets, *, negatives: int = NEGATIVES) -> MultiboxLoss:
+    """Smooth L1 of priors with objects; cross-entropy of these and of the hardest background priors of each image.
+
+    There are `negatives` background priors for each one with an object, and as many for an image without objects.
+    """
+    if deltas.dtype != torch.float64:  # losses stay in single precision at least
+        deltas, logits = deltas.float(), logits.float()
+    positive = targets.classes > 0
+    count = positive.sum(1)
+    error = F.smooth_l1_loss(deltas, targets.deltas.to(deltas), reduction="none").sum(2)
+    entropy = F.cross_entropy(logits.flatten(0, 1), targets.classes.clamp_min(0).flatten(), reduction="none")
+    entropy = entropy.view_as(positive)
+    background = entropy.detach().masked_fill(targets.classes != 0, -1)
+    rank = background.argsort(1, descending=True).argsort(1)
+    hard = (rank < negatives * count.clamp_min(1)[:, None]) & (targets.classes == 0)
+    return MultiboxLoss((error * positive).sum(1), (entropy * (positive | hard)).sum(1), count)

@@ -1,0 +1,107 @@
+"""From image files to objects, and to images with boxes drawn on them."""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path as File
+
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from dsnet.data import read_image
+from dsnet.data.augment import normalise, to_float
+from dsnet.data.images import FILTERS, to_tensor
+from dsnet.detection.cost import DetectorCost
+from dsnet.detection.detector import Detector
+from dsnet.detection.evaluate import detections_of
+from dsnet.detection.route import route_detector
+from dsnet.routing import Policy, Prices
+from dsnet.space import Path
+
+
+@dataclass(frozen=True)
+class Found:
+    """An object: class number and name, its probability, its box (left, top, right, bottom) in pixels of the image."""
+
+    label: int
+    name: str
+    confidence: float
+    box: tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Sight:
+    """The objects of one image, best first, the path taken, MAdds spent."""
+
+    file: str
+    objects: tuple[Found, ...]
+    path: Path
+    madds: int
+
+
+@torch.no_grad()
+def find_objects(
+    detector: Detector,
+    files: Sequence[File],
+    policy: Policy,
+    *,
+    path: Path | None = None,
+    confidence: float = 0.5,
+    batch_size: int = 16,
+) -> Iterator[Sight]:
+    """Objects of at least some confidence, in the order of `files`; gates choose each path, unless `path` pins it."""
+    table = DetectorCost(detector)
+    prices = Prices(table)
+    names = detector.card.classes
+    for start in range(0, len(files), batch_size):
+        part = files[start : start + batch_size]
+        images = [read_image(file) for file in part]
+        x = torch.cat([prepare(image, detector) for image in images]).to(detector.priors.device)
+        if path is None:
+            routed = route_detector(detector, x, policy, prices=prices)
+            answer, taken, madds = routed.answer, routed.paths.tolist(), routed.madds.tolist()
+        else:
+            answer = detector(x, path)
+            taken, madds = [list(path)] * len(x), [table.madds(path)] * len(x)
+        for file, image, found, own, cost in zip(
+            part, images, detections_of(detector, answer, threshold=confidence), taken, madds, strict=True
+        ):
+            scale = torch.tensor([image.width, image.height, image.width, image.height])
+            rows = zip(found.classes.tolist(), found.scores.tolist(), (found.boxes * scale).tolist(), strict=True)
+            objects = tuple(
+                Found(label, names[label] if names else str(label), score, (box[0], box[1], box[2], box[3]))
+                for label, score, box in rows
+            )
+            yield Sight(str(file), objects, tuple(own), cost)
+
+
+def prepare(image: Image.Image, detector: Detector) -> Tensor:
+    """An image as the detector's input [1, 3, S, S]: squeezed to a square, as in training."""
+    how, size = detector.card.preprocessing, detector.spec.image_size
+    square = image.resize((size, size), FILTERS[how.interpolation])
+    return normalise(to_float(to_tensor(square)[None]), how.mean, how.std)
+
+
+def drawn(image: Image.Image, sight: Sight, classes: int) -> Image.Image:
+    """A copy of the image with a box and a caption for every object, one colour per class."""
+    picture = image.convert("RGB")
+    pen = ImageDraw.Draw(picture)
+    width = max(1, round(max(picture.size) / 300))
+    for thing in reversed(sight.objects):  # the best on top
+        colour = colour_of(thing.label, classes)
+        pen.rectangle(thing.box, outline=colour, width=width)
+        text = f"{thing.name} {thing.confidence:.0%}"
+        left, top, right, bottom = pen.textbbox((0, 0), text)
+        height = bottom - top + 4
+        x, y = thing.box[0], max(0.0, thing.box[1] - height)
+        pen.rectangle((x, y, x + right - left + 4, y + height), fill=colour)
+        pen.text((x + 2, y + 2 - top), text, fill="white")
+    return picture
+
+
+def colour_of(label: int, classes: int) -> tuple[int, int, int]:
+    red, green, blue = colorsys.hsv_to_rgb(label / max(1, classes), 0.9, 0.8)
+    return round(255 * red), round(255 * green), round(255 * blue)

@@ -1,0 +1,126 @@
+"""A detector as data: its backbone's spec, which maps it reads, and how wide everything behind them is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from dsnet.detection.priors import RATIOS, SCALES, boxes_per_place
+from dsnet.models import ModelSpec
+from dsnet.models.spec import StageSpec
+from dsnet.nn.slicing import out_side
+from dsnet.space import Channels
+
+TASK = "detection"
+TAPS = ("block5", "block11", "block13")
+GROUP = 16  # channels per group of the neck's norms
+
+
+@dataclass(frozen=True)
+class DetectorSpec:
+    """Everything that is needed to build a detector again.
+
+    backbone: with one class, because its classifier is not used, and with the detector's image size.
+    num_classes: kinds of objects, background not counted.
+    taps: maps of the backbone that are fused, the largest first.
+    projection, pyramid: channels of each projected map, and of the maps that the heads read.
+    scales, ratios: of the prior boxes, see `prior_boxes`; the pyramid has one map for each list of ratios.
+    """
+
+    backbone: ModelSpec
+    num_classes: int
+    taps: tuple[str, ...] = TAPS
+    projection: int = 128
+    pyramid: int = 256
+    scales: tuple[float, ...] = SCALES
+    ratios: tuple[tuple[float, ...], ...] = RATIOS
+
+    def __post_init__(self) -> None:
+        if type(self.num_classes) is not int or self.num_classes < 1:
+            raise ValueError(f"num_classes is {self.num_classes!r}; a detector needs at least 1 kind of object")
+        for name in ("projection", "pyramid"):
+            if getattr(self, name) < GROUP or getattr(self, name) % GROUP:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be a positive multiple of {GROUP}")
+        known = [stage.tap for stage in self.backbone.stages if stage.tap is not None]
+        if not self.taps or (unknown := [tap for tap in self.taps if tap not in known]):
+            raise ValueError(
+                f"{self.backbone.name!r} has no maps named {', '.join(unknown) if self.taps else '(none given)'}; "
+                f"choose taps from {', '.join(known)}"
+            )
+        if len(self.scales) != len(self.ratios) + 1 or list(self.scales) != sorted(self.scales):
+            raise ValueError(f"{len(self.ratios)} maps need {len(self.ratios) + 1} rising scales, not {self.scales}")
+        if self.backbone.router is not None and self.backbone.router.probes:
+            raise ValueError(
+                f"router {self.backbone.router.kind} reads the logits of a classifier, which a detector does not have; "
+                f"use the router gate"
+            )
+        if self.backbone.num_classes != 1:
+            object.__setattr__(self, "backbone", replace(self.backbone, num_classes=1))
+
+    @property
+    def name(self) -> str:
+        return f"fssd_{self.backbone.name}"
+
+    @property
+    def in_channels(self) -> int:
+        return self.backbone.in_channels
+
+    @property
+    def image_size(self) -> int:
+        return self.backbone.image_size
+
+    @property
+    def boxes(self) -> tuple[int, ...]:
+        """Prior boxes at each place of each map."""
+        return boxes_per_place(self.ratios)
+
+    def stage_of(self, tap: str) -> StageSpec:
+        return next(stage for stage in self.backbone.stages if stage.tap == tap)
+
+    def channels_of(self, tap: str) -> Channels:
+        stage = self.stage_of(tap)
+        return Channels.of(stage.out, 1 if stage.choice is None else self.backbone.widths[stage.choice])
+
+    def side_of(self, tap: str) -> int:
+        side = self.image_size
+        for stage in self.backbone.stages:
+            side = out_side(side, stage.stride)
+            if stage.tap == tap:
+                break
+        return side
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """Of the pyramid's maps: halved from map to map, and for the last one a 3x3 kernel that stays inside the map
+        if it can, so that 300 pixels give 38, 19, 10, 5, 3, 1."""
+        sides = [self.side_of(self.taps[0])]
+        while len(sides) < len(self.ratios):
+            last = len(sides) == len(self.ratios) - 1 and sides[-1] >= 3
+            sides.append((sides[-1] - 3) // 2 + 1 if last else out_side(sides[-1], 2))
+        return tuple(sides)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"task": TASK, **asdict(self), "backbone": self.backbone.to_dict()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> DetectorSpec:
+        """The inverse of `to_dict`, also after a trip through JSON."""
+        if not isinstance(data, Mapping) or data.get("task") != TASK:
+            raise ValueError("this is not the spec of a detector; open it with dsnet.load")
+        names = {f.name for f in fields(cls)}
+        if set(data) - {"task"} != names:
+            raise ValueError(f"detector spec has keys {sorted(data)}; this version knows {sorted(names)}")
+        try:
+            ratios = tuple(tuple(float(ratio) for ratio in own) for own in data["ratios"])
+            return cls(
+                backbone=ModelSpec.from_dict(data["backbone"]),
+                num_classes=data["num_classes"],
+                taps=tuple(data["taps"]),
+                projection=data["projection"],
+                pyramid=data["pyramid"],
+                scales=tuple(float(scale) for scale in data["scales"]),
+                ratios=ratios,
+            )
+        except TypeError as error:
+            raise ValueError(f"detector spec is incomplete or of another version: {error}") from error

@@ -1,0 +1,158 @@
+"""What one training step of a detector learns: stage I all widths together, stage II the gates."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dsnet.data import Batch
+from dsnet.detection.detector import Answer, Detector
+from dsnet.detection.loss import MultiboxLoss, Targets, match_all, multibox_loss
+from dsnet.nn import Gate, RouterSpec
+from dsnet.space import Path
+from dsnet.training.sgs import score_loss
+
+
+@dataclass(frozen=True)
+class WidthsConfig:
+    """How the widths of a detector are trained together, stage I.
+
+    Args:
+        paths: random sub-networks per step, beside the widest and the slimmest.
+        momentum: of the moving average of the weights, which is what is saved.
+    """
+
+    paths: int = 1
+    momentum: float = 0.99
+
+    def __post_init__(self) -> None:
+        if self.paths < 0 or not 0 <= self.momentum < 1:
+            raise ValueError("widths.paths must not be negative, widths.momentum lies in [0, 1)")
+
+
+@dataclass(frozen=True)
+class GatesConfig:
+    """How gates learn to route for detection, stage II.
+
+    Args:
+        router: frozen keeps the gates of the backbone's classification run, trained trains them here.
+        targets: try_best (the widest where an image is hard, else the slimmest), or excess (every width's score is how
+            much larger its loss is than the widest's).
+        momentum: of the moving average of the gates' weights.
+    """
+
+    router: Literal["frozen", "trained"] = "trained"
+    targets: Literal["try_best", "excess"] = "excess"
+    momentum: float = 0.99
+
+    def __post_init__(self) -> None:
+        if self.router not in ("frozen", "trained") or self.targets not in ("try_best", "excess"):
+            raise ValueError("gates.router is frozen or trained, gates.targets is try_best or excess")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"gates.momentum is {self.momentum}; it lies in [0, 1)")
+
+    @property
+    def spec(self) -> RouterSpec:
+        """Scores that learn excess losses are divergences from the widest, as the targets kl of classification are."""
+        return RouterSpec("gate", "kl" if self.targets == "excess" else "try_best")
+
+
+class WidthsStage(nn.Module):
+    """Stage I: the widest, the slimmest and random sub-networks, all on the objects. Statistics stay frozen."""
+
+    updates_statistics = False
+
+    def __init__(self, net: Detector, config: WidthsConfig, *, keep_gates: bool = False) -> None:
+        """keep_gates: also leave alone what the slimming heads share with the attention of their gates."""
+        super().__init__()
+        self.net, self.config = net, config
+        for gate in net.backbone.modules():
+            if isinstance(gate, Gate) and gate.slimming is not None:
+                (gate if keep_gates else gate.slimming).requires_grad_(False)
+
+    def draw(self, rng: random.Random, progress: float = 0.0, *, part: int = 0) -> list[Path]:
+        """The paths of one step, the same for all parts of its batch."""
+        space = self.net.space
+        if space.size == 1:
+            return [space.widest]
+        drawn = [space.sample(rng) for _ in range(self.config.paths)]
+        return list(dict.fromkeys([space.widest, space.slimmest, *drawn]))
+
+    def forward(self, images: Tensor, objects: Tensor, paths: Sequence[Path], average: Detector) -> dict[str, Tensor]:
+        targets = match_all(objects, self.net.priors)
+        found = [loss_of(answer, targets).total for answer in self.net.forward_paths(images, paths)]
+        losses = {"widest": found[0]}
+        if len(found) > 1:
+            losses["slimmest"] = found[1]
+        if self.net.space.size > 1:  # a drawn path may be one of the two: then it costs, and counts, nothing
+            losses["random"] = torch.stack(found[2:]).sum() if len(found) > 2 else found[0].new_zeros(())
+        return losses
+
+
+class GatesStage(nn.Module):
+    """Stage II: the slimming heads learn which images need width. Everything else is frozen.
+
+    An image is hard if the slimmest sub-network's loss exceeds the widest's by more than `median`, which is that gap's
+    median over the training images.
+    """
+
+    updates_statistics = False
+
+    def __init__(self, net: Detector, *, median: float) -> None:
+        super().__init__()
+        router = net.spec.backbone.router
+        if router is None or len(net.spec.backbone.widths) != 1:
+            raise ValueError(f"{net.spec.name!r} has no router, or more than one choice point; gates cannot be trained")
+        self.net, self.router, self.median = net.eval(), router, median
+        for name, parameter in net.named_parameters():
+            parameter.requires_grad_(".slimming." in name)
+
+    def train(self, mode: bool = True) -> GatesStage:
+        super().train(mode)
+        self.net.eval()
+        return self
+
+    def draw(self, rng: random.Random, progress: float = 0.0, *, part: int = 0) -> None:
+        return None
+
+    def forward(self, images: Tensor, objects: Tensor, drawn: None, average: Detector) -> dict[str, Tensor]:
+        with torch.no_grad():
+            started = self.net.start(images)
+            targets = match_all(objects, self.net.priors)
+            paths = self.net.backbone.candidates
+            losses = [loss_of(self.net.finish(self.net.widths(started, path)), targets).each for path in paths]
+        raw = self.net.backbone.chain[0].score(started.code, 0)
+        assert raw is not None
+        return {"guidance": score_loss(self.router, raw, goals(self.router, losses, self.median))}
+
+
+def goals(router: RouterSpec, losses: Sequence[Tensor], median: float) -> Tensor:
+    """What the scores shall learn from the losses [B] of the candidates, slimmest first and widest last.
+
+    For try_best a position [B], where -1 stands for the widest; otherwise the excess over the widest [B, R].
+    """
+    if router.targets == "try_best":
+        return torch.where(losses[0] - losses[-1] > median, -1, 0)
+    return torch.stack([(loss - losses[-1]).clamp_min(0) for loss in losses], 1)
+
+
+def loss_of(answer: Answer, targets: Targets) -> MultiboxLoss:
+    return multibox_loss(answer.deltas, answer.logits, targets)
+
+
+@torch.no_grad()
+def median_gap(net: Detector, batches: Iterable[Batch]) -> float:
+    """The median over images of how much larger the slimmest candidate's loss is than the widest's."""
+    ends = [net.backbone.routing.slimmest, net.backbone.routing.widest]
+    gaps = []
+    device = net.priors.device
+    for batch in batches:
+        targets = match_all(batch.labels.to(device), net.priors)
+        slim, wide = (loss_of(answer, targets).each for answer in net.forward_paths(batch.images.to(device), ends))
+        gaps.append(slim - wide)
+    return torch.cat(gaps).median().item()

@@ -1,0 +1,252 @@
+"""A detection run from its config to its folder: backbone -> stage I -> stage II -> budgets -> evaluation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path as File
+from typing import Any, cast
+
+import torch
+
+from dsnet.checkpoint import load, write_whole
+from dsnet.data import Batch, Split, TrainBatches, plain_batches
+from dsnet.detection import (
+    DetectionConfig,
+    DetectionData,
+    DetectionTraces,
+    Detector,
+    DetectorSpec,
+    GatesStage,
+    WidthsStage,
+    evaluate_detector,
+    load_detector,
+    median_gap,
+    open_detection_data,
+    route_detector,
+    save_detector,
+    with_backbone,
+)
+from dsnet.detection.average_precision import Rule
+from dsnet.models import Card, Preprocessing
+from dsnet.pipeline.folder import GATE, check_data, prepare_folder
+from dsnet.pipeline.run import run_loop
+from dsnet.routing import calibrate
+from dsnet.training import Loop, OptimConfig, TrainingError, uncalibrated
+from dsnet.training.distributed import barrier, process_group, rank, world
+
+EVAL_BATCH = 32
+
+
+def train_detection(config: DetectionConfig, folder: File, *, resume: bool = False) -> dict[str, Any]:
+    """Train a detector, its gate, or both, or continue to.
+
+    Returns the evaluation of the saved detector on the test split; processes other than the first return nothing.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    with process_group():
+        data = open_data(config)
+        in_stage_two = resume and (folder / GATE / "state" / "last.pt").exists()
+        loop = None if config.stage == "gate" or in_stage_two else widths_loop(config, folder, data)
+        if resume:
+            check_data(folder, data)  # type: ignore[arg-type]
+        else:
+            source = source_detector(config, data) if config.stage == "gate" else None
+            if rank() == 0:
+                prepare_folder(folder, config, data)  # type: ignore[arg-type]
+            if rank() == 0 and source is not None:
+                save_detector(source, folder)
+        barrier()
+        if loop is not None:
+            train_widths(loop, config, folder, data, resume=resume)
+            barrier()
+        if config.stage == "gate" or (config.stage == "both" and load_detector(folder).spec.backbone.widths):
+            train_gates(config, folder, data, resume=in_stage_two)
+        if rank() != 0:  # what is left takes one process
+            return {}
+        result = evaluate_detection(load_detector(folder), data, config)
+        record_detection(folder, "test", result)
+        return result
+
+
+def open_data(config: DetectionConfig, root: str | None = None) -> DetectionData:
+    """The data of a run, at another place if `root` is given."""
+    return open_detection_data(config.data if root is None else replace(config.data, root=root))
+
+
+def new_detector(config: DetectionConfig, data: DetectionData) -> Detector:
+    """Fresh neck and heads on the backbone of a classification run."""
+    if config.backbone is None:
+        raise ValueError(
+            "a detector is built on a trained backbone, whose batch-norm statistics it keeps; say which classification "
+            "run with --backbone RUN"
+        )
+    net = load(config.backbone)
+    if unseen := uncalibrated(net, list(net.space.uniform)):
+        raise ValueError(
+            f"the batch-norm statistics of {len(unseen)} widths of {config.backbone} were never calibrated; run "
+            f"`dsnet recalibrate` on it first"
+        )
+    router = net.spec.router if net.spec.router is not None and not net.spec.router.probes else None
+    if config.gates.router == "frozen" and net.spec.widths and router is None:
+        raise ValueError(f"{config.backbone} has no trained gates to keep; train them, or set gates.router trained")
+    backbone = replace(net.spec, image_size=data.image_size, num_classes=1, router=router)
+    spec = DetectorSpec(backbone, len(data.classes), tuple(config.taps), config.projection, config.pyramid)
+    detector = with_backbone(spec, net)
+    how = Preprocessing(data.mean, data.std, 1.0, config.data.interpolation)
+    detector.card = Card(classes=data.classes, preprocessing=how)
+    return detector
+
+
+def widths_loop(config: DetectionConfig, folder: File, data: DetectionData) -> Loop:
+    torch.manual_seed(config.seed)
+    keep = config.gates.router == "frozen"
+    stage = WidthsStage(new_detector(config, data), config.widths, keep_gates=keep)
+    return loop_of(stage, config, config.optim, data, folder, key="optim", momentum=config.widths.momentum)
+
+
+def loop_of(
+    stage: WidthsStage | GatesStage,
+    config: DetectionConfig,
+    optim: OptimConfig,
+    data: DetectionData,
+    folder: File,
+    **how: Any,
+) -> Loop:
+    if optim.compile is not None:
+        raise TrainingError("detectors are not compiled; leave optim.compile out")
+    return Loop(
+        stage,  # type: ignore[arg-type]
+        train_batches(config, data, optim.batch_size),
+        optim,
+        folder=folder,
+        seed=config.seed,
+        save_steps=config.save_steps,
+        max_skipped=config.data.max_skipped if config.data.on_corrupt == "skip" else None,
+        **how,
+    )
+
+
+def train_batches(config: DetectionConfig, data: DetectionData, size: int) -> TrainBatches:
+    return TrainBatches(data.train, size, config.seed, config.data.workers, rank=rank(), world=world())
+
+
+def train_widths(loop: Loop, config: DetectionConfig, folder: File, data: DetectionData, *, resume: bool) -> None:
+    """Stage I; leaves the moving average that is best on the calibration split in the folder."""
+    if resume:
+        loop.resume()
+
+    def validate(average: Any) -> dict[str, float]:
+        ends = list(dict.fromkeys([average.space.slimmest, average.space.widest]))
+        traces = DetectionTraces(average, plain(data.calibration, config), paths=ends)
+        names = ["slimmest", "widest"] if len(ends) == 2 else ["widest"]
+        return {name: traces.precision(traces.found[path])[0] for name, path in zip(names, ends, strict=True)}
+
+    best = cast(Detector, run_loop(loop, validate, folder, folder))
+    if rank() == 0:
+        save_detector(best.to(memory_format=torch.contiguous_format), folder)  # type: ignore[call-overload]
+
+
+def train_gates(config: DetectionConfig, folder: File, data: DetectionData, *, resume: bool) -> None:
+    """Stage II on the folder's detector; leaves it there with its gate and calibrated budgets."""
+    detector = load_detector(folder)
+    torch.manual_seed(config.seed)
+    if config.gates.router == "trained":
+        detector = with_fresh_gate(detector, config)
+        batches = train_batches(config, data, config.gates_optim.batch_size)
+        stage = GatesStage(detector, median=median_gap(detector, batches.epoch(0)))
+        how = {"key": "gates_optim", "momentum": config.gates.momentum, "keep": "last"}
+        loop = loop_of(stage, config, config.gates_optim, data, folder / GATE, **how)
+        if resume:
+            loop.resume()
+        found = run_loop(
+            loop, lambda average: {"slimmest_share": slimmest_share(average, data, config)}, folder / GATE, folder
+        )
+        detector = cast(Detector, found)
+    if rank() != 0:
+        return
+    detector = detector.to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
+    traces = DetectionTraces(detector, plain(data.calibration, config))
+    detector.card = replace(detector.card, budgets=calibrate(traces))
+    save_detector(detector, folder)
+
+
+def with_fresh_gate(detector: Detector, config: DetectionConfig) -> Detector:
+    """The detector's weights under a spec with this run's router, whose slimming heads are new."""
+    backbone = detector.spec.backbone
+    routing = backbone.space.restrict(config.routing).choices
+    spec = replace(detector.spec, backbone=replace(backbone, router=config.gates.spec, routing=routing))
+    fresh = Detector(spec).eval()
+    fresh.card = replace(detector.card, budgets=())
+    kept = {name: tensor for name, tensor in detector.state_dict().items() if ".slimming." not in name}
+    found = fresh.load_state_dict(kept, strict=False)
+    assert all(".slimming." in name for name in found.missing_keys)
+    return fresh
+
+
+def slimmest_share(average: Any, data: DetectionData, config: DetectionConfig) -> float:
+    """Share of the calibration images that the gate, at lambda 0, sends to the slimmest candidate."""
+    slimmest, slim, total = average.backbone.routing.slimmest[0], 0, 0
+    for batch in plain(data.calibration, config):
+        paths = route_detector(average, batch.images.to(average.priors.device)).paths
+        slim, total = slim + int((paths[:, 0] == slimmest).sum()), total + len(paths)
+    return slim / max(1, total)
+
+
+def source_detector(config: DetectionConfig, data: DetectionData) -> Detector:
+    """The trained detector that stage II starts from; it must know the data."""
+    if config.source is None:
+        raise ValueError("stage gate needs a trained detector; say which with --from RUN")
+    detector = load_detector(config.source)
+    if detector.card.classes != data.classes:
+        raise ValueError(
+            f"the detector in {config.source} knows the classes {list(detector.card.classes)[:5]} but the data has "
+            f"{list(data.classes)[:5]}; train its gate on the same classes"
+        )
+    if detector.spec.image_size != data.image_size:
+        raise ValueError(
+            f"the detector in {config.source} takes {detector.spec.image_size}-pixel images; "
+            f"set data.image_size {detector.spec.image_size}"
+        )
+    if config.gates.router == "frozen" and detector.spec.backbone.router is None:
+        raise ValueError(f"{config.source} has no trained gates to keep; set gates.router trained")
+    if not detector.spec.backbone.widths:
+        raise ValueError(f"{detector.spec.name!r} has one width only, so there is nothing to route")
+    return detector
+
+
+def evaluate_detection(
+    detector: Detector,
+    data: DetectionData,
+    config: DetectionConfig,
+    *,
+    split: str = "test",
+    budgets: Sequence[str | float] | None = None,
+    max_width: int | None = None,
+    rule: Rule = "area",
+    overlap: float = 0.5,
+) -> dict[str, Any]:
+    """Evaluate every width on a split, and the dynamic detector where it can route. Runs in this process alone."""
+    if detector.card.classes != data.classes:
+        raise ValueError(
+            f"the detector knows the classes {list(detector.card.classes)[:5]} but the data has "
+            f"{list(data.classes)[:5]}; evaluate on data with the same classes"
+        )
+    part = {"test": data.test, "calibration": data.calibration, "train": data.train}[split]
+    traces = DetectionTraces(detector, plain(part, config))
+    result = evaluate_detector(traces, split=split, budgets=budgets, max_width=max_width, rule=rule, overlap=overlap)
+    training = {"epochs": config.optim.epochs, "batch_size": config.optim.batch_size, "lr": config.optim.lr}
+    return {**result, "seed": config.seed, "training": training}
+
+
+def record_detection(folder: File, name: str, result: dict[str, Any]) -> File:
+    file = folder / "results" / f"{name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, json.dumps(result, indent=1).encode())
+    return file
+
+
+def plain(split: Split, config: DetectionConfig) -> Iterator[Batch]:
+    yield from plain_batches(split, EVAL_BATCH, workers=config.data.workers)

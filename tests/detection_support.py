@@ -1,0 +1,88 @@
+"""Detectors on which laws mean something, and small VOC folders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from PIL import Image, ImageDraw
+from support import randomised
+from torch import nn
+
+from dsnet.detection import Detector, DetectorSpec, with_backbone
+from dsnet.nn import RouterSpec
+
+SIZE = 64
+Box = tuple[str, int, int, int, int]
+
+
+def random_detector(
+    name: str = "ds_mobilenet_v1_small", *, router: RouterSpec | None = None, seed: int = 0, **options: object
+) -> Detector:
+    """A detector in eval mode, in double precision, whose every parameter and buffer is random."""
+    net = randomised(name, seed=seed, **options)
+    backbone = replace(net.spec, image_size=SIZE, router=router)
+    spec = DetectorSpec(backbone, 3, taps=taps_of(backbone), projection=32, pyramid=32)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        detector = with_backbone(spec, net).eval()
+        with torch.no_grad():
+            for module in detector.neck.modules():
+                if isinstance(module, nn.GroupNorm):
+                    module.weight.uniform_(0.5, 1.5)
+                    module.bias.normal_(0, 0.3)
+            for parameter in detector.heads.parameters():
+                parameter.normal_(0, 0.1)
+            if router is not None:
+                part_ways(detector)
+    return detector
+
+
+def part_ways(detector: Detector) -> None:
+    """Take from the first gate's scores what all images have in common, so that images differ in their widths."""
+    code = detector.start(pictures(8)).code
+    gate = detector.backbone.chain[0].first.gate
+    assert code is not None
+    assert gate is not None
+    assert gate.slimming is not None
+    weight, mean = gate.slimming.score.weight, code.mean(0)
+    weight.copy_(20 * (weight - (weight @ mean)[:, None] * mean / mean.square().sum()))
+
+
+def pictures(batch: int = 3) -> torch.Tensor:
+    """Noise, from faint to strong."""
+    noise = torch.randn(batch, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return noise * torch.linspace(0.2, 3, batch, dtype=torch.float64).view(-1, 1, 1, 1)
+
+
+def taps_of(backbone: object) -> tuple[str, ...]:
+    return tuple(stage.tap for stage in backbone.stages if stage.tap is not None)  # type: ignore[attr-defined]
+
+
+def annotation(boxes: Sequence[Box], *, difficult: Sequence[int] = ()) -> str:
+    things = "".join(
+        f"<object><name>{name}</name><difficult>{int(number in difficult)}</difficult><bndbox><xmin>{a}</xmin>"
+        f"<ymin>{b}</ymin><xmax>{c}</xmax><ymax>{d}</ymax></bndbox></object>"
+        for number, (name, a, b, c, d) in enumerate(boxes)
+    )
+    return f"<annotation><size><width>100</width><height>80</height></size>{things}</annotation>"
+
+
+def voc_folder(root: Path, lists: dict[str, int], *, colours: Sequence[str] = ("red", "blue")) -> Path:
+    """Images of 100 x 80 pixels with one coloured rectangle each; the class is the colour."""
+    for part in ("JPEGImages", "Annotations", "ImageSets/Main"):
+        (root / part).mkdir(parents=True, exist_ok=True)
+    for name, count in lists.items():
+        entries = [f"{name}{number:03d}" for number in range(count)]
+        (root / "ImageSets/Main" / f"{name}.txt").write_text("\n".join(entries) + "\n")
+        for number, entry in enumerate(entries):
+            colour = colours[number % len(colours)]
+            left, top = 7 * number % 50, 11 * number % 40
+            image = Image.new("RGB", (100, 80), "white")
+            ImageDraw.Draw(image).rectangle((left, top, left + 39, top + 34), fill=colour)
+            image.save(root / "JPEGImages" / f"{entry}.jpg", quality=95)
+            box = (colour, left + 1, top + 1, left + 40, top + 35)
+            (root / "Annotations" / f"{entry}.xml").write_text(annotation([box]))
+    return root

@@ -1,0 +1,165 @@
+"""Detection by the commands: train, resume, gate, evaluate, predict."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from detection_support import voc_folder
+from PIL import Image
+from support import randomised
+
+import dsnet
+from dsnet.cli import main
+from dsnet.detection import load_detector, read_detection_config
+from dsnet.nn import RouterSpec
+from dsnet.training import Interrupted, with_fresh_router
+
+ROOT = Path(__file__).parents[2]
+SMALL = (
+    "--projection 16 --pyramid 16 --data.image_size 64 --optim.epochs 2 --optim.batch_size 4 --optim.warmup_epochs 0"
+)
+GATES = "--gates_optim.epochs 1 --gates_optim.batch_size 4"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A backbone, images, and a trained run."""
+    root = tmp_path_factory.mktemp("detection")
+    voc_folder(root / "voc", {"train": 10, "test": 6})
+    for name in ("ds_mobilenet_v1_small", "mobilenet_v1"):
+        net = randomised(name, dtype=torch.float32)
+        net.card = replace(net.card, classes=tuple("abcdefg"))
+        dsnet.save(net, root / name)
+    assert train(root, "run") == 0
+    return root
+
+
+def train(root: Path, out: str, *more: str, backbone: str = "ds_mobilenet_v1_small") -> int:
+    words = ["train", "--task", "detection", "--backbone", str(root / backbone), "--data.root", str(root / "voc")]
+    return main([*words, *SMALL.split(), *GATES.split(), "--out", str(root / out), *more])
+
+
+def test_a_run_leaves_a_detector_that_routes(place: Path) -> None:
+    detector = load_detector(place / "run")
+    assert detector.card.classes == ("blue", "red")
+    assert detector.card.budgets
+    assert detector.spec.backbone.router is not None
+    result = json.loads((place / "run" / "results" / "test.json").read_text())
+    assert len(result["rows"]) == 6
+    assert [row["name"] for row in result["dynamic"]] == ["S", "M", "L"]
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dsnet.training.loop import Loop
+
+    save, calls = Loop.save, []
+
+    def stop(loop: Loop) -> None:
+        save(loop)
+        calls.append(loop.progress.step)
+        if loop.progress.step == 2 and len(calls) == 2:
+            raise Interrupted(15, loop.folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "save", stop)
+        assert train(place, "stopped") == 143
+    assert main(["train", "--resume", str(place / "stopped")]) == 0
+    whole, broken = (load_detector(place / name).state_dict() for name in ("run", "stopped"))
+    assert all(torch.equal(tensor, broken[name]) for name, tensor in whole.items())
+
+
+def test_a_static_detector_has_no_gate(place: Path) -> None:
+    assert train(place, "static", backbone="mobilenet_v1") == 0
+    assert load_detector(place / "static").spec.backbone.router is None
+
+
+def test_a_gate_is_trained_for_a_finished_detector(place: Path) -> None:
+    assert train(place, "plain", "--stage", "detector") == 0
+    words = ["train", "--stage", "gate", "--from", str(place / "plain"), "--gates.targets", "try_best"]
+    assert main([*words, "--routing", "[0, 2, 5]", "--out", str(place / "gated")]) == 0
+    gated = load_detector(place / "gated")
+    assert gated.spec.backbone.routing == ((0, 2, 5),)
+    plain = load_detector(place / "plain").state_dict()
+    same = {
+        name: torch.equal(tensor, plain[name]) for name, tensor in gated.state_dict().items() if "slimming" not in name
+    }
+    assert all(same.values())
+
+
+def test_gates_of_the_classification_run_are_kept(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    net = randomised("ds_mobilenet_v1_small", dtype=torch.float32)
+    gated = with_fresh_router(net, replace(net.spec, router=RouterSpec("gate", "try_best")))
+    dsnet.save(gated, place / "gated-backbone")
+    assert train(place, "kept", "--gates.router", "frozen", backbone="gated-backbone") == 0
+    theirs, mine = gated.state_dict(), load_detector(place / "kept").state_dict()
+    gate = "segments.0.first.gate."
+    same = [torch.equal(mine[f"backbone.{name}"], tensor) for name, tensor in theirs.items() if name.startswith(gate)]
+    assert len(same) == 5
+    assert all(same)
+    assert load_detector(place / "kept").card.budgets
+    assert main(["train", "--resume", str(place / "kept"), "--optim.lr", "1.0", "--task", "detection"]) == 2
+    assert "--resume goes on with the run's own config" in capsys.readouterr().err
+
+
+def test_eval_prints_and_exports(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["eval", str(place / "run"), "--split", "calibration", "--rule", "11point", "--json"]
+    assert main([*words, "--export", str(tmp_path / "page")]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["rule"] == "11point"
+    assert {file.name for file in tmp_path.iterdir()} == {"page.json", "page.md", "page.png"}
+    assert main(["eval", str(place / "run"), "--budgets", "0.9"]) == 0
+    assert "dynamic detector" in capsys.readouterr().out
+
+
+def test_predict_draws_boxes(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    image = str(place / "voc" / "JPEGImages" / "test000.jpg")
+    words = ["predict", str(place / "run"), image, "--confidence", "0.05", "--draw", str(tmp_path), "--json"]
+    assert main(words) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    for thing in row["objects"]:
+        assert thing["name"] in ("blue", "red")
+        assert 0 <= thing["box"][0] <= thing["box"][2] <= 100
+    (drawn,) = tmp_path.iterdir()
+    assert Image.open(drawn).size == (100, 80)
+    assert main(["predict", str(place / "run"), image, "--path", "3"]) == 0
+    assert "objects of 50% confidence" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--backbone", "nowhere"], "nowhere is not a model folder"),
+        (["--data.root", "nowhere"], "nowhere is not a folder"),
+        (["--data.train", "[val]"], "val.txt does not exist; there are test, train"),
+        (["--gates.router", "frozen"], "no trained gates to keep"),
+        (["--optim.batch_size", "64"], "larger than the 9 training images"),
+        (["--stage", "gate"], "belong together"),
+    ],
+)
+def test_mistakes_are_named(place: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str) -> None:
+    assert train(place, "never", *more) == 2
+    assert message in capsys.readouterr().err
+    assert not (place / "never").exists()
+
+
+def test_info_shows_what_each_part_costs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(place / "run"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [row["path"] for row in told["widths"]] == [[width] for width in range(6)]
+    assert all(sum(row["madds_parts"].values()) == row["madds"] for row in told["widths"])
+    assert main(["info", str(place / "run"), "--path", "2"]) == 0
+    assert "projections" in capsys.readouterr().out
+
+
+def test_other_commands_know_what_a_detector_is_not(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recalibrate", str(place / "run")]) == 2
+    assert "holds a network for detection" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs" / "detection").glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_config_in_the_repository_is_valid(file: Path) -> None:
+    assert read_detection_config(file).task == "detection"

@@ -1,0 +1,156 @@
+"""Stages of a detector: what is trained, what gates learn, and what budgets do with it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from detection_support import pictures, random_detector, voc_folder
+
+from dsnet.data import plain_batches
+from dsnet.detection import (
+    DetectionDataConfig,
+    DetectionTraces,
+    GatesConfig,
+    GatesStage,
+    WidthsConfig,
+    WidthsStage,
+    evaluate_detector,
+    median_gap,
+    open_detection_data,
+    route_detector,
+)
+from dsnet.detection.average_precision import Detections
+from dsnet.detection.stages import goals
+from dsnet.nn import RouterSpec
+from dsnet.routing import Policy, calibrate
+from dsnet.training import OptimConfig, learning_rate
+
+EXCESS = GatesConfig(targets="excess").spec
+TRY_BEST = GatesConfig(targets="try_best").spec
+OBJECTS = torch.tensor([[[0.1, 0.1, 0.5, 0.6, 0, 0], [0, 0, 0, 0, -1, 0]], [[0.4, 0.3, 0.9, 0.9, 2, 0]] * 2])
+
+
+def test_every_step_trains_widest_slimmest_and_a_random_width() -> None:
+    detector = random_detector()
+    stage = WidthsStage(detector, WidthsConfig(paths=2)).train()
+    drawn = stage.draw(random.Random(0))
+    assert drawn[:2] == [(5,), (0,)]
+    losses = stage(pictures(2), OBJECTS, drawn, detector)
+    assert set(losses) == {"widest", "slimmest", "random"}
+    torch.stack(list(losses.values())).sum().backward()
+    for name, parameter in detector.named_parameters():
+        frozen = ("norm" in name and name.startswith("backbone.")) or ".slimming." in name or ".head." in name
+        assert parameter.requires_grad != frozen, name
+        assert (parameter.grad is not None) == parameter.requires_grad, name
+
+
+def test_a_static_detector_has_one_loss() -> None:
+    detector = random_detector("mobilenet_v1")
+    stage = WidthsStage(detector, WidthsConfig())
+    assert stage.draw(random.Random(0)) == [()]
+    assert set(stage(pictures(2), OBJECTS, [()], detector)) == {"widest"}
+
+
+def test_a_detector_learns_one_picture_by_heart() -> None:
+    detector = random_detector().float()
+    x, objects = pictures(2).float(), OBJECTS
+    stage = WidthsStage(detector, WidthsConfig(paths=0)).train()
+    optimizer = torch.optim.SGD([p for p in detector.parameters() if p.requires_grad], lr=0.01, momentum=0.9)
+    found = []
+    for _ in range(25):
+        optimizer.zero_grad()
+        loss = torch.stack(list(stage(x, objects, [(5,), (0,)], detector).values())).sum()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(detector.parameters(), 10.0)
+        optimizer.step()
+        found.append(loss.item())
+    assert found[-1] < 0.5 * found[0]
+
+
+def test_hard_images_are_those_above_the_median_gap() -> None:
+    slim, middle, wide = torch.tensor([3.0, 1.0, 2.0]), torch.tensor([2.0, 1.0, 0.5]), torch.tensor([1.0, 1.0, 1.0])
+    assert goals(TRY_BEST, [slim, middle, wide], 0.5).tolist() == [-1, 0, -1]
+    assert goals(TRY_BEST, [slim, middle, wide], 1.5).tolist() == [-1, 0, 0]
+    assert goals(EXCESS, [slim, middle, wide], 0.0).tolist() == [[2, 1, 0], [0, 0, 0], [1, 0, 0]]
+
+
+@pytest.mark.parametrize("router", [EXCESS, TRY_BEST])
+def test_gates_learn_and_nothing_else_does(router: RouterSpec) -> None:
+    detector = random_detector(router=router).float()
+    stage = GatesStage(detector, median=0.0).train()
+    assert not detector.training
+    before = {name: tensor.clone() for name, tensor in detector.state_dict().items()}
+    optimizer = torch.optim.SGD([p for p in stage.parameters() if p.requires_grad], lr=0.01)
+    first = stage(pictures(2).float(), OBJECTS, None, detector)["guidance"]
+    first.backward()
+    optimizer.step()
+    changed = {name for name, tensor in detector.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert changed
+    assert all(".slimming." in name for name in changed)
+
+
+def test_gates_with_several_choice_points_are_refused() -> None:
+    with pytest.raises(ValueError, match="more than one choice point"):
+        GatesStage(random_detector("ds_resnet_tiny", router=TRY_BEST), median=0.0)
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> DetectionTraces:
+    root = voc_folder(tmp_path_factory.mktemp("voc"), {"train": 4, "test": 10}, colours=("red", "blue", "green"))
+    data = open_detection_data(DetectionDataConfig(root=str(root), image_size=64, calibration_share=0.5))
+    detector = random_detector(router=TRY_BEST).float()
+    assert isinstance(median_gap(detector, plain_batches(data.train, 2)), float)
+    return DetectionTraces(detector, plain_batches(data.test, 4))
+
+
+@pytest.mark.parametrize("lam", [-2.0, 0.0, 2.0])
+def test_remembered_routes_are_the_real_ones(traces: DetectionTraces, lam: float) -> None:
+    outcome = traces.at(Policy(lam))
+    data = traces.scores[()]
+    assert len(outcome.paths) == len(data) == 10
+    spent = [traces.table.madds(tuple(path), dynamic=True) for path in outcome.paths.tolist()]
+    assert outcome.madds.tolist() == spent
+
+
+def test_remembered_detections_are_those_of_the_chosen_width(traces: DetectionTraces) -> None:
+    outcome = traces.at(Policy(0.0))
+    for row, found in enumerate(traces.routed(outcome)):
+        assert found is traces.found[tuple(outcome.paths[row].tolist())][row]
+
+
+def test_a_perfect_detector_has_a_precision_of_one(traces: DetectionTraces) -> None:
+    perfect = [Detections(truth.boxes, torch.ones(len(truth.classes)), truth.classes) for truth in traces.truths]
+    assert traces.precision(perfect) == (1.0, [1.0, 1.0, 1.0])
+
+
+def test_evaluation_has_a_row_per_width_and_per_budget(traces: DetectionTraces) -> None:
+    detector = traces.detector
+    detector.card = replace(detector.card, classes=("a", "b", "c"), budgets=calibrate(traces, 5))
+    result = evaluate_detector(traces, split="test")
+    assert [row["path"] for row in result["rows"]] == [[width] for width in range(6)]
+    assert [row["name"] for row in result["dynamic"]] == ["S", "M", "L"]
+    madds = [row["madds"] for row in result["dynamic"]]
+    assert madds == sorted(madds)
+    assert all(sum(row["widths"].values()) == 10 for row in result["dynamic"])
+    capped = evaluate_detector(traces, split="test", budgets=[1.0], max_width=0)["dynamic"][0]
+    assert capped["widths"]["0"] == 10
+
+
+def test_routing_and_traces_agree(traces: DetectionTraces, tmp_path: Path) -> None:
+    root = voc_folder(tmp_path, {"train": 4, "test": 10}, colours=("red", "blue", "green"))
+    data = open_detection_data(DetectionDataConfig(root=str(root), image_size=64, calibration_share=0.5))
+    batch = next(plain_batches(data.test, 10))
+    routed = route_detector(traces.detector, batch.images, Policy(0.0))
+    assert torch.equal(routed.paths, traces.at(Policy(0.0)).paths)
+
+
+def test_the_papers_schedule_falls_at_its_milestones() -> None:
+    config = OptimConfig(epochs=300, lr=0.004, schedule="steps", gamma=0.1, milestones=(200, 250), warmup_epochs=0)
+    rates = [learning_rate(config, epoch * 10 + 9, 10) for epoch in (0, 199, 200, 249, 250, 299)]
+    assert rates == pytest.approx([0.004, 0.004, 0.0004, 0.0004, 0.00004, 0.00004])
+    with pytest.raises(ValueError, match=r"belong to optim\.schedule steps"):
+        OptimConfig(milestones=(3,))
