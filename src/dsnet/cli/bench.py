@@ -60,7 +60,7 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
         "repeats": args.repeats,
         "against": tuple(args.against),
     }
-    result: dict[str, Any] = {"command": shlex.join(["dsnet", *sys.argv[1:]])}
+    result: dict[str, Any] = {"command": shlex.join(["dsnet", *without_places(sys.argv[1:])])}
     if is_artefact(args.model):
         if args.routers is not None or args.against:
             raise ValueError(f"{args.model} is a file: --routers and --against need the run it came from")
@@ -93,6 +93,16 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
         print_json(result)
     else:
         show_bench(result)
+
+
+def without_places(words: list[str]) -> list[str]:
+    """The command as others may repeat it: where data and results lie is their own affair."""
+    kept = []
+    for number, word in enumerate(words):
+        option = word.partition("=")[0]
+        if option not in ("--root", "--export") and words[number - 1] not in ("--root", "--export"):
+            kept.append(word)
+    return kept
 
 
 def network(name: str) -> Supernet:
