@@ -149,7 +149,11 @@ def test_import_sorts_a_folder_and_moves_it_onto_another_model(
         ([1], ["--as", "resnet50"], "holds a list instead of named tensors"),
         (None, ["--as", "resnet50"], "is damaged or not a torch file"),
         ("plain", [], "this looks like a MobileNetV1 of timm; say which model it shall become with --as"),
-        ("plain", ["--as", "ds_resnet50"], "choose ds_mobilenet_v1 or ds_mobilenet_v1_18 or mobilenet_v1"),
+        (
+            "plain",
+            ["--as", "ds_resnet50"],
+            "choose ds_mobilenet_v1 or ds_mobilenet_v1_18 or ds_mobilenet_v1_small or mobilenet_v1",
+        ),
         ("plain", ["--as", "ds_mobilenet"], "model 'ds_mobilenet' is unknown; did you mean"),
         ("plain", ["--as", "mobilenet_v1", "--num_classes", "0"], "num_classes is 0"),
     ],
