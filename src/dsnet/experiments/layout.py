@@ -56,7 +56,7 @@ def judged(claim: Claim, table: Table, runs: Runs, *, compared: str) -> dict[str
     column = next(column for column in table.columns if column.name == claim.column)
     rows = {row.label: values_of(row, column, runs) for row in table.rows}
     differences = [a - b for a, b in zip(rows[claim.row], rows[claim.over], strict=False)]
-    signs = {(difference < 0) if claim.less else (difference > 0) for difference in differences}
+    signs = {sign(-difference if claim.less else difference) for difference in differences}
     unit = {"percent": 100.0}.get(column.form, 1.0)
     word = " points" if column.form in ("percent", "points") else ""
     return {
@@ -65,9 +65,13 @@ def judged(claim: Claim, table: Table, runs: Runs, *, compared: str) -> dict[str
         "ours": " ".join(f"{unit * difference:+.2f}" for difference in differences) + word
         if differences
         else "not run",
-        "holds": signs.pop() if len(signs) == 1 else None,
+        "holds": {(1,): True, (-1,): False}.get(tuple(signs)),
         "scale": compared,
     }
+
+
+def sign(value: float) -> int:
+    return (value > 1e-9) - (value < -1e-9)
 
 
 def shown(values: Sequence[float], form: Form) -> str:
@@ -81,6 +85,3 @@ def shown(values: Sequence[float], form: Form) -> str:
     sign = "+" if form == "points" else ""
     text = f"{scale * mean(values):{sign}.{digits}f}"
     return text if spread is None else f"{text} ± {scale * spread:.{digits}f}"
-
-
-VERDICTS = {True: "holds", False: "does not hold", None: "no verdict"}

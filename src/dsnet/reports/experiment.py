@@ -11,7 +11,7 @@ from dsnet.reports.svg import chart, stacked_bars, standalone
 from dsnet.reports.tables import markdown_table, print_table
 
 CLAIMS = ["<claim", "paper", "ours, by seed", "<direction"]
-VERDICTS = {True: "holds", False: "does not hold", None: "no verdict: seeds disagree"}
+VERDICTS = {True: "holds", False: "does not hold", None: "no verdict"}
 
 
 def show_experiment(result: dict[str, Any]) -> None:
@@ -60,8 +60,8 @@ def meaning(result: dict[str, Any]) -> str:
     if not result.get("runs"):
         return ""
     return (
-        "Differences are paired by seed. A direction holds if every seed shows it; with few seeds a small difference "
-        "that holds is no proof."
+        "Differences are paired by seed. A direction holds if every seed shows it; it has no verdict where seeds disagree "
+        "or nothing differs. With few seeds, a small difference that holds is no proof."
     )
 
 
