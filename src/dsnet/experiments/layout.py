@@ -65,7 +65,7 @@ def judged(claim: Claim, table: Table, runs: Runs, *, compared: str) -> dict[str
         "ours": " ".join(f"{unit * difference:+.2f}" for difference in differences) + word
         if differences
         else "not run",
-        "holds": {(1,): True, (-1,): False}.get(tuple(signs)),
+        "holds": True if signs == {1} else False if signs == {-1} else None,
         "scale": compared,
     }
 

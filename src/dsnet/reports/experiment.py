@@ -60,8 +60,8 @@ def meaning(result: dict[str, Any]) -> str:
     if not result.get("runs"):
         return ""
     return (
-        "Differences are paired by seed. A direction holds if every seed shows it; it has no verdict where seeds disagree "
-        "or nothing differs. With few seeds, a small difference that holds is no proof."
+        "Differences are paired by seed. A direction holds if every seed shows it; it has no verdict where seeds "
+        "disagree or nothing differs. With few seeds, a small difference that holds is no proof."
     )
 
 
