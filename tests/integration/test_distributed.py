@@ -112,3 +112,17 @@ def test_a_restart_by_torchrun_resumes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     assert "resumed at step 6" in done.stdout
     assert (tmp_path / "again" / "model.json").exists()
+
+
+def test_two_ranks_run_an_experiment(tmp_path: Path) -> None:
+    """A grid under torchrun: every run is trained by both, one of them writes the tables."""
+    words = ["temperature", "--scale", "smoke", "--out", str(tmp_path)]
+    done = torchrun("-m", "dsnet", "reproduce", *words)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("Distillation temperature on DS-MBNet") == 1
+    assert done.stdout.count("[2/2]") == 1
+    result = json.loads((tmp_path / "temperature.json").read_text())
+    assert all("not run" not in row for row in result["tables"][0]["rows"])
+    refused = torchrun("-m", "dsnet", "reproduce", *words, "--workers", "2")
+    assert refused.returncode != 0
+    assert "1 under torchrun" in refused.stderr

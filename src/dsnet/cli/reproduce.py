@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path as File
 
@@ -27,6 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--seeds", nargs="+", type=int | None, default=None, help="by default those of the scale")
     parser.add_argument("--workers", type=int, default=1, help="runs that are trained side by side")
     parser.add_argument("--finished", action="store_true", help="train nothing; show what is finished")
+    parser.add_argument("--export", type=str | None, default=None, help="a folder that gets the results as well")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
@@ -34,7 +36,6 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.experiments import EXPERIMENTS, SCALES, progress, reproduce
     from dsnet.reports.experiment import show_experiment
     from dsnet.reports.tables import print_json, print_table
-    from dsnet.training.distributed import world
 
     scale = SCALES[args.scale]
     out = File(args.out or f"runs/{scale.name}")
@@ -54,7 +55,7 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
         raise ValueError("say which experiment: a name from `dsnet reproduce --list`, or all")
     if unknown := [name for name in names if name not in EXPERIMENTS]:
         raise ValueError(f"experiment {unknown[0]!r} is unknown; choose from {', '.join(EXPERIMENTS)}, or all")
-    if args.workers < 1 or (args.workers > 1 and world() > 1):
+    if args.workers < 1 or (args.workers > 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1):
         raise ValueError(f"workers is {args.workers}; it must be at least 1, and 1 under torchrun")
     words = ["dsnet", "reproduce", *args.experiments, "--scale", scale.name]
     words += ["--seeds", *map(str, args.seeds)] if args.seeds else []
@@ -66,6 +67,7 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
         seeds=seeds,
         workers=args.workers,
         train=not args.finished,
+        export=None if args.export is None else File(args.export),
         command=shlex.join(words),
     )
     for result in results:

@@ -20,7 +20,7 @@ from dsnet.experiments.recipe import Cell
 from dsnet.pipeline import GATE, train
 from dsnet.pipeline.detection import train_detection
 from dsnet.training import TrainingError
-from dsnet.training.distributed import rank
+from dsnet.training.distributed import barrier, rank
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ def in_order(cells: Sequence[Cell]) -> list[Cell]:
 def train_all(cells: Sequence[Cell], runs: File, workers: int = 1) -> None:
     """Finish the cells and what they need. With several workers each run writes to a log beside its folder."""
     left = [cell for cell in in_order(cells) if not is_finished(runs / cell.name)]
+    barrier()  # every process has the same list, before the first of them finishes a run
     if workers == 1:
         for number, cell in enumerate(left, 1):
             if rank() == 0:
@@ -99,8 +100,10 @@ def train_logged(cell: Cell, folder: File) -> None:
 def train_cell(cell: Cell, folder: File) -> None:
     """Train a cell, or go on from its last checkpoint."""
     begun = any((folder / part / "state" / "last.pt").exists() for part in (".", GATE))
+    barrier()
     if folder.exists() and not begun and rank() == 0:  # it was stopped before its first checkpoint
         shutil.rmtree(folder)
+    barrier()
     if isinstance(cell.config, TrainConfig):
         train(cell.config, folder, resume=begun, draw=False)
     else:

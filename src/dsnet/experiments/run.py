@@ -19,7 +19,7 @@ from dsnet.experiments.grid import Finished, in_order, is_finished, train_all
 from dsnet.experiments.layout import result_of
 from dsnet.experiments.recipe import Cell, Scale, cell_of
 from dsnet.reports.experiment import export_experiment
-from dsnet.training.distributed import rank
+from dsnet.training.distributed import barrier, process_group, rank
 from dsnet.version import __version__
 
 RUNS, DATA = "runs", "data"
@@ -34,20 +34,26 @@ def reproduce(
     seeds: Sequence[int] | None = None,
     workers: int = 1,
     train: bool = True,
+    export: File | None = None,
     command: str = "",
 ) -> list[dict[str, Any]]:
     """Run experiments below `out`; each result is written to OUT/NAME.json, NAME.md and figures beside them.
 
-    Runs are shared by all experiments below `out`. train: without it, only what is finished is shown.
+    Runs are shared by all experiments below `out`. train: without it, only what is finished is shown. export: a folder
+    that gets the results as well.
     """
     seeds = tuple(scale.seeds if seeds is None else seeds)
-    if scale.name == "smoke":
-        root = str(out / DATA)
-        write_digits(File(root))
+    root = str(out / DATA) if scale.name == "smoke" else root
     grids = {name: cells_of(EXPERIMENTS[name], scale, seeds, out, root) for name in names}
-    if train:
-        train_all([cell for rows in grids.values() for cells in rows.values() for cell in cells], out / RUNS, workers)
-    if rank() != 0:
+    with process_group():
+        first = rank() == 0
+        if scale.name == "smoke" and first:
+            write_digits(out / DATA)
+        barrier()
+        if train:
+            cells = [cell for rows in grids.values() for mine in rows.values() for cell in mine]
+            train_all(cells, out / RUNS, workers)
+    if not first:  # what is left takes one process
         return []
     results = []
     for name in names:
@@ -65,7 +71,9 @@ def reproduce(
         )
         result["made_by"] = {"command": command or f"dsnet reproduce {name} --scale {scale.name}", **provenance()}
         result["made_by"]["seconds"] = round(trained + time.time() - begun)
-        export_experiment(result, out / name)
+        for folder in (out, export):
+            if folder is not None:
+                export_experiment(result, folder / name)
         results.append(result)
     return results
 

@@ -20,8 +20,8 @@ from dsnet.training.recalibrate import batch_norms
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """Join the group of a torchrun job for the length of a block; does nothing outside of one."""
-    if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    """Join the group of a torchrun job for the length of a block; nothing outside of one, or inside of another."""
+    if dist.is_initialized() or "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
