@@ -110,6 +110,7 @@ def test_decades() -> None:
     assert start < 1e3 < 1e9 < end
     assert ticks == [10.0**power for power in range(3, 10)]
     assert decades(3, 30)[0] == [5, 10, 20]
+    assert decades(1e6, 4e6)[0] == [1e6, 1.5e6, 2e6, 3e6]
 
 
 def test_numbers_are_short() -> None:

@@ -114,12 +114,13 @@ def histograms(net: Described, paths: Tensor) -> list[dict[str, Any]]:
 
 
 def examples(traces: Traces, policy: Policy, count: int = 12) -> dict[str, list[dict[str, Any]]]:
-    """Images that go to the cheapest and to the dearest path in use, the surest ones first: label, answer, path."""
+    """Images with the cheapest and the dearest paths, on the same path the surest ones first: label, answer, path."""
     outcome = traces.at(policy)
     belief = slimmest_score(traces.net, traces.scores[()])
     order = belief.argsort(descending=True, stable=True)
-    cheap = order[outcome.madds[order] == outcome.madds.min()][:count]
-    dear = order.flip(0)[outcome.madds[order.flip(0)] == outcome.madds.max()][:count]
+    cheap = order[outcome.madds[order].argsort(stable=True)][:count]
+    unsure = order.flip(0)
+    dear = unsure[outcome.madds[unsure].argsort(descending=True, stable=True)][:count]
     return {name: shown(traces, policy, rows) for name, rows in (("slimmest", cheap), ("widest", dear))}
 
 

@@ -138,7 +138,7 @@ def draw_examples(result: dict[str, Any], data: Dataset, file: File) -> File:
     part = split_of(data, result["split"])
     groups = []
     for title, examples in result["dynamic"]["examples"].items():
-        captions = [data.classes[example["label"]] for example in examples]
+        captions = [f"{data.classes[example['label']]}, {','.join(map(str, example['path']))}" for example in examples]
         groups.append((title, pixels(data, part, [example["id"] for example in examples]), captions))
     return examples_figure(groups, file, title=f"{result['model']}, {result['dataset']} {result['split']}")
 

@@ -25,7 +25,7 @@ SHEET = "results/test-examples.png"
 METRICS = "metrics.jsonl"
 DEPTH = 3
 SIDE = 96  # pixels of an image in the page, at most
-GROUPS = {"slimmest": "Easy for the router: the cheapest path", "widest": "Hard for the router: the dearest path"}
+GROUPS = {"slimmest": "Easy for the router: the cheapest paths", "widest": "Hard for the router: the dearest paths"}
 
 
 def report_of(place: File, *, root: str | None = None, static: Sequence[dict[str, Any]] = ()) -> Report:

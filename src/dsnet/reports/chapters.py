@@ -132,7 +132,7 @@ def picture_blocks(run: RunParts) -> list[Block]:
         return [not_routed(run, "example images")]
     assert run.result is not None
     row = middle(run.result["dynamic"]["rows"])
-    words = f"The surest of those that go to the cheapest and to the dearest path at {human(row['madds'])} MAdds."
+    words = f"The images with the cheapest and the dearest paths, the surest first, at {human(row['madds'])} MAdds."
     if run.pictures:
         routed = any(len(picture.lines) > 1 for group in run.pictures for picture in group.pictures)
         again = [] if routed else [Missing("routes of example images", f"Run `dsnet eval {run.place}` again.")]
@@ -236,20 +236,20 @@ def key_figures(run: RunParts) -> list[tuple[str, str, str]]:
     key, form, unit = ("map", ".3f", "mAP") if run.detector else ("top1", ".2%", "top-1")
     rows = sorted(result["rows"], key=lambda row: row["madds"])
     slimmest, widest = rows[0], rows[-1]
-    tiles = [(f"Widest, {unit}", format(widest[key], form), f"{human(widest['madds'])} MAdds")]
+    tiles = [(f"Widest {unit}", format(widest[key], form), f"{human(widest['madds'])} MAdds")]
     if len(rows) > 1:
         note = f"{human(slimmest['madds'])} MAdds, {slimmest['madds'] / widest['madds']:.0%} of the widest"
-        tiles.append((f"Slimmest, {unit}", format(slimmest[key], form), note))
+        tiles.append((f"Slimmest {unit}", format(slimmest[key], form), note))
     if run.routes:
         row = middle(result["dynamic"] if run.detector else result["dynamic"]["rows"])
         over = "" if run.detector else f", {row['gain']:+.2f} ± {row['gain_se']:.2f} points over fixed widths"
-        label = f"Dynamic, middle budget, {unit}"
-        tiles.append((label, format(row[key], form), f"{human(row['madds'])} MAdds{over}"))
+        note = f"middle budget: {human(row['madds'])} MAdds{over}"
+        tiles.append((f"Dynamic {unit}", format(row[key], form), note))
         saved = saving(result["rows"], row, key)
         tiles.append(("MAdds at equal accuracy", f"{-saved:+.0%}", f"against fixed widths at {format(row[key], form)}"))
     if run.bench and (routed := run.bench.get("routed")):
         ratio = middle(routed["rows"])["ratio"]
-        tiles.append(("Time to ideal, middle budget", f"{ratio:.2f}", "measured over ideal milliseconds"))
+        tiles.append(("Time to ideal", f"{ratio:.2f}", "middle budget: measured over ideal milliseconds"))
     return tiles
 
 

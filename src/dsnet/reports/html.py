@@ -60,7 +60,7 @@ figure svg{display:block;width:100%;min-width:440px;max-width:760px;height:auto;
 .scroll{overflow-x:auto;margin:.6em 0}
 table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 caption{text-align:left;font-weight:600;padding:.2em 0 .5em}
-th,td{padding:.34em .8em;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
+th,td{padding:.34em .7em;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
 th{color:var(--soft);font-weight:550;border-bottom-color:var(--soft)}
 tbody tr:hover{background:var(--card)}
 th:first-child,td:first-child{padding-left:2px}
@@ -75,11 +75,12 @@ details.chapter>summary .about{display:block;font-size:.88rem;padding-left:1.1em
 details.chapter>div{padding-bottom:20px}
 .missing{border-left:3px solid var(--c4);background:var(--card);border-radius:0 8px 8px 0;padding:.7em 1em;
  margin:.8em 0}
-.pictures{display:grid;grid-template-columns:repeat(auto-fill,minmax(112px,1fr));gap:14px 12px;margin:0;padding:0;
+.pictures{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(30%,150px),1fr));gap:14px 12px;margin:0;padding:0;
  list-style:none}
 .pictures img{display:block;width:100%;aspect-ratio:1;object-fit:contain;image-rendering:pixelated;border-radius:6px;
  background:var(--card)}
 .pictures span{display:block;font-size:.8rem;line-height:1.4;color:var(--soft);overflow-wrap:anywhere}
+.pictures .yes{color:var(--good)}.pictures .no{color:var(--bad)}
 .pictures span:first-of-type{color:var(--ink);margin-top:5px}
 .yes{color:var(--good)}.no{color:var(--bad)}.open{color:var(--soft)}
 .verdict{font-weight:600;white-space:nowrap}

@@ -14,7 +14,7 @@ from dsnet.reports.plots import dynamic_points, line, middle, router_of, uniform
 from dsnet.reports.show import shown
 from dsnet.reports.tables import human
 
-COLUMNS = ["<run", "<model", "<data", "<router", "slimmest", "widest", "dynamic", "at MAdds", "gain"]
+COLUMNS = ["<run", "<model", "<router", "slimmest", "widest", "dynamic", "at MAdds", "gain"]
 DETECTORS = ["<run", "<model", "slimmest mAP", "widest mAP", "dynamic mAP", "at MAdds", "uniform"]
 SPREAD = 20  # of MAdds, from which on an axis is logarithmic
 
@@ -39,20 +39,21 @@ def compose(name: str, runs: Sequence[RunParts], experiments: Sequence[dict[str,
 def overview(runs: Sequence[RunParts], anchors: dict[str, str]) -> Chapter:
     blocks: list[Block] = []
     groups = alike([run for run in runs if run.result is not None and not run.detector])
-    for dataset in dict.fromkeys(result["dataset"] for _, result in groups):
-        blocks.append(Plot(figure([(run, result) for run, result in groups if result["dataset"] == dataset], dataset)))
+    datasets = list(dict.fromkeys(result["dataset"] for _, result in groups))
+    by_data = {name: [group for group in groups if group[1]["dataset"] == name] for name in datasets}
+    blocks += [Plot(figure(mine, dataset)) for dataset, mine in by_data.items()]
     detectors = [(run, run.result) for run in runs if run.detector and run.result is not None]
     if detectors:
-        blocks.append(Plot({**figure([(run.name, result) for run, result in detectors], "detection"), "y": "mAP"}))
-    if groups:
-        links = [anchors[named.split(" + ")[0]] for named, _ in groups]
+        blocks.append(Plot({**figure([(run.name, result) for run, result in detectors], "detectors"), "y": "mAP"}))
+    for dataset, mine in by_data.items():
+        links = [anchors[named.split(" + ")[0]] for named, _ in mine]
         note = (
             "Top-1 accuracy; dynamic: at the middle budget; gain: points over fixed widths at the same average MAdds."
         )
-        blocks.append(Table(COLUMNS, [cells(*group) for group in groups], note=note, links=links))
+        blocks.append(Table(COLUMNS, [cells(*group) for group in mine], dataset, note, links=links))
     if detectors:
         rows = [detector_cells(run, result) for run, result in detectors]
-        blocks.append(Table(DETECTORS, rows, links=[anchors[run.name] for run, _ in detectors]))
+        blocks.append(Table(DETECTORS, rows, "detectors", links=[anchors[run.name] for run, _ in detectors]))
     for run in runs:
         if run.result is None:
             blocks.append(Missing(f"the evaluation of {run.name}", f"Run `dsnet eval {run.place}`."))
@@ -96,7 +97,7 @@ def figure(groups: Sequence[tuple[str, dict[str, Any]]], dataset: str) -> dict[s
 
 def cells(name: str, result: dict[str, Any]) -> list[str]:
     rows = sorted(result["rows"], key=lambda row: row["madds"])
-    row = [name, result["model"], result["dataset"]]
+    row = [name, result["model"]]
     if "dynamic" not in result:
         return [*row, "", shown(rows[0], "top1", ".2%"), shown(rows[-1], "top1", ".2%"), "", "", ""]
     best = middle(result["dynamic"]["rows"])

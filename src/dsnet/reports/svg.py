@@ -36,7 +36,7 @@ RULES = (
     + "".join(f".chart .c{n}{{stroke:var(--c{n});fill:var(--c{n})}}" for n in range(COLOURS))
     + ".chart path.curve,.chart path.spread{fill:none}.chart .mark{stroke:var(--paper)}"
 )
-WIDTH, HEIGHT, LEFT, RIGHT = 600, 300, 62, 20  # of the drawing and, HEIGHT, of the space between the axes
+WIDTH, HEIGHT, LEFT, RIGHT = 600, 300, 70, 20  # of the drawing and, HEIGHT, of the space between the axes
 LETTER = 7.5  # a generous average, so that legends never run into each other
 MARKS = (  # around (0, 0)
     "M-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0Z",  # circle
@@ -83,7 +83,7 @@ def chart(figure: dict[str, Any]) -> str:
         parts.append(text(across(x), bottom + 19, number_of(x), "tick mid"))
     parts.append(f'<path class="axis" d="M{LEFT} {bottom}H{right}"/>')
     parts.append(text((LEFT + right) / 2, bottom + 40, figure["x"], "note mid"))
-    turned = f'transform="translate(15 {(top + bottom) / 2:.0f}) rotate(-90)"'
+    turned = f'transform="translate(14 {(top + bottom) / 2:.0f}) rotate(-90)"'
     parts.append(f'<text class="note mid" {turned}>{escape(figure["y"])}</text>')
     for number, (series, mine) in enumerate(shown):
         look = looks(series, number)
@@ -236,10 +236,11 @@ def axis(low: float, high: float, most: int) -> tuple[list[float], tuple[float, 
 
 
 def decades(low: float, high: float) -> tuple[list[float], tuple[float, float]]:
-    """Ticks at 1, 2 and 5 times powers of ten, thinned out over many decades."""
+    """Ticks at round multiples of powers of ten, the more of them the shorter the axis."""
     low, high = low / 1.15, high * 1.15
     span = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if len(span) <= 4 else (1,)
+    wide = math.log10(high / low)
+    steps = (1, 1.5, 2, 3, 5, 7) if wide < 1 else (1, 2, 5) if wide < 3 else (1,)
     ticks = [digit * 10.0**power for power in span for digit in steps]
     return [tick for tick in ticks if low <= tick <= high], (low, high)
 
