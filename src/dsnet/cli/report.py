@@ -29,6 +29,8 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
 
     place = File(args.place)
     out = File(args.out) if args.out else place / "report.html"
+    if not place.is_dir():
+        raise ValueError(f"{place} is not a folder; name a run that `dsnet train` wrote, or a folder that holds runs")
     if out.is_dir() or not out.parent.is_dir():
         raise ValueError(
             f"{out} cannot be written: " + ("it is a folder" if out.is_dir() else f"there is no {out.parent}")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path as File
 from typing import Any
 
@@ -16,8 +18,9 @@ from dsnet.config import CONFIG, read_config
 from dsnet.data import Dataset
 from dsnet.pipeline.assess import open_data, pixels, split_of
 from dsnet.pipeline.folder import BENCH, GATE, check_data
-from dsnet.reports.blocks import Picture, Pictures, Report
-from dsnet.reports.chapters import RunParts
+from dsnet.reports.blocks import Chapter, Picture, Pictures, Report
+from dsnet.reports.chapters import RunParts, experiment_chapter, run_chapter
+from dsnet.reports.html import chapter
 from dsnet.reports.overview import compose
 
 RESULT = "results/test.json"
@@ -30,8 +33,6 @@ GROUPS = {"slimmest": "Easy for the router: the cheapest paths", "widest": "Hard
 
 def report_of(place: File, *, root: str | None = None, static: Sequence[dict[str, Any]] = ()) -> Report:
     """The report of a run, or of all runs and experiments below a folder."""
-    if not place.is_dir():
-        raise ValueError(f"{place} is not a folder; name a run that `dsnet train` wrote, or a folder that holds runs")
     found = list(below(place))
     opened: dict[str, Dataset] = {}
     runs = [gather(folder, place, root, opened) for folder in found if folder.is_dir()]
@@ -62,7 +63,20 @@ def below(place: File, depth: int = DEPTH) -> Iterator[File]:
 def experiment(file: File) -> dict[str, Any] | None:
     """An experiment's result; None for other JSON."""
     content = read_json(file)
-    return content if isinstance(content, dict) and isinstance(content.get("experiment"), str) else None
+    if not isinstance(content, dict) or not isinstance(content.get("experiment"), str):
+        return None
+    if not drawable(lambda: experiment_chapter(content)):
+        raise ValueError(f"{file} says that it is an experiment's result, but is not in the shape of one; make it anew")
+    return content
+
+
+def drawable(make: Callable[[], Chapter]) -> bool:
+    """Whether JSON is in the shape that a chapter takes; files may be damaged, or of another version of dsnet."""
+    try:
+        chapter(make(), "", single=True)
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError, AssertionError):
+        return False
+    return True
 
 
 def read_json(file: File) -> Any:
@@ -102,10 +116,10 @@ def gather(folder: File, place: File, root: str | None, opened: dict[str, Datase
     if result is not None and "dynamic" in result and not detector:
         try:
             pictures = examples(folder, result, root, opened)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, KeyError, TypeError) as error:
             why = " ".join(str(error).split())
     sheet = folder / SHEET
-    return RunParts(
+    run = RunParts(
         name=place.resolve().name if folder == place else folder.relative_to(place).as_posix(),
         folder=str(folder),
         config=config,
@@ -118,13 +132,19 @@ def gather(folder: File, place: File, root: str | None, opened: dict[str, Datase
         sheet=sheet.read_bytes() if sheet.is_file() else None,
         detector=detector,
     )
+    # What cannot be drawn counts as missing.
+    bare = replace(run, result=None, bench=None, metrics=(), gate_metrics=())
+    fewer = (run, replace(run, bench=None), replace(run, result=None), replace(run, result=None, bench=None))
+    return next((kept for kept in fewer if drawable(partial(run_chapter, kept))), bare)
 
 
 def examples(folder: File, result: dict[str, Any], root: str | None, opened: dict[str, Dataset]) -> list[Pictures]:
     """The images that the router found easy and hard, with class, answer and path."""
     config = read_config(folder / CONFIG)
     key = repr((config.data, config.model))
-    data = opened.setdefault(key, open_data(config, root)) if key not in opened else opened[key]
+    if key not in opened:
+        opened[key] = open_data(config, root)
+    data = opened[key]
     check_data(folder, data)
     part = split_of(data, result["split"])
     groups = []
@@ -155,8 +175,6 @@ def is_static(result: dict[str, Any]) -> bool:
 
 def with_static(run: RunParts, static: Sequence[dict[str, Any]]) -> RunParts:
     """Static networks on the same data are drawn beside a run."""
-    from dataclasses import replace
-
     if run.result is None or run.detector or is_static(run.result):
         return run
     same = [

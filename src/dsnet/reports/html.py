@@ -75,8 +75,8 @@ details.chapter>summary .about{display:block;font-size:.88rem;padding-left:1.1em
 details.chapter>div{padding-bottom:20px}
 .missing{border-left:3px solid var(--c4);background:var(--card);border-radius:0 8px 8px 0;padding:.7em 1em;
  margin:.8em 0}
-.pictures{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(30%,150px),1fr));gap:14px 12px;margin:0;padding:0;
- list-style:none}
+.pictures{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(30%,150px),1fr));gap:14px 12px;
+ margin:0;padding:0;list-style:none}
 .pictures img{display:block;width:100%;aspect-ratio:1;object-fit:contain;image-rendering:pixelated;border-radius:6px;
  background:var(--card)}
 .pictures span{display:block;font-size:.8rem;line-height:1.4;color:var(--soft);overflow-wrap:anywhere}
