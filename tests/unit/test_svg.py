@@ -122,3 +122,8 @@ def test_numbers_are_short() -> None:
         "1.5M",
         "0",
     ]
+
+
+def test_epochs_are_whole() -> None:
+    svg = chart(figure([[1, 0.5], [2, 0.4]], whole_x=True))
+    assert re.findall(r'class="tick mid"[^>]*>([^<]*)<', svg) == ["1", "2"]

@@ -22,6 +22,7 @@ from dsnet.reports.blocks import Chapter, Picture, Pictures, Report
 from dsnet.reports.chapters import RunParts, experiment_chapter, run_chapter
 from dsnet.reports.html import chapter
 from dsnet.reports.overview import compose
+from dsnet.reports.plots import is_static
 
 RESULT = "results/test.json"
 SHEET = "results/test-examples.png"
@@ -167,10 +168,6 @@ def picture(image: np.ndarray, entry: dict[str, Any], data: Dataset) -> Picture:
     said = "✓ right" if right else f"✗ {data.classes[entry['answer']]}"
     route = "path " + ",".join(map(str, entry["path"]))
     return Picture(buffer.getvalue(), [data.classes[entry["label"]], said, route], right)
-
-
-def is_static(result: dict[str, Any]) -> bool:
-    return all(not row["path"] for row in result["rows"])
 
 
 def with_static(run: RunParts, static: Sequence[dict[str, Any]]) -> RunParts:

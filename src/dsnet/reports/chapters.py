@@ -33,6 +33,7 @@ from dsnet.reports.plots import (
     detector_bars,
     difficulty_bars,
     gate_bars,
+    is_static,
     latency_plots,
     middle,
     precision_plot,
@@ -84,6 +85,8 @@ def made_by(result: dict[str, Any]) -> str:
 
 
 def classifier_sections(run: RunParts) -> list[Section]:
+    if run.result is not None and is_static(run.result):
+        return [Section("Accuracy", accuracy_blocks(run)), Section("Latency", latency_blocks(run))]
     return [
         Section("Accuracy against MAdds", accuracy_blocks(run)),
         Section("Gate distributions", gate_blocks(run)),
@@ -114,7 +117,7 @@ def accuracy_blocks(run: RunParts) -> list[Block]:
         title, note = show.dynamic_title(dynamic), show.dynamic_note(dynamic)
         blocks.append(Table(show.DYNAMIC_COLUMNS, show.dynamic_cells(dynamic), title, note))
         blocks += [Text(f"Warning: {warning}") for warning in dynamic["warnings"]]
-    else:
+    elif not is_static(result):
         blocks.append(not_routed(run, "the dynamic network"))
     return blocks
 
@@ -246,7 +249,13 @@ def key_figures(run: RunParts) -> list[tuple[str, str, str]]:
         note = f"middle budget: {human(row['madds'])} MAdds{over}"
         tiles.append((f"Dynamic {unit}", format(row[key], form), note))
         saved = saving(result["rows"], row, key)
-        tiles.append(("MAdds at equal accuracy", f"{-saved:+.0%}", f"against fixed widths at {format(row[key], form)}"))
+        tiles.append(
+            (
+                "MAdds at equal accuracy",
+                f"{-round(saved, 2) + 0.0:+.0%}",
+                f"against fixed widths at {format(row[key], form)}",
+            )
+        )
     if run.bench and (routed := run.bench.get("routed")):
         ratio = middle(routed["rows"])["ratio"]
         tiles.append(("Time to ideal", f"{ratio:.2f}", "middle budget: measured over ideal milliseconds"))

@@ -11,7 +11,6 @@ from dsnet.reports.blocks import Block, Chapter, Missing, Plot, Report, Table
 from dsnet.reports.chapters import RunParts, experiment_chapter, run_chapter
 from dsnet.reports.html import anchor
 from dsnet.reports.plots import dynamic_points, line, middle, router_of, uniform_points
-from dsnet.reports.show import shown
 from dsnet.reports.tables import human
 
 COLUMNS = ["<run", "<model", "<router", "slimmest", "widest", "dynamic", "at MAdds", "gain"]
@@ -47,9 +46,7 @@ def overview(runs: Sequence[RunParts], anchors: dict[str, str]) -> Chapter:
         blocks.append(Plot({**figure([(run.name, result) for run, result in detectors], "detectors"), "y": "mAP"}))
     for dataset, mine in by_data.items():
         links = [anchors[named.split(" + ")[0]] for named, _ in mine]
-        note = (
-            "Top-1 accuracy; dynamic: at the middle budget; gain: points over fixed widths at the same average MAdds."
-        )
+        note = "Top-1 in %; dynamic: at the middle budget; gain: points over fixed widths at the same average MAdds."
         blocks.append(Table(COLUMNS, [cells(*group) for group in mine], dataset, note, links=links))
     if detectors:
         rows = [detector_cells(run, result) for run, result in detectors]
@@ -99,12 +96,16 @@ def cells(name: str, result: dict[str, Any]) -> list[str]:
     rows = sorted(result["rows"], key=lambda row: row["madds"])
     row = [name, result["model"]]
     if "dynamic" not in result:
-        return [*row, "", shown(rows[0], "top1", ".2%"), shown(rows[-1], "top1", ".2%"), "", "", ""]
+        return [*row, "", points(rows[0]), points(rows[-1]), "", "", ""]
     best = middle(result["dynamic"]["rows"])
     gain = f"{best['gain']:+.2f} ± {best.get('gain_std', best['gain_se']):.2f}"
-    ends = [shown(rows[0], "top1", ".2%"), shown(rows[-1], "top1", ".2%")]
     router = router_of(result).removeprefix("router ")
-    return [*row, router, *ends, shown(best, "top1", ".2%"), human(best["madds"]), gain]
+    return [*row, router, points(rows[0]), points(rows[-1]), points(best), human(best["madds"]), gain]
+
+
+def points(row: dict[str, Any]) -> str:
+    spread = f" ± {100 * row['top1_std']:.2f}" if "top1_std" in row else ""
+    return f"{100 * row['top1']:.2f}{spread}"
 
 
 def detector_cells(run: RunParts, result: dict[str, Any]) -> list[str]:

@@ -21,7 +21,7 @@ def percent(value: float | None) -> float | None:
 
 def accuracy_plot(result: dict[str, Any], static: Sequence[dict[str, Any]] = ()) -> Figure:
     """Top-1 over MAdds: uniform paths, other paths, dynamic budgets, separately trained static networks."""
-    series = [line("uniform", uniform_points(result))]
+    series = [line("static" if is_static(result) else "uniform", uniform_points(result))]
     if "dynamic" in result:
         series.append(line(f"dynamic, {router_of(result)}", dynamic_points(result)))
     others = [row for row in result["rows"] if len(set(row["path"])) > 1]
@@ -35,6 +35,11 @@ def accuracy_plot(result: dict[str, Any], static: Sequence[dict[str, Any]] = ())
 
 def line(name: str, points: list[list[Any]], **more: Any) -> dict[str, Any]:
     return {"name": name, "kind": "line", "points": points, **more}
+
+
+def is_static(result: dict[str, Any]) -> bool:
+    """Whether it is a network with one width."""
+    return all(not row["path"] for row in result["rows"])
 
 
 def static_name(result: dict[str, Any]) -> str:
@@ -140,7 +145,7 @@ def curves(metrics: Sequence[dict[str, Any]], kind: str, *, title: str, y: str) 
         line(name.partition("/")[2], [[entry["epoch"], entry[name]] for entry in metrics if name in entry])
         for name in names
     ]
-    return {"title": title, "x": "epoch", "y": y, "series": series}
+    return {"title": title, "x": "epoch", "whole_x": True, "y": y, "series": series}
 
 
 def latency_plots(bench: dict[str, Any]) -> list[Figure]:

@@ -66,9 +66,11 @@ def words_of(block: Block) -> list[str]:
         case Tiles(figures):
             return markdown_table(["<", "", "<"], [[plain(cell) for cell in row] for row in figures])
         case Table():
-            title = [f"**{plain(block.title)}**", ""] if block.title else []
             rows = [[plain(cell) for cell in row] for row in block.rows]
-            return [*title, *markdown_table(block.columns, rows), *(["", plain(block.note)] if block.note else [])]
+            lines = [*markdown_table(block.columns, rows), *(["", plain(block.note)] if block.note else [])]
+            if block.folded:
+                return [f"<details><summary>{plain(block.title)}</summary>", "", *lines, "", "</details>"]
+            return [f"**{plain(block.title)}**", "", *lines] if block.title else lines
         case Claims(claims):
             rows = [
                 [*(plain(str(claim.get(key, ""))) for key in ("claim", "paper", "ours")), VERDICTS[claim.get("holds")]]
@@ -129,8 +131,8 @@ def bars(figure: dict[str, Any], file: File) -> File:
         shade = shades(0.15 + 0.8 * number / max(1, len(figure["names"]) - 1))
         axes.barh(range(len(rows)), shares, left=left, color=shade, label=name, height=0.75)
         left = [start + share for start, share in zip(left, shares, strict=True)]
-    several = len(figure["groups"]) > 1 and all(len(group["bars"]) == 1 for group in figure["groups"])
-    names = [group if several else " ".join(filter(None, (bar["name"], bar.get("note", "")))) for group, bar in rows]
+    alike = len({bar["name"] for _, bar in rows}) < len(rows)  # the same gates in every group
+    names = [", ".join(filter(None, (group if alike else "", bar["name"], bar.get("note")))) for group, bar in rows]
     axes.set_yticks(range(len(rows)), names, fontsize=8)
     axes.invert_yaxis()
     axes.set(xlim=(0, 100), xlabel="images (%)")

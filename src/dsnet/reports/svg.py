@@ -2,7 +2,7 @@
 
 A figure is plain data: {"title", "x", "y", "log_x" (optional), "series": [{"name", "kind": "line" | "points",
 "points": [[x, y], [x, y, spread], [x, y, spread or None, words for the hover], ...]}]}. A series may pin its
-"colour" (a number) and be "dashed".
+"colour" (a number) and be "dashed"; "whole_x" (optional) keeps ticks at whole numbers.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def chart(figure: dict[str, Any]) -> str:
         parts.append(text(WIDTH / 2, top + HEIGHT / 2, "no values", "note mid"))
         return drawing(parts, bottom + 20, figure["title"])
     xs, ys = [x for x, *_ in points], [edge for _, y, spread, _ in points for edge in (y - spread, y + spread)]
-    x_ticks, (x0, x1) = decades(min(xs), max(xs)) if log else axis(min(xs), max(xs), 7)
+    least = 1.0 if figure.get("whole_x") else 0.0
+    x_ticks, (x0, x1) = decades(min(xs), max(xs)) if log else axis(min(xs), max(xs), 7, least=least)
     y_ticks, (y0, y1) = axis(min(ys), max(ys), 6)
     flat = math.log10 if log else float
 
@@ -220,17 +221,17 @@ def usable(points: Sequence[Sequence[Any]], *, log: bool) -> list[tuple[float, f
     return found
 
 
-def axis(low: float, high: float, most: int) -> tuple[list[float], tuple[float, float]]:
-    """Round ticks, and the range to draw: from zero where zero is near, else with a little air."""
+def axis(low: float, high: float, most: int, *, least: float = 0.0) -> tuple[list[float], tuple[float, float]]:
+    """Round ticks, at `least` so far apart, and the range to draw: from zero where zero is near, else with some air."""
     if high - low <= 1e-12 * max(1.0, abs(high)):
-        low, high = low - 0.5 * (abs(low) or 1), high + 0.5 * (abs(high) or 1)
+        low, high = (low - 0.5 * abs(low), high + 0.5 * abs(high)) if low else (0.0, 1.0)
     if 0 < low < 0.35 * high:
         low = 0.0
     air = 0.04 * (high - low)
     low, high = low - (air if low else 0), high + air
     rough = (high - low) / most
     size = 10.0 ** math.floor(math.log10(rough))
-    step = next(size * step for step in (1, 2, 2.5, 5, 10) if size * step >= rough)
+    step = max(least, next(size * step for step in (1, 2, 2.5, 5, 10) if size * step >= rough))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(number * step, 12) for number in range(first, last + 1)], (low, high)
 
