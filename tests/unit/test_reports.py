@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dsnet.reports.chapters import saving
+from dsnet.reports.keys import saving
 from dsnet.reports.plots import class_bars, latency_plots
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
-from dsnet.evaluate.dynamic import concave
 from dsnet.reports import bench as benches
 from dsnet.reports import detection, show
 from dsnet.reports.blocks import (
@@ -26,6 +24,7 @@ from dsnet.reports.blocks import (
     Text,
     Tiles,
 )
+from dsnet.reports.keys import key_figures
 from dsnet.reports.plots import (
     accuracy_plot,
     class_bars,
@@ -70,7 +69,7 @@ class RunParts:
 def run_chapter(run: RunParts, *, folded: bool = False) -> Chapter:
     sections = detector_sections(run) if run.detector else classifier_sections(run)
     sections += [training_section(run), config_section(run)]
-    lead = [] if run.result is None else [Tiles(key_figures(run))]
+    lead = [] if run.result is None else [Tiles(key_figures(run.result, run.bench))]
     return Chapter(run.name, about(run), lead, sections, folded=folded)
 
 
@@ -213,9 +212,10 @@ def training_section(run: RunParts) -> Section:
                 names = [series["name"].replace("_", " ") for series in figure["series"]]
                 blocks.append(Plot({**figure, "y": y or f"{', '.join(names)} on calibration images"}))
     if not run.metrics:
-        own = "a run of stage gate has none of its own; the run that it came from has them" if run.gate_metrics else ""
-        remedy = own or "metrics.jsonl is not there or holds nothing; `dsnet train` writes it"
-        blocks.append(Missing("training curves of stage I", remedy.capitalize().replace("Metrics", "metrics") + "."))
+        words = "There is no metrics.jsonl, or nothing in it; `dsnet train` writes it."
+        if run.gate_metrics:
+            words = "A run of stage gate has none of its own; those of the run that it came from are there."
+        blocks.append(Missing("training curves of stage I", words))
     if run.routes and not run.gate_metrics:
         words = "gate/metrics.jsonl is not there: a threshold router does not train, others write it."
         blocks.append(Missing("training curves of stage II", words))
@@ -230,50 +230,6 @@ def config_section(run: RunParts) -> Section:
     if run.result is not None:
         blocks.append(Text(f"Evaluated with {made_by(run.result)}."))
     return Section("Config", blocks)
-
-
-def key_figures(run: RunParts) -> list[tuple[str, str, str]]:
-    """Widest, slimmest, the middle budget, MAdds saved at equal accuracy, milliseconds to ideal."""
-    result = run.result
-    assert result is not None
-    key, form, unit = ("map", ".3f", "mAP") if run.detector else ("top1", ".2%", "top-1")
-    rows = sorted(result["rows"], key=lambda row: row["madds"])
-    slimmest, widest = rows[0], rows[-1]
-    tiles = [(f"Widest {unit}", format(widest[key], form), f"{human(widest['madds'])} MAdds")]
-    if len(rows) > 1:
-        note = f"{human(slimmest['madds'])} MAdds, {slimmest['madds'] / widest['madds']:.0%} of the widest"
-        tiles.append((f"Slimmest {unit}", format(slimmest[key], form), note))
-    if run.routes:
-        row = middle(result["dynamic"] if run.detector else result["dynamic"]["rows"])
-        over = "" if run.detector else f", {row['gain']:+.2f} ± {row['gain_se']:.2f} points over fixed widths"
-        note = f"middle budget: {human(row['madds'])} MAdds{over}"
-        tiles.append((f"Dynamic {unit}", format(row[key], form), note))
-        saved = saving(result["rows"], row, key)
-        tiles.append(
-            (
-                "MAdds at equal accuracy",
-                f"{-round(saved, 2) + 0.0:+.0%}",
-                f"against fixed widths at {format(row[key], form)}",
-            )
-        )
-    if run.bench and (routed := run.bench.get("routed")):
-        ratio = middle(routed["rows"])["ratio"]
-        tiles.append(("Time to ideal", f"{ratio:.2f}", "middle budget: measured over ideal milliseconds"))
-    return tiles
-
-
-def saving(rows: Sequence[dict[str, Any]], row: dict[str, Any], key: str) -> float:
-    """Share of the MAdds that the hull of the uniform paths would spend on a row's accuracy; negative: it needs fewer.
-
-    Beyond the best uniform path, in comparison with that one.
-    """
-    uniform = [(one["madds"], one[key], tuple(one["path"])) for one in rows if len(set(one["path"])) <= 1]
-    corners = concave(uniform)
-    spent = corners[-1][0] if row[key] >= corners[-1][1] else corners[0][0]
-    for (x0, y0, _), (x1, y1, _) in pairwise(corners):
-        if y0 <= row[key] < y1:
-            spent = x0 + (row[key] - y0) / (y1 - y0) * (x1 - x0)
-    return 1 - row["madds"] / spent
 
 
 def experiment_chapter(experiment: dict[str, Any], *, folded: bool = False) -> Chapter:
