@@ -268,8 +268,9 @@ def test_a_detector(tmp_path: Path, which: int) -> None:
     [
         (["nowhere"], "nowhere is not a folder"),
         (["empty"], "there is no run and no experiment in empty"),
-        (["run", "--out", "nowhere/page.html"], "cannot be written: there is no nowhere"),
-        (["run", "--out", "empty"], "cannot be written: it is a folder"),
+        (["run", "--out", "nowhere/page.html"], "nowhere/page.html cannot be written (No such file or"),
+        (["run", "--out", "empty"], "empty cannot be written (Is a directory)"),
+        (["run", "--out", "a" * 300], "cannot be written (File name too long); name another file with --out"),
         (["run", "--static", "empty"], "run `dsnet eval empty --split test` first"),
     ],
 )

@@ -21,7 +21,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace, parser: ArgumentParser) -> None:
-    from dsnet.checkpoint import write_whole
     from dsnet.cli.evaluation import read_result
     from dsnet.pipeline.report import report_of
     from dsnet.reports.html import page
@@ -31,12 +30,11 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     out = File(args.out) if args.out else place / "report.html"
     if not place.is_dir():
         raise ValueError(f"{place} is not a folder; name a run that `dsnet train` wrote, or a folder that holds runs")
-    if out.is_dir() or not out.parent.is_dir():
-        raise ValueError(
-            f"{out} cannot be written: " + ("it is a folder" if out.is_dir() else f"there is no {out.parent}")
-        )
     report = report_of(place, root=args.root, static=[read_result(File(name), "test") for name in args.static])
-    write_whole(out, page(report).encode())
+    try:
+        out.write_text(page(report), encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{out} cannot be written ({error.strerror}); name another file with --out") from error
     print(f"report: {out} ({out.stat().st_size / 1e3:.0f} kB)")
     if args.markdown:
         command = shlex.join(["dsnet", "report", place.resolve().name, "--markdown", File(args.markdown).name])
