@@ -27,18 +27,19 @@ FIGURE = {
     "log_x": True,
     "series": [{"name": EVIL, "kind": "line", "points": [[1e6, 70, 0.4], [2e6, 75, 0.3]]}],
 }
+SHARES = {"name": EVIL, "bars": [{"name": "gate 0", "shares": [1.0]}]}
 EXPERIMENT: dict[str, Any] = {
     "experiment": "fig5",
     "title": f"Figure 5 {EVIL}",
     "scale": "tiny",
     "seeds": [0, 1],
     "text": [f"A paragraph {EVIL}", "Run `dsnet eval`."],
-    "tables": [{"title": "Gains", "columns": ["<router", "gain"], "rows": [[EVIL, "+0.1"]]}],
+    "tables": [{"title": "Gains", "columns": ["<router", "gain"], "rows": [[EVIL, "+0.1"]], "note": "a note"}],
     "claims": [
         {"claim": f"claim {holds} {EVIL}", "paper": "+1.2", "ours": "+0.5", "holds": holds}
         for holds in (True, False, None)
     ],
-    "figures": [FIGURE],
+    "figures": [FIGURE, {"kind": "shares", "title": "shares", "names": ["w0"], "groups": [SHARES]}],
     "made_by": {"command": "dsnet x", "commit": "abc", "machine": "m", "seconds": 3, "dsnet": "0", "torch": "2"},
 }
 
@@ -238,6 +239,8 @@ def test_an_experiment_is_shown_as_it_comes_and_cannot_break_out(tmp_path: Path)
     (tmp_path / "fig5.json").write_text(json.dumps(EXPERIMENT))
     page = checked(report(tmp_path, "--markdown", str(tmp_path / "readme")))
     assert page.text.count(EVIL) >= 7
+    assert "a note" in page.text
+    assert drawn(tmp_path / "report.html")["shares"] == 2  # its bar and its key
     for verdict in ("✓ holds", "✗ does not hold", "? no verdict"):
         assert page.text.count(verdict) == 1
     assert drawn(tmp_path / "report.html")[html.escape(str(FIGURE["title"]))] == 2

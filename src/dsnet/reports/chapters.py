@@ -237,8 +237,10 @@ def experiment_chapter(experiment: dict[str, Any], *, folded: bool = False) -> C
     blocks: list[Block] = [Text(words) for words in experiment.get("text", [])]
     if claims := experiment.get("claims"):
         blocks.append(Claims(claims))
-    blocks += [Plot(figure) for figure in experiment.get("figures", [])]
-    blocks += [Table(part["columns"], part["rows"], part.get("title", "")) for part in experiment.get("tables", [])]
+    for figure in experiment.get("figures", []):
+        blocks.append(Bars(figure) if figure.get("kind") == "shares" else Plot(figure))
+    for part in experiment.get("tables", []):
+        blocks.append(Table(part["columns"], part["rows"], part.get("title", ""), part.get("note", "")))
     made = experiment.get("made_by", {})
     if made:
         known = [f"dsnet {made.get('dsnet')}", f"torch {made.get('torch')}", f"{made.get('machine')}"]
