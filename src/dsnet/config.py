@@ -128,6 +128,13 @@ def config_of(parser: ArgumentParser, args: Namespace) -> TrainConfig:
     return TrainConfig(**{key: made[key] for key in known})
 
 
+def config_from(keys: dict[str, Any]) -> TrainConfig:
+    """The config that a file of these keys would give."""
+    parser = ArgumentParser(exit_on_error=False)
+    add_config(parser)
+    return config_of(parser, parser.parse_object(keys))
+
+
 def read_config(file: File) -> TrainConfig:
     """The config of a run folder."""
     parser = ArgumentParser(exit_on_error=False)

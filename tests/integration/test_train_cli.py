@@ -352,3 +352,19 @@ def test_predict_refuses_what_it_cannot_do(words: list[str], message: str, run: 
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+def test_a_stage_that_only_the_config_file_names_is_seen(run: Path, tmp_path: Path) -> None:
+    """The router of a digits run is trained on digits, whichever way the stage is said."""
+    file = tmp_path / "gate.yaml"
+    file.write_text("stage: gate\nsgs: {router: gate}\n")
+    words = ["--from", str(run), "--config", str(file), *SHORT, "--out", str(tmp_path / "gated")]
+    assert main(["train", *words]) == 0
+    config = read_config(tmp_path / "gated" / "config.yaml")
+    assert (config.stage, config.sgs.router, config.seed) == ("gate", "gate", 3)  # the seed is the source's
+
+
+@pytest.mark.parametrize("word", ["--out", "--from"])
+def test_resume_takes_no_other_folder(word: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--resume", str(run), word, str(run)]) == 2
+    assert "leave --out and --from out" in capsys.readouterr().err

@@ -32,6 +32,7 @@ ROOMS = [
     ["config"],
     ["detection"],
     ["pipeline"],
+    ["experiments"],
     ["cli"],
 ]
 

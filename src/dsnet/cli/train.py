@@ -47,12 +47,21 @@ def expand(words: list[str]) -> list[str]:
         return words
     place = words.index("train") + 1
     whole = folder / CONFIG
-    if value_of(words, "--stage") == "gate":
+    if stage_of(words) == "gate":
         return [*words[:place], "--config", str(whole), *words[place:]] if whole.is_file() else words
     kept = {"model": {"name": read_description(folder)["spec"]["name"]}}
     if whole.is_file():
         kept = {key: part for key, part in yaml.safe_load(whole.read_text()).items() if key in ("model", "ieb", "sgs")}
     return [*words[:place], "--config", json.dumps(kept), *words[place:]]
+
+
+def stage_of(words: list[str]) -> str | None:
+    """What --stage says, or else the config file that is given."""
+    file = File(value_of(words, "--config") or "")
+    if (said := value_of(words, "--stage")) is not None or not file.is_file():
+        return said
+    content = yaml.safe_load(file.read_text())
+    return content.get("stage") if isinstance(content, dict) else None
 
 
 def value_of(words: list[str], option: str) -> str | None:
@@ -73,6 +82,10 @@ def run(args: Namespace, parser: ArgumentParser) -> int | None:
     begun = ("state/last.pt", "gate/state/last.pt", "model.json")
     if restarted and args.out and any((File(args.out) / name).exists() for name in begun):
         resume = args.out
+    if args.resume is not None and (args.out is not None or args["from"] is not None):
+        raise ValueError(
+            f"--resume goes on in {args.resume} with the run's own source; leave --out and --from out, or begin anew"
+        )
     if resume is not None:
         folder = File(resume)
         config = resumed(read_config(folder / CONFIG), config_of(parser, args) if resume == args.resume else None)

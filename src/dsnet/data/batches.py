@@ -121,11 +121,15 @@ def _set_up_worker(split: Split) -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which saves first
+    end_with_parent()
+
+
+def end_with_parent() -> None:
+    """In a child process: a main process that was killed cannot tell it to stop."""
     threading.Thread(target=_follow_parent, daemon=True).start()
 
 
 def _follow_parent() -> None:
-    """A main process that was killed cannot tell its loaders to stop."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -86,6 +86,13 @@ def detection_config_of(parser: ArgumentParser, args: Namespace) -> DetectionCon
     return DetectionConfig(**{key: made[key] for key in known})
 
 
+def detection_config_from(keys: dict[str, Any]) -> DetectionConfig:
+    """The config that a file of these keys would give."""
+    parser = ArgumentParser(exit_on_error=False)
+    add_detection_config(parser)
+    return detection_config_of(parser, parser.parse_object(keys))
+
+
 def read_detection_config(file: File) -> DetectionConfig:
     """The config of a run folder."""
     parser = ArgumentParser(exit_on_error=False)

@@ -63,6 +63,27 @@ def ds_efficientnet_tiny() -> ModelSpec:
 
 
 @register
+def efficientnet_tiny(width: float = 1.0) -> ModelSpec:
+    """Static counterpart of ds_efficientnet_tiny at any width multiplier."""
+    stem, *outs, features = (ladder(n, (width,)) for n in (16, 8, 16, 56, 104, 128))
+    return ModelSpec(
+        name=scaled("efficientnet_tiny", width),
+        stages=(
+            StageSpec("conv", stem, stride=2),
+            inverted(outs[0], 1, 1),
+            inverted(outs[1], 2, 2, expansion=4),
+            inverted(outs[2], 2, 1, expansion=4, kernel=5),
+            inverted(outs[3], 2, 2, expansion=4),
+        ),
+        activation="silu",
+        gate=SQUEEZE_EXCITE,
+        features=features,
+        num_classes=10,
+        image_size=32,
+    )
+
+
+@register
 def efficientnet_b0(width: float = 1.0) -> ModelSpec:
     """Plain static EfficientNet-B0 at any width multiplier."""
     stem, *outs, features = (ladder(n, (width,)) for n in (32, 16, 24, 40, 80, 112, 192, 320, 1280))

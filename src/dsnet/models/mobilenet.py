@@ -121,3 +121,30 @@ def us_mobilenet_v1() -> ModelSpec:
 def mobilenet_v1(width: float = 1.0) -> ModelSpec:
     """Plain static MobileNetV1 at any width multiplier."""
     return ModelSpec(name=scaled("mobilenet_v1", width), stages=plain_stages((width,), None))
+
+
+def tiny_stages(ratios: tuple[float, ...], choice: int | None) -> tuple[StageSpec, ...]:
+    """The widest ds_mobilenet_v1_tiny without gates, all of it at each of `ratios`."""
+    stem, first, front, body = (ladder(count, ratios) for count in (16, 24, 32, 136))
+    return (
+        StageSpec("conv", stem, stride=2, choice=choice),
+        depthwise(first, choice=choice),
+        depthwise(front, 2, 2, choice=choice),
+        depthwise(body, 3, choice=choice),
+        depthwise(body, 3, 2, choice=choice),
+    )
+
+
+@register
+def us_mobilenet_v1_tiny() -> ModelSpec:
+    """Universally slimmable counterpart of ds_mobilenet_v1_tiny: 7 widths 0.25 to 1.0, all layers together, no gate."""
+    stages = tiny_stages(tuple(0.25 + 0.125 * k for k in range(7)), 0)
+    name = "us_mobilenet_v1_tiny"
+    return ModelSpec(name=name, stages=stages, widths=(7,), skip=True, num_classes=10, image_size=32)
+
+
+@register
+def mobilenet_v1_tiny(width: float = 1.0) -> ModelSpec:
+    """Static counterpart of ds_mobilenet_v1_tiny at any width multiplier."""
+    name = scaled("mobilenet_v1_tiny", width)
+    return ModelSpec(name=name, stages=tiny_stages((width,), None), skip=True, num_classes=10, image_size=32)

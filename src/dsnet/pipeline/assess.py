@@ -122,15 +122,17 @@ def evaluate_split(
     return {**result, **about}
 
 
-def record(folder: File, name: str, result: dict[str, Any], data: Dataset) -> list[File]:
+def record(folder: File, name: str, result: dict[str, Any], data: Dataset, *, pictures: bool = True) -> list[File]:
     """Write a result and its pictures below a run's folder; returns the pictures."""
     file = folder / "results" / f"{name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, json.dumps(result, indent=1).encode())
-    pictures = draw(result, file.with_suffix(""))
+    if not pictures:
+        return []
+    drawn = draw(result, file.with_suffix(""))
     if "dynamic" in result:
-        pictures.append(draw_examples(result, data, file.with_name(f"{name}-examples.png")))
-    return pictures
+        drawn.append(draw_examples(result, data, file.with_name(f"{name}-examples.png")))
+    return drawn
 
 
 def draw_examples(result: dict[str, Any], data: Dataset, file: File) -> File:

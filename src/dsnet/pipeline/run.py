@@ -24,8 +24,8 @@ from dsnet.training.distributed import barrier, process_group, rank, world
 from dsnet.training.loop import Validate
 
 
-def train(config: TrainConfig, folder: File, *, resume: bool = False) -> dict[str, Any]:
-    """Train a supernet, its router, or both, or continue to.
+def train(config: TrainConfig, folder: File, *, resume: bool = False, draw: bool = True) -> dict[str, Any]:
+    """Train a supernet, its router, or both, or continue to; draw: figures of the result as well.
 
     Returns the evaluation of the saved model on the test split; processes other than the first return nothing.
     """
@@ -59,7 +59,7 @@ def train(config: TrainConfig, folder: File, *, resume: bool = False) -> dict[st
         if rank() != 0:  # what is left takes one process
             return {}
         result = evaluate_split(load(folder), data, config)
-        record(folder, "test", result, data)
+        record(folder, "test", result, data, pictures=draw)
         return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -68,7 +69,10 @@ class Runner:
         budget: average MAdds to spend, such as '150M', or a share of the widest up to 1. max_width: cap on the index.
         """
         if path is None:
-            return self.run(x, self.policy(budget, max_width, x.shape[-1]))
+            policy = self.policy(budget, max_width, x.shape[-1])
+            if policy.note:
+                warnings.warn(policy.note, stacklevel=2)
+            return self.run(x, policy)
         if budget is not None or max_width is not None:
             raise ValueError("a path pins the widths; leave budget and max_width out")
         return self.run_path(x, path)

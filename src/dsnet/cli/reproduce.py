@@ -1,0 +1,77 @@
+"""dsnet reproduce: the paper's experiments."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path as File
+
+from jsonargparse import ArgumentParser, Namespace
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("experiments", nargs="*", default=[], help="names from --list, or `all`")
+    parser.add_argument("--list", action="store_true", help="show the experiments, and how far they are")
+    parser.add_argument(
+        "--scale",
+        choices=["smoke", "cpu", "paper"],
+        default="cpu",
+        help="smoke (a minute, digits), cpu (hours, CIFAR-10), or paper (ImageNet; run it under torchrun)",
+    )
+    parser.add_argument(
+        "--root",
+        type=str | None,
+        default=None,
+        help="folder of the data: cifar-10-batches-bin, imagenette, BCCD; or imagenet, VOCdevkit",
+    )
+    parser.add_argument("--out", default=None, type=str | None, help="folder of runs and results; default runs/SCALE")
+    parser.add_argument("--seeds", nargs="+", type=int | None, default=None, help="by default those of the scale")
+    parser.add_argument("--workers", type=int, default=1, help="runs that are trained side by side")
+    parser.add_argument("--finished", action="store_true", help="train nothing; show what is finished")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+
+
+def run(args: Namespace, parser: ArgumentParser) -> None:
+    from dsnet.experiments import EXPERIMENTS, SCALES, progress, reproduce
+    from dsnet.reports.experiment import show_experiment
+    from dsnet.reports.tables import print_json, print_table
+    from dsnet.training.distributed import world
+
+    scale = SCALES[args.scale]
+    out = File(args.out or f"runs/{scale.name}")
+    seeds = tuple(args.seeds or scale.seeds)
+    if args.list:
+        done = progress(list(EXPERIMENTS), scale, out, args.root or "data", seeds)
+        rows = [
+            [name, experiment.title, f"{done[name][0]}/{done[name][1]}" if done[name][1] else "-"]
+            for name, experiment in EXPERIMENTS.items()
+        ]
+        print_table(
+            f"experiments at scale {scale.name}, runs in {out}", ["<name", "<experiment", "finished runs"], rows
+        )
+        return
+    names = list(EXPERIMENTS) if args.experiments == ["all"] else list(args.experiments)
+    if not names:
+        raise ValueError("say which experiment: a name from `dsnet reproduce --list`, or all")
+    if unknown := [name for name in names if name not in EXPERIMENTS]:
+        raise ValueError(f"experiment {unknown[0]!r} is unknown; choose from {', '.join(EXPERIMENTS)}, or all")
+    if args.workers < 1 or (args.workers > 1 and world() > 1):
+        raise ValueError(f"workers is {args.workers}; it must be at least 1, and 1 under torchrun")
+    words = ["dsnet", "reproduce", *args.experiments, "--scale", scale.name]
+    words += ["--seeds", *map(str, args.seeds)] if args.seeds else []
+    results = reproduce(
+        names,
+        scale,
+        out,
+        root=args.root,
+        seeds=seeds,
+        workers=args.workers,
+        train=not args.finished,
+        command=shlex.join(words),
+    )
+    for result in results:
+        if args.json:
+            print_json(result)
+        else:
+            show_experiment(result)
+    if results and not args.json:
+        print(f"written: {' '.join(str(out / result['experiment']) + '.md' for result in results)}")

@@ -1,0 +1,157 @@
+"""Experiments that train nothing: the motivation's simulation, and latency."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from dsnet.experiments.recipe import Scale
+from dsnet.models import Supernet, model_spec
+from dsnet.nn import RouterSpec
+from dsnet.reports.tables import human
+from dsnet.runtime.bench import BenchConfig, bench, table1
+
+EASY, HARD = 0.6, 3.0  # compute, in units of the static network's, at which accuracy has covered 1 - 1/e of its range
+SCHEMES = 20
+
+
+def accuracy(compute: float, need: float) -> float:
+    """An exponential curve of accuracy: it rises fast where little is needed."""
+    return 1 - math.exp(-compute / need)
+
+
+def motivation(scale: Scale) -> dict[str, Any]:
+    """The paper's simulation: half of the images are easy, half are hard; a scheme gives easy ones a share of compute.
+
+    The paper does not print its curves; these are exponentials with the constants above.
+    """
+    budgets = [0.1 * 1.12**step for step in range(40)]
+    static = [(x, mixed(x, x)) for x in budgets]
+    shown = [{"name": "static networks", "kind": "line", "points": [[x, 100 * y] for x, y in static]}]
+    best: list[tuple[float, float, float]] = []
+    cloud = []
+    for scheme in range(SCHEMES):
+        share = (scheme + 0.5) / SCHEMES  # of the compute of both halves that easy images get
+        curve = [(x, mixed(2 * share * x, 2 * (1 - share) * x)) for x in budgets]
+        cloud += [[x, 100 * y, None, f"easy images get {share:.1%}"] for x, y in curve[::4]]
+        best.append((share, *max(((x, y - mixed(x, x)) for x, y in curve), key=lambda point: point[1])))
+    shown.append({"name": f"{SCHEMES} dynamic schemes", "kind": "points", "points": cloud})
+    envelope = [(x, max(mixed(2 * share * x, 2 * (1 - share) * x) for share, *_ in best)) for x in budgets]
+    shown.append({"name": "best dynamic scheme", "kind": "line", "points": [[x, 100 * y] for x, y in envelope]})
+    rows = [[f"{share:.1%}", f"{x:.2f}", f"{100 * gain:+.2f}"] for share, x, gain in best]
+    ahead = sum(gain > 1e-9 for _, _, gain in best)
+    gains = [100 * (y - z) for (_, y), (_, z) in zip(envelope, static, strict=True)]
+    return {
+        "text": [
+            f"Accuracy is 1 - exp(-compute / need); easy images need {EASY}, hard ones {HARD}; half of the images are "
+            f"easy. A scheme gives easy images a fixed share of the compute; at a half it is the static network. "
+            f"{ahead} of {SCHEMES} schemes beat the static network of equal average compute somewhere."
+        ],
+        "tables": [
+            {
+                "title": "Schemes",
+                "columns": ["<share for easy images", "best at compute", "points over static"],
+                "rows": rows,
+            }
+        ],
+        "claims": [
+            {
+                "claim": "a dynamic scheme beats the static network of equal average compute",
+                "paper": "",
+                "ours": f"at {sum(gain > 0 for gain in gains)} of {len(gains)} costs, by up to {max(gains):.1f} points",
+                "holds": sum(gain > 0 for gain in gains) > len(gains) / 2,
+            }
+        ],
+        "figures": [
+            {
+                "title": "Simulated accuracy of static and dynamic networks",
+                "x": "average compute",
+                "y": "accuracy (%)",
+                "log_x": True,
+                "series": shown,
+            }
+        ],
+    }
+
+
+def mixed(easy: float, hard: float) -> float:
+    return (accuracy(easy, EASY) + accuracy(hard, HARD)) / 2
+
+
+def latency(scale: Scale) -> dict[str, Any]:
+    """Table 1 and the latency column, measured on this machine; only ratios compare."""
+    how = scale.latency
+    ways = table1(image_size=how["table1"], repeats=how["repeats"])
+    net = Supernet(replace(model_spec(how["model"]), router=RouterSpec("gate", "try_best"))).eval()
+    found = bench(net, BenchConfig(repeats=how["repeats"], against=how["against"]))
+    first = [
+        [row["way"], f"{row['p50']:.2f}", f"{row['ratio']:.2f}", f"{row['paper']:.2f}" if row["paper"] else ""]
+        for row in ways["rows"]
+    ]
+    by_way = {row["way"]: row["ratio"] for row in ways["rows"]}
+    claims: list[dict[str, Any]] = [
+        {
+            "claim": f"slicing is faster than {other}",
+            "paper": f"{next(row['paper'] for row in ways['rows'] if row['way'] == other) / (7.9 / 7.2):.2f}x",
+            "ours": f"{by_way[other] / by_way['slicing']:.2f}x",
+            "holds": by_way[other] > by_way["slicing"],
+        }
+        for other in ("masking", "indexing")
+    ]
+    second = [
+        [
+            ",".join(map(str, row["path"])) or "-",
+            row["runtime"],
+            human(row["madds"]),
+            f"{row['p50']:.2f}",
+            f"{row['ratio']:.2f}" if row.get("ratio") else "",
+        ]
+        for row in found["rows"]
+    ]
+    second += [[row["model"], row["runtime"], human(row["madds"]), f"{row['p50']:.2f}", ""] for row in found["against"]]
+    dynamic = [row["ratio"] for row in found["rows"] if row["runtime"] == "onnx" and row.get("ratio")]
+    if dynamic:
+        claims.append(
+            {
+                "claim": "the dynamic network takes at most 1.18x the time of a static network of the same width",
+                "paper": "1.10x to 1.18x",
+                "ours": " ".join(f"{value:.2f}x" for value in dynamic),
+                "holds": max(dynamic) <= 1.18,
+            }
+        )
+    series: dict[str, Any] = {}
+    for row in [*found["rows"], *found["against"]]:
+        name = row["model"] if "model" in row else row["runtime"]
+        kind = "points" if "model" in row else "line"
+        one = series.setdefault(name, {"name": name, "kind": kind, "points": []})
+        one["points"].append([row["madds"] / 1e6, row["p50"]])
+    size = found["image_size"]
+    return {
+        "text": [
+            "Milliseconds are medians of interleaved rounds on one thread, one image; only ratios within one table "
+            f"compare. {found['repeats']} rounds, {size} px; table 1 at {ways['image_size']} px."
+        ],
+        "tables": [
+            {
+                "title": f"Table 1: a quarter of the channels of {ways['model']}",
+                "columns": ["<way", "ms", "over ideal", "paper"],
+                "rows": first,
+            },
+            {
+                "title": f"{found['model']}: widths and static networks",
+                "columns": ["<path or network", "<runtime", "MAdds", "ms", "over a static network of the width"],
+                "rows": second,
+            },
+        ],
+        "claims": claims,
+        "figures": [
+            {
+                "title": f"{found['model']}: milliseconds against MAdds",
+                "x": "MAdds (M)",
+                "y": "ms",
+                "series": list(series.values()),
+            }
+        ],
+        "raw": {"table1": ways, "widths": found},
+    }

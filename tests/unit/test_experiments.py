@@ -1,0 +1,163 @@
+"""Experiments as data: names of cells, scales, tables, verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsnet.config import TrainConfig, read_config
+from dsnet.detection.config import read_detection_config
+from dsnet.experiments import EXPERIMENTS, SCALES
+from dsnet.experiments.catalogue import MBNET, PAPER_GATES, RESNET
+from dsnet.experiments.declare import Claim, Column, Row, Table
+from dsnet.experiments.grid import Finished, in_order
+from dsnet.experiments.layout import judged, laid_out
+from dsnet.experiments.measures import interpolate
+from dsnet.experiments.recipe import LINKS, PLACES, Cell, Recipe, cell_of, flat, nested
+from dsnet.experiments.run import cells_of
+
+ROOT = Path(__file__).parents[2]
+
+
+def cell(recipe: Recipe, seed: int = 0, *, runs: str = "runs", root: str = "data", scale: str = "cpu") -> Cell:
+    return cell_of(recipe, SCALES[scale], seed, runs=Path(runs), root=root)
+
+
+def test_a_name_stands_for_what_is_learned() -> None:
+    first = cell(MBNET.gates(PAPER_GATES))
+    assert cell(MBNET.gates(PAPER_GATES), runs="elsewhere", root="other").name == first.name
+    others = [
+        cell(MBNET.gates(PAPER_GATES), seed=1),
+        cell(MBNET.gates({**PAPER_GATES, "sgs.complexity": 0.1})),
+        cell(MBNET.but({"ieb.temperature": 4.0}).gates(PAPER_GATES)),  # another source, the same gates
+        cell(RESNET.gates(PAPER_GATES)),
+    ]
+    assert len({first.name, *(other.name for other in others)}) == 5
+
+
+@pytest.mark.parametrize("key", PLACES)
+def test_places_and_threads_do_not_change_a_name(key: str) -> None:
+    value: Any = {"data.root": "far", "data.workers": 2, "threads": 2, "save_steps": 7}[key]
+    assert cell(MBNET).name.rsplit("-", 1)[1] == cell(Recipe("mbnet", {"stage": "supernet", key: value})).name[-8:]
+
+
+@pytest.mark.parametrize("scale", SCALES.values(), ids=lambda scale: scale.name)
+def test_every_experiment_is_complete_at_every_scale(scale: Any) -> None:
+    """Configs are valid, labels are unique, claims speak of rows and columns that are there."""
+    for experiment in EXPERIMENTS.values():
+        rows = [row.label for table in experiment.tables(scale) for row in table.rows]
+        assert len(rows) == len(set(rows))
+        assert rows or experiment.measure is not None
+        cells = cells_of(experiment, scale, scale.seeds, Path("out"), "data")
+        assert all(len(mine) == len(scale.seeds) for mine in cells.values())
+        for table in experiment.tables(scale):
+            labels, columns = {row.label for row in table.rows}, {column.name for column in table.columns}
+            assert {claim.row for claim in table.claims} | {claim.over for claim in table.claims} <= labels
+            assert {claim.column for claim in table.claims} <= columns
+            assert all(set(row.paper) | set(row.measures) <= columns for row in table.rows)
+
+
+def test_tables_share_runs() -> None:
+    def names(experiment: str) -> set[str]:
+        cells = cells_of(EXPERIMENTS[experiment], SCALES["cpu"], (0,), Path("o"), "d")
+        return {found.name for mine in cells.values() for found in mine}
+
+    cells = {name: names(name) for name in ("losses", "sgs", "gate_design", "supernet", "main", "universal")}
+    assert cells["losses"] & cells["sgs"] & cells["gate_design"]
+    assert cells["sgs"] & cells["supernet"]
+    assert cells["main"] & cells["universal"] & cells["supernet"]
+
+
+def test_cells_come_behind_what_they_need() -> None:
+    transfer = cells_of(EXPERIMENTS["transfer"], SCALES["cpu"], (0, 1), Path("o"), "d")
+    order = in_order([found for mine in transfer.values() for found in mine])
+    place = {found.name: number for number, found in enumerate(order)}
+    assert len(place) == len(order)
+    assert all(place[need.name] < place[found.name] for found in order for need in found.needs)
+
+
+CONFIGS = {
+    ("cpu", "mbnet"): "cifar10_ds_mobilenet_v1_tiny",
+    ("cpu", "backbone"): "imagenette_ds_mobilenet_v1_small",
+    ("cpu", "detector"): "detection/bccd_small",
+    ("paper", "mbnet"): "imagenet_ds_mobilenet_v1",
+    ("paper", "resnet"): "imagenet_ds_resnet50",
+    ("paper", "effnet"): "imagenet_ds_efficientnet_b0",
+    ("paper", "detector"): "detection/voc_ds_mobilenet_v1",
+}
+
+
+@pytest.mark.parametrize(("scale", "base"), CONFIGS)
+def test_scales_are_the_configs_that_we_publish(scale: str, base: str) -> None:
+    file = ROOT / "configs" / f"{CONFIGS[scale, base]}.yaml"
+    published = (read_detection_config if base == "detector" else read_config)(file)
+    gates = PAPER_GATES if scale == "paper" and base != "detector" else {}
+    ours = cell(Recipe(base, gates), scale=scale).config
+    different = {
+        key: (value, flat(ours.to_dict())[key])
+        for key, value in flat(published.to_dict()).items()
+        if key not in (*PLACES, *LINKS, "sgs.classification", "sgs.complexity") and value != flat(ours.to_dict())[key]
+    }
+    assert not different
+    if isinstance(ours, TrainConfig) and isinstance(published, TrainConfig):
+        assert ours.sgs.weights == published.sgs.weights  # the published ones are written out, ours are defaults
+
+
+def test_keys_nest_and_flatten() -> None:
+    keys = {"a": 1, "b.c": [1, 2], "b.d.e": None}
+    assert nested(keys) == {"a": 1, "b": {"c": [1, 2], "d": {"e": None}}}
+    assert flat(nested(keys)) == keys
+
+
+def test_data_is_asked_for() -> None:
+    with pytest.raises(ValueError, match="--root"):
+        cell_of(MBNET, SCALES["cpu"], 0, runs=Path("runs"), root=None)
+
+
+def made_up(values: dict[str, Sequence[float]]) -> dict[str, list[Finished]]:
+    return {label: [Finished(Path(str(value))) for value in mine] for label, mine in values.items()}
+
+
+TABLE = Table(
+    "made up",
+    (Column("top-1", lambda run: float(str(run.folder))), Column("MAdds", lambda run: 2e6, "madds")),
+    (Row("a", Recipe("mbnet"), {"top-1": "70.1"}), Row("b", Recipe("mbnet")), Row("c", Recipe("mbnet"))),
+)
+CLAIM = Claim("a over b", "top-1", "a", "b", 1.5)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "holds", "ours"),
+    [
+        ([0.5, 0.6], [0.4, 0.55], True, "+10.00 +5.00 points"),
+        ([0.4, 0.5], [0.5, 0.6], False, "-10.00 -10.00 points"),
+        ([0.5, 0.5], [0.4, 0.6], None, "+10.00 -10.00 points"),
+        ([0.5, 0.5], [0.5, 0.5], None, "+0.00 +0.00 points"),
+        ([0.5, 0.5], [0.4, 0.5], None, "+10.00 +0.00 points"),
+        ([], [0.5], None, "not run"),
+    ],
+)
+def test_a_direction_holds_if_every_seed_shows_it(
+    a: list[float], b: list[float], holds: bool | None, ours: str
+) -> None:
+    verdict = judged(CLAIM, TABLE, made_up({"a": a, "b": b}), compared="cpu")
+    assert (verdict["holds"], verdict["ours"], verdict["paper"]) == (holds, ours, "+1.5 points")
+    opposite = judged(replace(CLAIM, less=True), TABLE, made_up({"a": a, "b": b}), compared="cpu")
+    assert opposite["holds"] == (None if holds is None else not holds)
+
+
+def test_tables_have_mean_spread_and_the_papers_figure() -> None:
+    table = laid_out(TABLE, made_up({"a": [0.5, 0.6], "b": [0.25]}))
+    assert table["columns"] == ["<", "top-1", "paper", "MAdds"]
+    assert table["rows"][0] == ["a", "55.00 ± 7.07", "70.1", "2.00M"]
+    assert table["rows"][1] == ["b", "25.00", "", "2.00M"]
+    assert table["rows"][2] == ["c", "not run", "", "not run"]
+
+
+def test_interpolation_stays_between_neighbours() -> None:
+    points = [(1.0, 10.0), (3.0, 30.0), (2.0, 12.0)]
+    assert [interpolate(points, x) for x in (0.0, 1.5, 2.5, 9.0)] == [10.0, 11.0, 21.0, 30.0]
