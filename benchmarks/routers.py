@@ -61,6 +61,7 @@ def main() -> None:
         args.export.parent.mkdir(parents=True, exist_ok=True)
         for result in (result for results in cells.values() for result in results):
             result["dynamic"].pop("examples")
+            result["dynamic"].pop("classes", None)
         content = {"title": title, "runs": [run.name for run in args.runs], "epochs": args.epochs, "cells": cells}
         args.export.with_name(args.export.name + ".json").write_text(json.dumps(content) + "\n")
         lines = [f"# {title}", "", *markdown_table(columns, rows), "", *notes(args.export.name)]

@@ -180,6 +180,7 @@ def test_bench_measures_widths_and_budgets(run: Path, tmp_path: Path, capsys: py
     routed = result["routed"]["rows"]  # type: ignore[index]
     assert [row["asked"] for row in routed] == sorted(row["asked"] for row in routed)
     assert all(row["ideal"] > 0 for row in routed)
+    assert json.loads((run / "results" / "bench.json").read_text()) == result
     for suffix in (".json", ".md", ".png"):
         assert (tmp_path / f"bench{suffix}").stat().st_size > 100
 

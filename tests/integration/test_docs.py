@@ -74,6 +74,23 @@ def test_every_command_of_the_page_about_your_data_runs(
     capsys.readouterr()
 
 
+def test_every_command_of_the_page_about_reports_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shlex
+
+    from integration.test_train_cli import SHORT
+
+    from dsnet.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    commands = "".join(re.findall(r"```\n(.*?)```", (ROOT / "docs" / "report.md").read_text(), flags=re.DOTALL))
+    short = {"train": SHORT, "bench": ["--repeats", "2", "--runtimes", "onnx"]}
+    for line in commands.splitlines():
+        words = shlex.split(line)[1:]
+        assert main([*words, *short.get(words[0], [])]) == 0, line
+    for name in ("runs/my-run/report.html", "overview.html", "docs/my-run.md", "docs/my-run-1.png"):
+        assert Path(name).stat().st_size > 1000
+
+
 def write_digits(root: Path, counts: dict[str, int]) -> None:
     """A folder of real images: handwritten digits of three classes."""
     import numpy as np

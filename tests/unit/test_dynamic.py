@@ -83,6 +83,24 @@ def test_a_result_is_consistent_with_its_traces(name: str, router: object) -> No
         assert row["madds"] == pytest.approx(outcome.madds.double().mean().item())
         classes = [(result["difficulty"][key], part["madds"]) for key, part in row["difficulty"].items()]
         assert sum(share * (madds or 0) for share, madds in classes) == pytest.approx(row["madds"])
+    for name, group in result["examples"].items():
+        middle = traces.at(Policy(result["rows"][1]["lam"]))
+        costs = middle.madds.sort(descending=name == "widest").values[: len(group)].tolist()
+        assert len(group) == 12
+        assert [traces.table.madds(example["path"], dynamic=True) for example in group] == costs
+        for example in group:
+            row = int((traces.ids == example["id"]).nonzero())
+            assert example["path"] == middle.paths[row].tolist()
+            assert example["label"] == traces.labels[row]
+            assert (example["answer"] == example["label"]) == bool(middle.correct[row])
+    classes = result["classes"]
+    assert sum(classes["images"]) == len(traces)
+    for number, row in enumerate(result["rows"]):
+        for key, tolerance in (("top1", 1e-4), ("madds", 1)):
+            mean = sum(n * (value or 0) for n, value in zip(classes["images"], classes[key][number], strict=True)) / 60
+            assert mean == pytest.approx(row[key], abs=tolerance)
+    first = [sum(n * s[k] for n, s in zip(classes["images"], classes["shares"], strict=True) if n) / 60 for k in (0, 1)]
+    assert first == pytest.approx(result["rows"][1]["gates"][0]["shares"][:2], abs=1e-3)
     assert result["as_trained"]["lam"] == 0
     assert result == evaluate_dynamic(traces, [1.0, 0.6, 0.3])
     difference = row_of(traces, Policy(0.1), difficulties(traces))

@@ -15,6 +15,7 @@ COMMANDS = {
     "predict": "Classify images: class, confidence, the path that the router chose, MAdds spent.",
     "export": "Write a run as ONNX: the dynamic network in one file, one path, or a bundle for batches.",
     "bench": "Measure latency and throughput of every width and of the dynamic network, beside static networks.",
+    "report": "Show runs as one HTML page: accuracy against MAdds, gates, images and their routes, latency, training.",
     "reproduce": "Run the paper's experiments: what it claims, what comes out here, and whether the direction holds.",
     "recalibrate": "Compute the batch-norm statistics of every width of a model anew.",
     "models": "List the models: choice points, paths, MAdds from slimmest to widest, parameters.",

@@ -48,7 +48,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace, parser: ArgumentParser) -> None:
+    from dsnet.checkpoint import write_whole
     from dsnet.cli.info import parse_path
+    from dsnet.models import list_models
+    from dsnet.pipeline.folder import BENCH, CONFIG
     from dsnet.reports.bench import export_bench, latency_figure, show_bench
     from dsnet.reports.tables import print_json
     from dsnet.runtime import is_artefact
@@ -83,6 +86,10 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
             result["routed"] = routed(args)
     if args.table1:
         result["table1"] = table1(threads=args.threads[0], repeats=args.repeats)
+    if (File(args.model) / CONFIG).is_file() and args.model not in list_models():  # `dsnet report` finds it there
+        file = File(args.model) / BENCH
+        file.parent.mkdir(exist_ok=True)
+        write_whole(file, json.dumps(result, indent=1).encode())
     if args.export:
         prefix = File(args.export)
         prefix.parent.mkdir(parents=True, exist_ok=True)

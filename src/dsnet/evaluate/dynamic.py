@@ -69,6 +69,7 @@ def evaluate_dynamic(
         "oracle": oracle(traces),
         "warnings": list(dict.fromkeys(warnings)),
         "examples": examples(traces, Policy(rows[len(rows) // 2]["lam"], max_width)),
+        "classes": by_class(traces, [Policy(row["lam"], max_width) for row in rows]),
     }
 
 
@@ -112,14 +113,50 @@ def histograms(net: Described, paths: Tensor) -> list[dict[str, Any]]:
     return gates
 
 
-def examples(traces: Traces, policy: Policy, count: int = 12) -> dict[str, list[int]]:
-    """Sample numbers of images that go to the cheapest and to the dearest path in use, the surest ones first."""
+def examples(traces: Traces, policy: Policy, count: int = 12) -> dict[str, list[dict[str, Any]]]:
+    """Images with the cheapest and the dearest paths, on the same path the surest ones first: label, answer, path."""
     outcome = traces.at(policy)
     belief = slimmest_score(traces.net, traces.scores[()])
     order = belief.argsort(descending=True, stable=True)
-    cheap = order[outcome.madds[order] == outcome.madds.min()][:count]
-    dear = order.flip(0)[outcome.madds[order.flip(0)] == outcome.madds.max()][:count]
-    return {"slimmest": traces.ids[cheap].tolist(), "widest": traces.ids[dear].tolist()}
+    cheap = order[outcome.madds[order].argsort(stable=True)][:count]
+    unsure = order.flip(0)
+    dear = unsure[outcome.madds[unsure].argsort(descending=True, stable=True)][:count]
+    return {name: shown(traces, policy, rows) for name, rows in (("slimmest", cheap), ("widest", dear))}
+
+
+def shown(traces: Traces, policy: Policy, rows: Tensor) -> list[dict[str, Any]]:
+    batch = traces.load(traces.ids[rows])
+    routed = traces._route(batch.images, policy)
+    fields = {"id": batch.ids, "label": batch.labels, "answer": routed.logits.argmax(1), "path": routed.paths}
+    values = {name: tensor.tolist() for name, tensor in fields.items()}
+    return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+
+
+def by_class(traces: Traces, policies: Sequence[Policy]) -> dict[str, list[Any]]:
+    """Of every class: its images and, per policy, accuracy and average MAdds; the middle policy's first gate's shares.
+
+    A class without images has None.
+    """
+    names = list(traces.net.card.classes) or [str(label) for label in range(int(traces.labels.max()) + 1)]
+    mine = [traces.labels == label for label in range(len(names))]
+    outcomes = [traces.at(policy) for policy in policies]
+    middle = outcomes[len(outcomes) // 2]
+
+    def means(values: Tensor, digits: int) -> list[float | None]:
+        return [round(values[rows].double().mean().item(), digits) if rows.any() else None for rows in mine]
+
+    return {
+        "names": names,
+        "images": [int(rows.sum()) for rows in mine],
+        "top1": [means(outcome.correct, 4) for outcome in outcomes],
+        "madds": [means(outcome.madds, 0) for outcome in outcomes],
+        "shares": [
+            [round(share, 4) for share in histograms(traces.net, middle.paths[rows])[0]["shares"]]
+            if rows.any()
+            else None
+            for rows in mine
+        ],
+    }
 
 
 def choices(net: Described) -> list[Path]:

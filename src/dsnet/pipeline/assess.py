@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path as File
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -138,13 +139,18 @@ def draw_examples(result: dict[str, Any], data: Dataset, file: File) -> File:
     """A sheet of images that the router found easy and hard."""
     part = split_of(data, result["split"])
     groups = []
-    for title, ids in result["dynamic"]["examples"].items():
-        batch = part.load(torch.tensor(ids, dtype=torch.long))
-        shown = [1, -1, 1, 1]
-        pixels = batch.images * torch.tensor(data.std).view(shown) + torch.tensor(data.mean).view(shown)
-        captions = [data.classes[label] for label in batch.labels.tolist()]
-        groups.append((title, pixels.clamp(0, 1).permute(0, 2, 3, 1).numpy(), captions))
+    for title, examples in result["dynamic"]["examples"].items():
+        captions = [f"{data.classes[example['label']]}, {','.join(map(str, example['path']))}" for example in examples]
+        groups.append((title, pixels(data, part, [example["id"] for example in examples]), captions))
     return examples_figure(groups, file, title=f"{result['model']}, {result['dataset']} {result['split']}")
+
+
+def pixels(data: Dataset, part: Split, ids: Sequence[int]) -> np.ndarray:
+    """Images [N, H, W, C] of a split as they look, from 0 to 1."""
+    images = part.load(torch.tensor(ids, dtype=torch.long)).images
+    shape = [1, -1, 1, 1]
+    plain = images * torch.tensor(data.std).view(shape) + torch.tensor(data.mean).view(shape)
+    return plain.clamp(0, 1).permute(0, 2, 3, 1).numpy()
 
 
 def split_of(data: Dataset, name: str) -> Split:

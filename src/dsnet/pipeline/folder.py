@@ -17,6 +17,7 @@ from dsnet.data import Dataset
 from dsnet.version import __version__
 
 SPLITS = "splits.json"
+BENCH = "results/bench.json"
 GATE = "gate"  # below a run's folder: training state and metrics of stage II
 
 

@@ -2,7 +2,7 @@
 
 A figure is plain data: {"title", "x", "y", "log_x" (optional), "series": [{"name", "kind": "line" | "points",
 "points": [[x, y], [x, y, spread], [x, y, spread or None, words for the hover], ...]}]}. A series may pin its
-"colour" (a number) and be "dashed".
+"colour" (a number) and be "dashed"; "whole_x" (optional) keeps ticks at whole numbers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RULES = (
     + "".join(f".chart .c{n}{{stroke:var(--c{n});fill:var(--c{n})}}" for n in range(COLOURS))
     + ".chart path.curve,.chart path.spread{fill:none}.chart .mark{stroke:var(--paper)}"
 )
-WIDTH, HEIGHT, LEFT, RIGHT = 600, 300, 62, 20  # of the drawing and, HEIGHT, of the space between the axes
+WIDTH, HEIGHT, LEFT, RIGHT = 600, 300, 70, 20  # of the drawing and, HEIGHT, of the space between the axes
 LETTER = 7.5  # a generous average, so that legends never run into each other
 MARKS = (  # around (0, 0)
     "M-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0Z",  # circle
@@ -65,7 +65,8 @@ def chart(figure: dict[str, Any]) -> str:
         parts.append(text(WIDTH / 2, top + HEIGHT / 2, "no values", "note mid"))
         return drawing(parts, bottom + 20, figure["title"])
     xs, ys = [x for x, *_ in points], [edge for _, y, spread, _ in points for edge in (y - spread, y + spread)]
-    x_ticks, (x0, x1) = decades(min(xs), max(xs)) if log else axis(min(xs), max(xs), 7)
+    least = 1.0 if figure.get("whole_x") else 0.0
+    x_ticks, (x0, x1) = decades(min(xs), max(xs)) if log else axis(min(xs), max(xs), 7, least=least)
     y_ticks, (y0, y1) = axis(min(ys), max(ys), 6)
     flat = math.log10 if log else float
 
@@ -83,7 +84,7 @@ def chart(figure: dict[str, Any]) -> str:
         parts.append(text(across(x), bottom + 19, number_of(x), "tick mid"))
     parts.append(f'<path class="axis" d="M{LEFT} {bottom}H{right}"/>')
     parts.append(text((LEFT + right) / 2, bottom + 40, figure["x"], "note mid"))
-    turned = f'transform="translate(15 {(top + bottom) / 2:.0f}) rotate(-90)"'
+    turned = f'transform="translate(14 {(top + bottom) / 2:.0f}) rotate(-90)"'
     parts.append(f'<text class="note mid" {turned}>{escape(figure["y"])}</text>')
     for number, (series, mine) in enumerate(shown):
         look = looks(series, number)
@@ -220,26 +221,27 @@ def usable(points: Sequence[Sequence[Any]], *, log: bool) -> list[tuple[float, f
     return found
 
 
-def axis(low: float, high: float, most: int) -> tuple[list[float], tuple[float, float]]:
-    """Round ticks, and the range to draw: from zero where zero is near, else with a little air."""
+def axis(low: float, high: float, most: int, *, least: float = 0.0) -> tuple[list[float], tuple[float, float]]:
+    """Round ticks, at `least` so far apart, and the range to draw: from zero where zero is near, else with some air."""
     if high - low <= 1e-12 * max(1.0, abs(high)):
-        low, high = low - 0.5 * (abs(low) or 1), high + 0.5 * (abs(high) or 1)
+        low, high = (low - 0.5 * abs(low), high + 0.5 * abs(high)) if low else (0.0, 1.0)
     if 0 < low < 0.35 * high:
         low = 0.0
     air = 0.04 * (high - low)
     low, high = low - (air if low else 0), high + air
     rough = (high - low) / most
     size = 10.0 ** math.floor(math.log10(rough))
-    step = next(size * step for step in (1, 2, 2.5, 5, 10) if size * step >= rough)
+    step = max(least, next(size * step for step in (1, 2, 2.5, 5, 10) if size * step >= rough))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(number * step, 12) for number in range(first, last + 1)], (low, high)
 
 
 def decades(low: float, high: float) -> tuple[list[float], tuple[float, float]]:
-    """Ticks at 1, 2 and 5 times powers of ten, thinned out over many decades."""
+    """Ticks at round multiples of powers of ten, the more of them the shorter the axis."""
     low, high = low / 1.15, high * 1.15
     span = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if len(span) <= 4 else (1,)
+    wide = math.log10(high / low)
+    steps = (1, 1.5, 2, 3, 5, 7) if wide < 1 else (1, 2, 5) if wide < 3 else (1,)
     ticks = [digit * 10.0**power for power in span for digit in steps]
     return [tick for tick in ticks if low <= tick <= high], (low, high)
 

@@ -63,7 +63,7 @@ class Traces:
         self.prices = Prices(self.table)
         uniform = list(dict.fromkeys([*net.space.uniform, *net.candidates, net.routing.widest]))
         right: dict[Path, list[Tensor]] = {path: [] for path in uniform}
-        scores, kept = [], []
+        scores, kept, labels = [], [], []
         for batch in batches:
             if not len(batch.images):
                 continue
@@ -72,9 +72,10 @@ class Traces:
                 right[path].append(logits.argmax(1).cpu() == batch.labels)
             scores.append(first.cpu())
             kept.append(batch.ids)
+            labels.append(batch.labels)
         if not kept:
             raise ValueError("there are no images to route")
-        self.ids = torch.cat(kept)
+        self.ids, self.labels = torch.cat(kept), torch.cat(labels)
         self.scores: dict[Path, Tensor] = {(): torch.cat(scores)}
         self.correct = {path: torch.cat(parts).to(torch.int8) for path, parts in right.items()}  # -1: not known yet
 

@@ -1,0 +1,42 @@
+"""dsnet report: what runs have to tell, as one page."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path as File
+
+from jsonargparse import ArgumentParser, Namespace
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("place", help="a run that `dsnet train` wrote, or a folder with runs and experiment results")
+    parser.add_argument("--out", type=str | None, default=None, help="the page; by default report.html in the place")
+    parser.add_argument(
+        "--markdown", type=str | None, default=None, help="also write PREFIX.md and its pictures, for a README"
+    )
+    parser.add_argument(
+        "--static", nargs="+", default=(), help="evaluated runs of static networks, to be drawn beside the others"
+    )
+    parser.add_argument("--root", type=str | None, default=None, help="where the data is now, if it moved")
+
+
+def run(args: Namespace, parser: ArgumentParser) -> None:
+    from dsnet.cli.evaluation import read_result
+    from dsnet.pipeline.report import report_of
+    from dsnet.reports.html import page
+    from dsnet.reports.readme import export_report
+
+    place = File(args.place)
+    out = File(args.out) if args.out else place / "report.html"
+    if not place.is_dir():
+        raise ValueError(f"{place} is not a folder; name a run that `dsnet train` wrote, or a folder that holds runs")
+    report = report_of(place, root=args.root, static=[read_result(File(name), "test") for name in args.static])
+    try:
+        out.write_text(page(report), encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{out} cannot be written ({error.strerror}); name another file with --out") from error
+    print(f"report: {out} ({out.stat().st_size / 1e3:.0f} kB)")
+    if args.markdown:
+        command = shlex.join(["dsnet", "report", place.resolve().name, "--markdown", File(args.markdown).name])
+        written = export_report(report, File(args.markdown), command=command)
+        print(f"markdown: {' '.join(map(str, written))}")

@@ -1,0 +1,180 @@
+"""Everything that a folder has to tell, gathered for a report: runs, their data's images, experiment results."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path as File
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from dsnet.checkpoint import MODEL
+from dsnet.config import CONFIG, read_config
+from dsnet.data import Dataset
+from dsnet.pipeline.assess import open_data, pixels, split_of
+from dsnet.pipeline.folder import BENCH, GATE, check_data
+from dsnet.reports.blocks import Chapter, Picture, Pictures, Report
+from dsnet.reports.chapters import RunParts, experiment_chapter, run_chapter
+from dsnet.reports.html import chapter
+from dsnet.reports.overview import compose
+from dsnet.reports.plots import is_static
+
+RESULT = "results/test.json"
+SHEET = "results/test-examples.png"
+METRICS = "metrics.jsonl"
+DEPTH = 3
+SIDE = 96  # pixels of an image in the page, at most
+GROUPS = {"slimmest": "Easy for the router: the cheapest paths", "widest": "Hard for the router: the dearest paths"}
+
+
+def report_of(place: File, *, root: str | None = None, static: Sequence[dict[str, Any]] = ()) -> Report:
+    """The report of a run, or of all runs and experiments below a folder."""
+    found = list(below(place))
+    opened: dict[str, Dataset] = {}
+    runs = [gather(folder, place, root, opened) for folder in found if folder.is_dir()]
+    experiments = [content for file in found if file.is_file() and (content := experiment(file))]
+    if not runs and not experiments:
+        raise ValueError(
+            f"there is no run and no experiment in {place}, nor up to {DEPTH} folders below it; a run has a {CONFIG}, "
+            f"which `dsnet train` writes"
+        )
+    lone = [run.result for run in runs if run.result is not None and not run.detector and is_static(run.result)]
+    runs = [with_static(run, [*static, *lone]) for run in runs]
+    return compose(place.resolve().name, runs, experiments)
+
+
+def below(place: File, depth: int = DEPTH) -> Iterator[File]:
+    """Run folders and JSON files, a run's own folders left out."""
+    if any((place / name).is_file() for name in (CONFIG, MODEL, RESULT)):
+        yield place
+        return
+    entries = sorted(entry for entry in place.iterdir() if not entry.name.startswith("."))
+    for entry in entries:
+        if entry.is_file() and entry.suffix == ".json":
+            yield entry
+        elif entry.is_dir() and depth:
+            yield from below(entry, depth - 1)
+
+
+def experiment(file: File) -> dict[str, Any] | None:
+    """An experiment's result; None for other JSON."""
+    content = read_json(file)
+    if not isinstance(content, dict) or not isinstance(content.get("experiment"), str):
+        return None
+    if not drawable(lambda: experiment_chapter(content)):
+        raise ValueError(f"{file} says that it is an experiment's result, but is not in the shape of one; make it anew")
+    return content
+
+
+def drawable(make: Callable[[], Chapter]) -> bool:
+    """Whether JSON is in the shape that a chapter takes; files may be damaged, or of another version of dsnet."""
+    try:
+        chapter(make(), "", single=True)
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError, AssertionError):
+        return False
+    return True
+
+
+def read_json(file: File) -> Any:
+    """None where there is no file, or not one that can be read."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def read_lines(file: File) -> list[dict[str, Any]]:
+    """A log of one JSON object per line; a line that is still being written is left out."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return []
+    found = []
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and "epoch" in entry:
+            found.append(entry)
+    return found
+
+
+def gather(folder: File, place: File, root: str | None, opened: dict[str, Dataset]) -> RunParts:
+    result = read_json(folder / RESULT)
+    result = result if isinstance(result, dict) and result.get("rows") else None
+    try:
+        config = (folder / CONFIG).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        config = None
+    detector = (result or {}).get("task") == "detection" or "task: detection" in (config or "").splitlines()
+    pictures, why = [], ""
+    if result is not None and "dynamic" in result and not detector:
+        try:
+            pictures = examples(folder, result, root, opened)
+        except (ValueError, OSError, KeyError, TypeError) as error:
+            why = " ".join(str(error).split())
+    sheet = folder / SHEET
+    run = RunParts(
+        name=place.resolve().name if folder == place else folder.relative_to(place).as_posix(),
+        folder=str(folder),
+        config=config,
+        result=result,
+        bench=read_json(folder / BENCH),
+        metrics=read_lines(folder / METRICS),
+        gate_metrics=read_lines(folder / GATE / METRICS),
+        pictures=pictures,
+        no_pictures=why,
+        sheet=sheet.read_bytes() if sheet.is_file() else None,
+        detector=detector,
+    )
+    # What cannot be drawn counts as missing.
+    bare = replace(run, result=None, bench=None, metrics=(), gate_metrics=())
+    fewer = (run, replace(run, bench=None), replace(run, result=None), replace(run, result=None, bench=None))
+    return next((kept for kept in fewer if drawable(partial(run_chapter, kept))), bare)
+
+
+def examples(folder: File, result: dict[str, Any], root: str | None, opened: dict[str, Dataset]) -> list[Pictures]:
+    """The images that the router found easy and hard, with class, answer and path."""
+    config = read_config(folder / CONFIG)
+    key = repr((config.data, config.model))
+    if key not in opened:
+        opened[key] = open_data(config, root)
+    data = opened[key]
+    check_data(folder, data)
+    part = split_of(data, result["split"])
+    groups = []
+    for name, found in result["dynamic"]["examples"].items():
+        shown = [entry if isinstance(entry, dict) else {"id": entry} for entry in found]  # older results: ids alone
+        images = pixels(data, part, [entry["id"] for entry in shown])
+        pictures = [picture(image, entry, data) for image, entry in zip(images, shown, strict=True)]
+        groups.append(Pictures(GROUPS.get(name, name), pictures))
+    return groups
+
+
+def picture(image: np.ndarray, entry: dict[str, Any], data: Dataset) -> Picture:
+    drawn = Image.fromarray((255 * image).round().astype(np.uint8).squeeze())
+    drawn.thumbnail((SIDE, SIDE))
+    buffer = io.BytesIO()
+    drawn.save(buffer, format="PNG", optimize=True)
+    if "answer" not in entry:
+        return Picture(buffer.getvalue(), [f"image {entry['id']}"])
+    right = entry["answer"] == entry["label"]
+    said = "✓ right" if right else f"✗ {data.classes[entry['answer']]}"
+    route = "path " + ",".join(map(str, entry["path"]))
+    return Picture(buffer.getvalue(), [data.classes[entry["label"]], said, route], right)
+
+
+def with_static(run: RunParts, static: Sequence[dict[str, Any]]) -> RunParts:
+    """Static networks on the same data are drawn beside a run."""
+    if run.result is None or run.detector or is_static(run.result):
+        return run
+    same = [
+        other for other in static if (other["dataset"], other["split"]) == (run.result["dataset"], run.result["split"])
+    ]
+    return replace(run, static=same)

@@ -1,0 +1,117 @@
+"""Several runs at a glance, and the report as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dsnet.evaluate import combine
+from dsnet.evaluate.combine import kind
+from dsnet.reports.blocks import Block, Chapter, Missing, Plot, Report, Table
+from dsnet.reports.chapters import RunParts, experiment_chapter, run_chapter
+from dsnet.reports.html import anchor
+from dsnet.reports.plots import dynamic_points, line, middle, router_of, uniform_points
+from dsnet.reports.tables import human
+
+COLUMNS = ["<run", "<model", "<router", "slimmest", "widest", "dynamic", "at MAdds", "gain"]
+DETECTORS = ["<run", "<model", "slimmest mAP", "widest mAP", "dynamic mAP", "at MAdds", "uniform"]
+SPREAD = 20  # of MAdds, from which on an axis is logarithmic
+
+
+def compose(name: str, runs: Sequence[RunParts], experiments: Sequence[dict[str, Any]]) -> Report:
+    """One chapter where there is one thing to tell of; else an overview first, and chapters that open on a click."""
+    if len(runs) + len(experiments) == 1:
+        only = run_chapter(runs[0]) if runs else experiment_chapter(experiments[0])
+        title = f"{runs[0].result['model']}" if runs and runs[0].result else only.title
+        words = only.about if title == only.title else f"{only.title}: {only.about}"
+        return Report(title, words, [only])
+    counts = [(len(runs), "run"), (len(experiments), "experiment")]
+    words = " and ".join(f"{count} {noun}{'s' * (count > 1)}" for count, noun in counts if count)
+    chapters = [experiment_chapter(experiment) for experiment in experiments]
+    if runs:
+        first = 1 + len(experiments)
+        names = {run.name: anchor(first + number) for number, run in enumerate(runs)}
+        chapters = [overview(runs, names), *chapters, *(run_chapter(run, folded=True) for run in runs)]
+    return Report(name, words, chapters)
+
+
+def overview(runs: Sequence[RunParts], anchors: dict[str, str]) -> Chapter:
+    blocks: list[Block] = []
+    groups = alike([run for run in runs if run.result is not None and not run.detector])
+    datasets = list(dict.fromkeys(result["dataset"] for _, result in groups))
+    by_data = {name: [group for group in groups if group[1]["dataset"] == name] for name in datasets}
+    blocks += [Plot(figure(mine, dataset)) for dataset, mine in by_data.items()]
+    detectors = [(run, run.result) for run in runs if run.detector and run.result is not None]
+    if detectors:
+        blocks.append(Plot({**figure([(run.name, result) for run, result in detectors], "detectors"), "y": "mAP"}))
+    for dataset, mine in by_data.items():
+        links = [anchors[named.split(" + ")[0]] for named, _ in mine]
+        note = "Top-1 in %; dynamic: at the middle budget; gain: points over fixed widths at the same average MAdds."
+        blocks.append(Table(COLUMNS, [cells(*group) for group in mine], dataset, note, links=links))
+    if detectors:
+        rows = [detector_cells(run, result) for run, result in detectors]
+        blocks.append(Table(DETECTORS, rows, "detectors", links=[anchors[run.name] for run, _ in detectors]))
+    for run in runs:
+        if run.result is None:
+            blocks.append(Missing(f"the evaluation of {run.name}", f"Run `dsnet eval {run.place}`."))
+    return Chapter("Overview", "", blocks)
+
+
+def alike(runs: Sequence[RunParts]) -> list[tuple[str, dict[str, Any]]]:
+    """Runs that differ in their seed only as one, with means and standard deviations."""
+    groups: dict[str, list[RunParts]] = {}
+    for run in runs:
+        assert run.result is not None
+        groups.setdefault(repr(kind(run.result)), []).append(run)
+    found: list[tuple[str, dict[str, Any]]] = []
+    for mine in groups.values():
+        results = [run.result for run in mine if run.result is not None]
+        try:
+            more = f" + {len(mine) - 1} seed{'s' * (len(mine) > 2)}" if len(mine) > 1 else ""
+            found.append((mine[0].name + more, combine(results)))
+        except ValueError:  # the same seed, or other paths and budgets
+            found += [(run.name, run.result) for run in mine if run.result is not None]
+    return found
+
+
+def figure(groups: Sequence[tuple[str, dict[str, Any]]], dataset: str) -> dict[str, Any]:
+    """Every dynamic network, every distinct curve of fixed widths, every static network."""
+    fixed: dict[str, tuple[list[str], dict[str, Any], list[list[Any]]]] = {}
+    for name, result in groups:
+        points = uniform_points(result)
+        fixed.setdefault(repr([point[:2] for point in points]), ([], result, points))[0].append(name)
+    series = []
+    for names, result, points in fixed.values():
+        lone = len(points) == 1
+        named = result["model"] if len(names) > 1 else names[0]
+        part = line(f"{named}, {'static' if lone else 'fixed widths'}", points, dashed=True)
+        series.append({**part, "kind": "points"} if lone else part)
+    series += [line(f"{name}, dynamic", dynamic_points(result)) for name, result in groups if "dynamic" in result]
+    madds = [point[0] for part in series for point in part["points"]]
+    plot = {"title": dataset, "x": "MAdds, average over images", "y": "top-1 (%)", "series": series}
+    return {**plot, "log_x": max(madds) > SPREAD * min(madds)}
+
+
+def cells(name: str, result: dict[str, Any]) -> list[str]:
+    rows = sorted(result["rows"], key=lambda row: row["madds"])
+    row = [name, result["model"]]
+    if "dynamic" not in result:
+        return [*row, "", points(rows[0]), points(rows[-1]), "", "", ""]
+    best = middle(result["dynamic"]["rows"])
+    gain = f"{best['gain']:+.2f} ± {best.get('gain_std', best['gain_se']):.2f}"
+    router = router_of(result).removeprefix("router ")
+    return [*row, router, points(rows[0]), points(rows[-1]), points(best), human(best["madds"]), gain]
+
+
+def points(row: dict[str, Any]) -> str:
+    spread = f" ± {100 * row['top1_std']:.2f}" if "top1_std" in row else ""
+    return f"{100 * row['top1']:.2f}{spread}"
+
+
+def detector_cells(run: RunParts, result: dict[str, Any]) -> list[str]:
+    rows = sorted(result["rows"], key=lambda row: row["madds"])
+    ends = [run.name, result["model"], f"{rows[0]['map']:.3f}", f"{rows[-1]['map']:.3f}"]
+    if "dynamic" not in result:
+        return [*ends, "", "", ""]
+    best = middle(result["dynamic"])
+    return [*ends, f"{best['map']:.3f}", human(best["madds"]), f"{best['uniform']:.3f}"]
