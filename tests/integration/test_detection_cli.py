@@ -163,3 +163,92 @@ def test_other_commands_know_what_a_detector_is_not(place: Path, capsys: pytest.
 @pytest.mark.parametrize("file", sorted((ROOT / "configs" / "detection").glob("*.yaml")), ids=lambda file: file.stem)
 def test_every_config_in_the_repository_is_valid(file: Path) -> None:
     assert read_detection_config(file).task == "detection"
+
+
+@pytest.fixture(scope="module")
+def files(place: Path) -> dict[str, str]:
+    """A detector of its run folder, and its files."""
+    assert main(["export", str(place / "run")]) == 0
+    assert main(["export", str(place / "run"), "--path", "3"]) == 0
+    return {name: str(place / "run" / name) for name in ("", "model.onnx", "path-3.onnx")}
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> object:
+    capsys.readouterr()
+    assert main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_file_finds_the_same_objects(
+    place: Path, files: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    images = [str(place / "voc" / "JPEGImages" / f"test{number:03d}.jpg") for number in range(4)]
+    for file, words in (("model.onnx", ["--budget", "0.9"]), ("model.onnx", []), ("path-3.onnx", ["--path", "3"])):
+        wanted = printed(capsys, "predict", files[""], *images, "--confidence", "0.05", *words)
+        found = printed(capsys, "predict", files[file], *images, "--confidence", "0.05", *words)
+        assert [row["path"] for row in found] == [row["path"] for row in wanted]  # type: ignore[attr-defined]
+        for mine, theirs in zip(found, wanted, strict=True):  # type: ignore[call-overload]
+            assert mine["madds"] == theirs["madds"]
+            assert len(mine["objects"]) == len(theirs["objects"])
+            for a, b in zip(mine["objects"], theirs["objects"], strict=True):
+                assert a["name"] == b["name"]
+                assert a["confidence"] == pytest.approx(b["confidence"], abs=1e-4)
+                assert a["box"] == pytest.approx(b["box"], abs=1e-2)
+    assert any(row["objects"] for row in wanted)  # type: ignore[attr-defined]
+    assert main(["predict", files["path-3.onnx"], *images, "--draw", str(tmp_path)]) == 0
+    assert len(list(tmp_path.iterdir())) == 4
+    assert "holds a single path: path 3 runs" in capsys.readouterr().err
+    assert main(["predict", files["path-3.onnx"], *images, "--budget", "0.5"]) == 2
+    assert "holds a single path, so it has no budgets and no cap" in capsys.readouterr().err
+
+
+def test_a_file_is_evaluated_like_its_run(
+    place: Path, files: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    wanted = printed(capsys, "eval", files[""])
+    found = printed(capsys, "eval", files["model.onnx"])
+    for mine, theirs in zip(found["rows"], wanted["rows"], strict=True):  # type: ignore[index]
+        assert (mine["path"], mine["madds"]) == (theirs["path"], theirs["madds"])
+        assert mine["map"] == pytest.approx(theirs["map"], abs=0.01)
+    for mine, theirs in zip(found["dynamic"], wanted["dynamic"], strict=True):  # type: ignore[index]
+        assert mine["madds"] == pytest.approx(theirs["madds"], rel=0.01)
+        assert mine["map"] == pytest.approx(theirs["map"], abs=0.01)
+    assert "onnxruntime" in found["runtime"]  # type: ignore[index]
+    assert (place / "run" / "results" / "test-model.json").exists()
+    (row,) = printed(capsys, "eval", files["path-3.onnx"])["rows"]  # type: ignore[index]
+    assert row["path"] == [3]
+    moved = tmp_path / "moved.onnx"
+    moved.write_bytes(Path(files["model.onnx"]).read_bytes())
+    assert main(["eval", str(moved)]) == 2
+    assert "is not the run that" in capsys.readouterr().err
+    assert main(["eval", str(moved), "--run", files[""]]) == 0
+    assert main(["eval", files["path-3.onnx"], "--budgets", "0.5"]) == 2
+    assert "holds a single path, so it has no budgets" in capsys.readouterr().err
+
+
+def test_info_reads_files(files: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, "info", files["model.onnx"]) == printed(capsys, "info", files[""])
+    assert [row["path"] for row in printed(capsys, "info", files["path-3.onnx"])["widths"]] == [[3]]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--bundle"], "a detector is not exported as a bundle"),
+        (["--image_size", "96"], "--image_size is 96 but a detector keeps its own, 64"),
+        (["--path", "9"], "9"),
+        (["--path", "2", "--budget", "0.5"], "leave budget and max_width out"),
+        (["--no_defaults", "--max_width", "2"], "leaves budget, cap and path to whoever runs the file"),
+        (["--out", "net.pt"], "net.pt does not end in .onnx"),
+    ],
+)
+def test_export_refuses_what_it_cannot_do(
+    place: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    before = sorted(place.rglob("*.onnx"))
+    assert main(["export", str(place / "run"), *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert sorted(place.rglob("*.onnx")) == before

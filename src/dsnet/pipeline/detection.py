@@ -19,6 +19,7 @@ from dsnet.detection import (
     Detector,
     DetectorSpec,
     GatesStage,
+    OnnxDetector,
     WidthsStage,
     evaluate_detector,
     load_detector,
@@ -218,7 +219,7 @@ def source_detector(config: DetectionConfig, data: DetectionData) -> Detector:
 
 
 def evaluate_detection(
-    detector: Detector,
+    detector: Detector | OnnxDetector,
     data: DetectionData,
     config: DetectionConfig,
     *,
