@@ -14,7 +14,7 @@ from support import randomised
 
 import dsnet
 from dsnet.cli import main
-from dsnet.detection import load_detector, read_detection_config
+from dsnet.detection import DetectorCost, load_detector, read_detection_config
 from dsnet.nn import RouterSpec
 from dsnet.training import Interrupted, with_fresh_router
 
@@ -252,3 +252,41 @@ def test_export_refuses_what_it_cannot_do(
     assert message in error
     assert len(error.splitlines()) == 1
     assert sorted(place.rglob("*.onnx")) == before
+
+
+def test_bench_measures_widths_and_budgets(
+    place: Path, files: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["bench", files[""], "--repeats", "2", "--batch_sizes", "1", "2", "--export", str(tmp_path / "page")]
+    result = printed(capsys, *words)
+    rows = result["widths"]["rows"]  # type: ignore[index]
+    alone, batched = ({row["runtime"] for row in rows if row["batch"] == batch} for batch in (1, 2))
+    assert alone == {"static", "eager", "static onnx", "onnx"}
+    assert batched == {"static", "eager", "static onnx"}  # the dynamic file takes one image at a time
+    table = DetectorCost(load_detector(files[""]))
+    for row in rows:
+        assert row["madds"] == table.madds(row["path"])
+        assert (row["ratio"] is None) == row["runtime"].startswith("static")
+    routed = result["routed"]["rows"]  # type: ignore[index]
+    assert [row["name"] for row in routed] == ["eager"] * 5 + ["onnx"] * 5
+    assert all(row["ideal"] > 0 for row in routed)
+    assert {file.name for file in tmp_path.iterdir()} == {"page.json", "page.md", "page.png"}
+    held = printed(capsys, "bench", files["model.onnx"], "--repeats", "2", "--paths", "all")
+    assert [row["path"] for row in held["widths"]["rows"]] == [[width] for width in range(6)]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--runtimes", "runner"], "detectors are not run by 'runner'; choose from eager, onnx, openvino"),
+        (["--against", "mobilenet_v1"], "--against times networks for classification"),
+        (["--routers", "run"], "--routers compares networks for classification"),
+        (["--image_size", "96"], "image_size is 96 but this detector keeps its own, 64"),
+        (["--paths", "7"], "7"),
+    ],
+)
+def test_bench_names_what_it_cannot_do(
+    place: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", str(place / "run"), "--repeats", "2", *words]) == 2
+    assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What `dsnet eval`, `predict`, `info` and `export` do with detectors."""
+"""What `dsnet eval`, `predict`, `info`, `export` and `bench` do with detectors."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def export_file(args: Namespace) -> None:
     file = OnnxDetector(export_detector(detector, out_file(args, path), path=path, **knobs))
     if args.budget is not None and (note := detector_policy(detector, args.budget).note):
         print(note, file=sys.stderr)
-    off, held, paths = difference(detector, file), file.file.stat().st_size, len(file.pinnable)
+    off, held, paths = difference(detector, file), file.file.stat().st_size, len(file.paths)
     if args.json:
         print_json({"out": str(file.file), "kind": file.kind, "bytes": held, "paths": paths, "off": off})
         return
@@ -172,3 +172,30 @@ def difference(detector: Detector, file: OnnxDetector) -> float:
     if not max(off) < 1e-3:
         raise ValueError(f"{file.file} answers otherwise than the detector, by {max(off):.2g}; report it as a bug")
     return max(off)
+
+
+def bench_parts(args: Namespace, common: dict[str, Any]) -> dict[str, Any]:
+    """What `dsnet bench` measures of a detector: its widths, and its budgets where it routes."""
+    from dsnet.cli.bench import routed
+    from dsnet.cli.info import parse_path
+    from dsnet.detection import OnnxDetector, load_detector
+    from dsnet.detection.bench import bench_detector
+    from dsnet.runtime import is_artefact
+    from dsnet.runtime.bench import BenchConfig, bench_file
+
+    if args.routers is not None:
+        raise ValueError("--routers compares networks for classification; leave it out for a detector")
+    if is_artefact(args.model):
+        if args.against:
+            raise ValueError(f"{args.model} is a file: --against needs the run it came from")
+        return {"widths": bench_file(args.model, BenchConfig(**common), paths=args.paths, opened=OnnxDetector)}
+    detector = load_detector(args.model).float()
+    paths = None
+    if args.paths == ["all"]:
+        paths = tuple(detector.backbone.routing.uniform if detector.routes else detector.space.uniform)
+    elif args.paths is not None:
+        paths = tuple(parse_path(detector.spec.backbone, text) for text in args.paths)
+    runtimes = tuple(args.runtimes or ("eager", "onnx"))
+    config = BenchConfig(runtimes=runtimes, paths=paths, image_size=args.image_size, **common)
+    found: dict[str, Any] = {"widths": bench_detector(detector, config)}
+    return {**found, "routed": routed(args)} if detector.routes else found

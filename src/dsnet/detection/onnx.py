@@ -22,7 +22,8 @@ from dsnet.space import Path, WidthSpace
 class OnnxDetector:
     """A detector in an ONNX file; where it is evaluated or shows objects, it stands for a `Detector`.
 
-    kind: `dynamic` (images run one by one) or `static` (one path). threads: of ONNX Runtime; by default all cores.
+    kind: `dynamic` (images run one by one) or `static` (one path). paths: those that can be pinned.
+    threads: of ONNX Runtime; by default all cores.
     backbone: without weights; it tells the candidates and has the card with the budgets.
     """
 
@@ -32,11 +33,12 @@ class OnnxDetector:
         about = self.session.get_modelmeta().custom_metadata_map
         label = read_label(self.file, about, DetectorSpec.from_dict, task=TASK)
         self.spec, self.card, self.kind = label.spec, label.card, label.kind
-        self.defaults, self.pinnable = label.defaults, label.paths
+        self.defaults, self.paths = label.defaults, label.paths
         with torch.device("meta"):
             self.backbone = Supernet(self.spec.backbone)
         self.backbone.card = self.card
-        self.prices = Prices(DetectorCost(self.spec))
+        self.table = DetectorCost(self.spec)
+        self.prices = Prices(self.table)
 
     @property
     def routes(self) -> bool:
@@ -46,13 +48,13 @@ class OnnxDetector:
     @property
     def space(self) -> WidthSpace:
         """The widths that the file holds."""
-        return held_space(self.spec.backbone, self.kind, self.pinnable)
+        return held_space(self.spec.backbone, self.kind, self.paths)
 
     def look(self, x: Tensor, paths: Sequence[Path]) -> tuple[list[tuple[Tensor, Tensor]], Tensor | None]:
         """Boxes and scores of several paths, and the gate's scores where it routes; as `Detector.look`."""
         found, gate = [], None
         for path in paths:
-            boxes, scores, *more = self._run(x, path)
+            boxes, scores, *more = self.run_path(x, path)
             found.append((boxes, scores))
             gate = more[0] if more else None
         return found, gate
@@ -61,7 +63,7 @@ class OnnxDetector:
         """Boxes, scores, paths [B, points] and MAdds [B], each image along the path that its gate picks."""
         check_routes(self.spec.backbone)
         if not self.routes:
-            raise ValueError(f"{self.file} holds one path and cannot route; pin the path {self.pinnable[0]}")
+            raise ValueError(f"{self.file} holds one path and cannot route; pin the path {self.paths[0]}")
         self.prices.check_cap(policy.max_width)
         self.spec.check_input(x.shape)
         feed = knobs(self.spec.backbone, policy, (-1,) * len(self.spec.backbone.widths))
@@ -70,12 +72,13 @@ class OnnxDetector:
         boxes, scores = answers(columns[0][:, 0], columns[1][:, 0])
         return boxes, scores, torch.from_numpy(columns[2]), torch.from_numpy(columns[3])
 
-    def _run(self, x: Tensor, path: Path) -> list[Tensor]:
+    def run_path(self, x: Tensor, path: Path) -> list[Tensor]:
+        """Boxes, scores and, where a gate routes, its scores; every image along one path."""
         self.spec.check_input(x.shape)
-        if path not in self.pinnable:
+        if path not in self.paths:
             raise ValueError(
-                f"path {path} is not in {self.file}, which holds {len(self.pinnable)} paths from {self.pinnable[0]} to "
-                f"{self.pinnable[-1]}; choose one of them, or export the path as a file of its own"
+                f"path {path} is not in {self.file}, which holds {len(self.paths)} paths from {self.paths[0]} to "
+                f"{self.paths[-1]}; choose one of them, or export the path as a file of its own"
             )
         if self.kind == "static":
             return answers(*self.session.run(["boxes", "scores"], {IMAGE: as_array(x)}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path as File
@@ -11,6 +12,7 @@ from typing import Any, cast
 import torch
 
 from dsnet.checkpoint import load, write_whole
+from dsnet.config import CONFIG
 from dsnet.data import Batch, Split, TrainBatches, plain_batches
 from dsnet.detection import (
     DetectionConfig,
@@ -21,19 +23,23 @@ from dsnet.detection import (
     GatesStage,
     OnnxDetector,
     WidthsStage,
+    detector_policy,
     evaluate_detector,
     load_detector,
     median_gap,
     open_detection_data,
+    read_detection_config,
     route_detector,
     save_detector,
     with_backbone,
 )
 from dsnet.detection.average_precision import Rule
+from dsnet.detection.bench import DetectorArtefacts
 from dsnet.models import Card, Preprocessing
 from dsnet.pipeline.folder import GATE, check_data, prepare_folder
 from dsnet.pipeline.run import run_loop
 from dsnet.routing import calibrate
+from dsnet.runtime.bench import Operating, bench_routed, machine
 from dsnet.training import Loop, OptimConfig, TrainingError, uncalibrated
 from dsnet.training.distributed import barrier, process_group, rank, world
 
@@ -240,6 +246,32 @@ def evaluate_detection(
     result = evaluate_detector(traces, split=split, budgets=budgets, max_width=max_width, rule=rule, overlap=overlap)
     training = {"epochs": config.optim.epochs, "batch_size": config.optim.batch_size, "lr": config.optim.lr}
     return {**result, "seed": config.seed, "training": training}
+
+
+def bench_detection(
+    name: str, *, root: str | None = None, budgets: int = 5, images: int = 64, threads: int = 1, rounds: int = 1
+) -> dict[str, Any]:
+    """Latency of a dynamic detector on its test images at several budgets, sliced in PyTorch and as ONNX."""
+    folder = File(name)
+    detector, config = load_detector(folder).float(), read_detection_config(folder / CONFIG)
+    router = detector.spec.backbone.router
+    if router is None or not detector.card.budgets:
+        raise ValueError(f"{folder} has no calibrated gate; train it with `dsnet train --stage gate`")
+    data = open_data(config, root)
+    check_data(folder, data)  # type: ignore[arg-type]
+    images = min(images, len(data.test))
+    sample = data.test.load(data.test.ids[torch.linspace(0, len(data.test) - 1, images).long()]).images
+    low, high = detector.card.budgets[0].madds, detector.card.budgets[-1].madds
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        artefacts = DetectorArtefacts(detector, File(scratch))
+        for runtime, words in (("runner", "eager"), ("onnx", "onnx")):
+            asked = [low + (high - low) * number / (budgets - 1) for number in range(budgets)]
+            points = [Operating(words, artefacts, detector_policy(detector, madds), madds) for madds in asked]
+            rows += bench_routed(points, sample, runtime=runtime, threads=threads, rounds=rounds)
+    kind = {"router": router.kind, "targets": router.targets}
+    about: dict[str, Any] = {"model": detector.spec.name, "images": images, "rounds": rounds}
+    return {**machine(), **about, "rows": [{**row, **kind} for row in rows], "equal": []}
 
 
 def record_detection(folder: File, name: str, result: dict[str, Any]) -> File:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from dsnet.checkpoint import CheckpointError, task_in
+from dsnet.cost import CostTable
 from dsnet.models import Card, ModelSpec
 from dsnet.routing import Policy, Prices, Routed
 from dsnet.routing.route import Fork, run_grouped, run_path
@@ -66,6 +67,10 @@ class OnnxRunner(Runner):
     @property
     def paths(self) -> Sequence[Path]:
         return self.pinnable
+
+    @property
+    def table(self) -> CostTable:
+        return self.prices(self.image_size).table
 
     def check_input(self, x: Tensor) -> None:
         super().check_input(x)
