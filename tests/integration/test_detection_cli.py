@@ -17,6 +17,7 @@ from dsnet.cli import main
 from dsnet.detection import DetectorCost, load_detector, read_detection_config
 from dsnet.nn import RouterSpec
 from dsnet.training import Interrupted, with_fresh_router
+from dsnet.training.state import load_state
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -70,6 +71,31 @@ def test_a_stopped_run_goes_on_bit_for_bit(place: Path, monkeypatch: pytest.Monk
     assert main(["train", "--resume", str(place / "stopped")]) == 0
     whole, broken = (load_detector(place / name).state_dict() for name in ("run", "stopped"))
     assert all(torch.equal(tensor, broken[name]) for name, tensor in whole.items())
+
+
+def test_a_run_stopped_in_its_gate_stage_goes_on_bit_for_bit(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dsnet.training.loop import Loop
+
+    save = Loop.save
+
+    def stop(loop: Loop) -> None:
+        save(loop)
+        if loop.folder.name == "gate" and loop.progress.step == 1:
+            raise Interrupted(15, loop.folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "save", stop)
+        assert train(place, "gate-stopped", "--save_steps", "1") == 143
+    assert not (place / "gate-stopped" / "results").exists()
+    before = (place / "gate-stopped" / "state" / "last.pt").stat().st_mtime_ns
+    assert main(["train", "--resume", str(place / "gate-stopped")]) == 0
+    assert (place / "gate-stopped" / "state" / "last.pt").stat().st_mtime_ns == before, "stage I is not trained again"
+    states = [load_state(place / name / "gate" / "state" / "last.pt") for name in ("run", "gate-stopped")]
+    assert states[0]["progress"]["step"] == states[1]["progress"]["step"] == 2
+    whole, broken = (load_detector(place / name) for name in ("run", "gate-stopped"))
+    assert whole.card == broken.card
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, broken.state_dict()[name]), name
 
 
 def test_a_static_detector_has_no_gate(place: Path) -> None:

@@ -162,7 +162,8 @@ def train_gates(config: DetectionConfig, folder: File, data: DetectionData, *, r
     torch.manual_seed(config.seed)
     if config.gates.router == "trained":
         detector = with_fresh_gate(detector, config)
-        batches = train_batches(config, data, config.gates_optim.batch_size)
+        # All images in every process: what is hard must not depend on which of them saw an image.
+        batches = TrainBatches(data.train, config.gates_optim.batch_size, config.seed, config.data.workers)
         stage = GatesStage(detector, median=median_gap(detector, batches.epoch(0)))
         how = {"key": "gates_optim", "momentum": config.gates.momentum, "keep": "last"}
         loop = loop_of(stage, config, config.gates_optim, data, folder / GATE, **how)
