@@ -136,8 +136,16 @@ def test_eval_prints_and_exports(place: Path, capsys: pytest.CaptureFixture[str]
     assert main([*words, "--export", str(tmp_path / "page")]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["rule"] == "11point"
-    assert {file.name for file in tmp_path.iterdir()} == {"page.json", "page.md", "page.png"}
+    names = {"page.json", "page.md", "page.png", "page-examples.png"}
+    assert {file.name for file in tmp_path.iterdir()} == names
+    text = (tmp_path / "page.md").read_text()
+    assert "![page-examples](page-examples.png)" in text
+    assert Image.open(tmp_path / "page-examples.png").size[0] > 200
+    for example in result["examples"]["images"]:
+        assert [len(thing["box"]) for thing in example["objects"]] == [4]
+        assert example["path"][0] in range(6)
     assert main(["eval", str(place / "run"), "--budgets", "0.9"]) == 0
+    assert (place / "run" / "results" / "test-examples.png").stat().st_size > 1000
     assert "dynamic detector" in capsys.readouterr().out
 
 

@@ -18,7 +18,7 @@ def evaluate_runs(args: Namespace) -> None:
     from dsnet.cli.evaluation import run_of
     from dsnet.config import CONFIG
     from dsnet.detection import open_detector, read_detection_config
-    from dsnet.pipeline.detection import evaluate_detection, open_data, record_detection
+    from dsnet.pipeline.detection import draw_examples, evaluate_detection, open_data, record_detection
     from dsnet.pipeline.folder import check_data
     from dsnet.reports.detection import export_detection, show_detection
     from dsnet.reports.tables import print_json
@@ -31,14 +31,16 @@ def evaluate_runs(args: Namespace) -> None:
         check_data(folder, data)  # type: ignore[arg-type]
         how = {"budgets": args.budgets, "max_width": args.max_width, "rule": args.rule, "overlap": args.overlap}
         result = evaluate_detection(detector, data, config, split=args.split, **how)
-        record_detection(folder, label, result)
+        record_detection(folder, label, result, data)
         results.append(result)
         if not args.json:
             show_detection(result)
     if args.json:
         print_json(results if len(results) > 1 else results[0])
     if args.export:
-        export_detection(results, File(args.export))
+        prefix = File(args.export)
+        sheet = draw_examples(results[-1], data, prefix.with_name(f"{prefix.name}-examples.png"))
+        export_detection(results, prefix, sheet)
 
 
 def show_widths(args: Namespace) -> None:

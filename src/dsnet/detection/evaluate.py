@@ -117,7 +117,7 @@ def evaluate_detector(
                 "share": table.madds(path) / table.widest,
             }
         )
-    result = {
+    result: dict[str, Any] = {
         "schema": SCHEMA,
         "task": "detection",
         "dsnet": __version__,
@@ -130,14 +130,42 @@ def evaluate_detector(
         "images": len(traces),
         "objects": sum(int((~truth.difficult).sum()) for truth in traces.truths),
         **how,
-        "rows": sorted(rows, key=lambda row: row["madds"]),  # type: ignore[arg-type, return-value]
+        "rows": sorted(rows, key=lambda row: row["madds"]),
     }
     if detector.routes:
         result["dynamic"] = dynamic_rows(traces, budgets, max_width=max_width, how=how)
     elif budgets or max_width is not None:
         why = "has not learned to route" if detector.spec.backbone.router is None else "holds a single path"
         raise RoutingError(f"this {detector.spec.name} {why}, so it has no budgets")
+    result["examples"] = examples(traces, names)
     return {**result, "seconds": round(time.perf_counter() - start, 2)}
+
+
+def examples(
+    traces: DetectionTraces, names: Sequence[str], *, count: int = 6, confidence: float = 0.5
+) -> dict[str, Any]:
+    """What was found in a few images, spread over the set: by the detector at M where it routes, else at its widest."""
+    detector, table = traces.detector, traces.table
+    paths = [max(traces.found, key=table.madds)] * len(traces)
+    if detector.routes:
+        low, high = (table.madds(traces.net.candidates[end], dynamic=True) for end in (0, -1))
+        outcome = traces.at(detector_policy(detector, low + SIZES["M"] * (high - low)))
+        paths = [tuple(path) for path in outcome.paths.tolist()]
+    shown = []
+    for row in sorted({round(number * (len(traces) - 1) / (count - 1)) for number in range(count)}):
+        found, truth = traces.found[paths[row]][row], traces.truths[row]
+        sure = found.scores >= confidence
+        labels, boxes = found.classes[sure].tolist(), found.boxes[sure].tolist()
+        objects = zip(truth.classes.tolist(), truth.boxes.tolist(), strict=True)
+        shown.append(
+            {
+                "image": int(traces.ids[row]),
+                "path": list(paths[row]),
+                "found": [{"class": names[label], "box": box} for label, box in zip(labels, boxes, strict=True)],
+                "objects": [{"class": names[label], "box": box} for label, box in objects],
+            }
+        )
+    return {"confidence": confidence, "classes": list(names), "images": shown}
 
 
 def dynamic_rows(

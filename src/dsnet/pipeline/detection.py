@@ -13,7 +13,7 @@ import torch
 
 from dsnet.checkpoint import load, write_whole
 from dsnet.config import CONFIG
-from dsnet.data import Batch, Split, TrainBatches, plain_batches
+from dsnet.data import Batch, Split, TrainBatches, plain_batches, read_image
 from dsnet.detection import (
     DetectionConfig,
     DetectionData,
@@ -35,9 +35,11 @@ from dsnet.detection import (
 )
 from dsnet.detection.average_precision import Rule
 from dsnet.detection.bench import DetectorArtefacts
+from dsnet.detection.data import Records
 from dsnet.models import Card, Preprocessing
 from dsnet.pipeline.folder import GATE, check_data, prepare_folder
 from dsnet.pipeline.run import run_loop
+from dsnet.reports.detection import examples_sheet
 from dsnet.routing import calibrate
 from dsnet.runtime.bench import Operating, bench_routed, machine
 from dsnet.training import Loop, OptimConfig, TrainingError, uncalibrated
@@ -74,7 +76,7 @@ def train_detection(config: DetectionConfig, folder: File, *, resume: bool = Fal
         if rank() != 0:  # what is left takes one process
             return {}
         result = evaluate_detection(load_detector(folder), data, config)
-        record_detection(folder, "test", result)
+        record_detection(folder, "test", result, data)
         return result
 
 
@@ -242,8 +244,7 @@ def evaluate_detection(
             f"the detector knows the classes {list(detector.card.classes)[:5]} but the data has "
             f"{list(data.classes)[:5]}; evaluate on data with the same classes"
         )
-    part = {"test": data.test, "calibration": data.calibration, "train": data.train}[split]
-    traces = DetectionTraces(detector, plain(part, config))
+    traces = DetectionTraces(detector, plain(split_of(data, split), config))
     result = evaluate_detector(traces, split=split, budgets=budgets, max_width=max_width, rule=rule, overlap=overlap)
     training = {"epochs": config.optim.epochs, "batch_size": config.optim.batch_size, "lr": config.optim.lr}
     return {**result, "seed": config.seed, "training": training}
@@ -275,11 +276,24 @@ def bench_detection(
     return {**machine(), **about, "rows": [{**row, **kind} for row in rows], "equal": []}
 
 
-def record_detection(folder: File, name: str, result: dict[str, Any]) -> File:
+def record_detection(folder: File, name: str, result: dict[str, Any], data: DetectionData) -> File:
+    """Write a result below a run's folder, and a sheet of examples beside it."""
     file = folder / "results" / f"{name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, json.dumps(result, indent=1).encode())
+    draw_examples(result, data, file.with_name(f"{name}-examples.png"))
     return file
+
+
+def draw_examples(result: dict[str, Any], data: DetectionData, file: File) -> File:
+    """A sheet of images with what was found in them."""
+    records = cast(Records, split_of(data, result["split"]).source).items
+    shown = [records[example["image"]].file for example in result["examples"]["images"]]
+    return examples_sheet(result, [read_image(File(name)) for name in shown], file)
+
+
+def split_of(data: DetectionData, name: str) -> Split:
+    return {"test": data.test, "calibration": data.calibration, "train": data.train}[name]
 
 
 def plain(split: Split, config: DetectionConfig) -> Iterator[Batch]:
