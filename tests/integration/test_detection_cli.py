@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -324,3 +327,54 @@ def test_bench_names_what_it_cannot_do(
 ) -> None:
     assert main(["bench", str(place / "run"), "--repeats", "2", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def commands_of_the_page() -> list[str]:
+    text = (ROOT / "docs" / "detection.md").read_text()
+    blocks = re.findall(r"```\n(.*?)```", text, flags=re.DOTALL)
+    return [line.split(" #")[0] for block in blocks for line in block.splitlines() if line.startswith("dsnet")]
+
+
+def test_every_command_of_the_page_runs(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In small; the backbone, whose training has its own page, is there already."""
+    backbone, *commands = commands_of_the_page()
+    assert "--out runs/backbone" in backbone
+    assert {command.split()[1] for command in commands} == {"train", "eval", "predict", "export", "info", "bench"}
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "configs", "configs")
+    shutil.copytree(place / "ds_mobilenet_v1_small", "runs/backbone")
+    voc_folder(Path("data/BCCD"), {"train": 8, "val": 4, "test": 4})
+    shutil.copytree("data/BCCD/JPEGImages", "photos")
+    more = {"train": [*SMALL.split(), *GATES.split()], "bench": ["--repeats", "2"]}
+    for command in commands:
+        words = shlex.split(command)[1:]
+        assert main([*words, *more.get(words[0], [])]) == 0, command
+    capsys.readouterr()
+
+
+def test_the_code_of_the_page_finds_what_dsnet_finds(
+    place: Path,
+    files: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "detection.md").read_text(), flags=re.DOTALL)
+    assert "dsnet" not in code
+    photo = tmp_path / "photo.jpg"
+    photo.write_bytes((place / "voc" / "JPEGImages" / "test000.jpg").read_bytes())
+    (tmp_path / "model.onnx").write_bytes(Path(files["model.onnx"]).read_bytes())
+    monkeypatch.chdir(tmp_path)
+    there: dict[str, object] = {}
+    exec(code, there)
+    (row,) = printed(capsys, "predict", "model.onnx", "photo.jpg", "--confidence", "0.05")  # type: ignore[misc]
+    wanted = row["objects"][:12]  # a detector so little trained finds hundreds
+    least = (wanted[-1]["confidence"] + row["objects"][12]["confidence"]) / 2
+    mine = sorted(there["find"](photo, least), key=lambda thing: -thing[1])  # type: ignore[operator]
+    assert len(mine) == 12
+    for (name, score, box), thing in zip(mine, wanted, strict=True):
+        assert name == thing["name"]
+        assert score == pytest.approx(thing["confidence"], abs=1e-5)
+        assert list(box) == pytest.approx(thing["box"], abs=1e-2)
