@@ -19,12 +19,18 @@ Box = tuple[str, int, int, int, int]
 
 
 def random_detector(
-    name: str = "ds_mobilenet_v1_small", *, router: RouterSpec | None = None, seed: int = 0, **options: object
+    name: str = "ds_mobilenet_v1_small",
+    *,
+    router: RouterSpec | None = None,
+    seed: int = 0,
+    size: int = SIZE,
+    taps: tuple[str, ...] | None = None,
+    **options: object,
 ) -> Detector:
     """A detector in eval mode, in double precision, whose every parameter and buffer is random."""
     net = randomised(name, seed=seed, **options)
-    backbone = replace(net.spec, image_size=SIZE, router=router)
-    spec = DetectorSpec(backbone, 3, taps=taps_of(backbone), projection=32, pyramid=32)
+    backbone = replace(net.spec, image_size=size, router=router)
+    spec = DetectorSpec(backbone, 3, taps=taps or taps_of(backbone), projection=32, pyramid=32)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         detector = with_backbone(spec, net).eval()
@@ -42,7 +48,7 @@ def random_detector(
 
 def part_ways(detector: Detector) -> None:
     """Take from the first gate's scores what all images have in common, so that images differ in their widths."""
-    code = detector.start(pictures(8)).code
+    code = detector.start(pictures(8, detector.spec.image_size)).code
     gate = detector.backbone.chain[0].first.gate
     assert code is not None
     assert gate is not None
@@ -51,9 +57,9 @@ def part_ways(detector: Detector) -> None:
     weight.copy_(20 * (weight - (weight @ mean)[:, None] * mean / mean.square().sum()))
 
 
-def pictures(batch: int = 3) -> torch.Tensor:
+def pictures(batch: int = 3, size: int = SIZE) -> torch.Tensor:
     """Noise, from faint to strong."""
-    noise = torch.randn(batch, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    noise = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     return noise * torch.linspace(0.2, 3, batch, dtype=torch.float64).view(-1, 1, 1, 1)
 
 

@@ -33,6 +33,9 @@ class Spec(Protocol):
     """What the description of any network tells."""
 
     @property
+    def name(self) -> str: ...
+
+    @property
     def num_classes(self) -> int: ...
 
     @property

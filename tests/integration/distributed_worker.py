@@ -30,9 +30,28 @@ def make_loop(model: str, folder: Path, size: int) -> Loop:
     return loop
 
 
+def make_detection_loop(folder: Path) -> Loop:
+    from dsnet.detection import DetectionConfig, DetectionDataConfig, WidthsConfig, WidthsStage
+    from dsnet.detection.augment import BoxAugmentConfig
+    from dsnet.pipeline.detection import loop_of, new_detector, open_data
+
+    torch.manual_seed(0)
+    same = BoxAugmentConfig(colour=0, expand=1, crop=False, flip=False)  # ranks would augment differently
+    config = DetectionConfig(
+        backbone=str(folder.parent / "backbone"),
+        projection=16,
+        pyramid=16,
+        data=DetectionDataConfig(root=str(folder.parent / "voc"), image_size=64, augment=same),
+        optim=OptimConfig(batch_size=8, lr=0.01),
+    )
+    data = open_data(config)
+    stage = WidthsStage(new_detector(config, data).double(), WidthsConfig())
+    return loop_of(stage, config, config.optim, data, folder, key="optim", momentum=0.9)
+
+
 def one_step(what: str, folder: Path) -> None:
     model = "ds_resnet_tiny" if what == "group" else "ds_mobilenet_v1_tiny"
-    loop = make_loop(model, folder, 64)
+    loop = make_detection_loop(folder) if what == "boxes" else make_loop(model, folder, 64)
     loop.stage.train()
     batch = next(iter(loop.batches.epoch(0)))
     half = os.environ.get("DSNET_TEST_HALF")
@@ -80,8 +99,25 @@ def die(folder: Path, words: list[str]) -> int:
     return main(["train", "--out", str(folder), *words])
 
 
+def medians(folder: Path, words: list[str]) -> int:
+    """dsnet train of a detector; every rank notes the median by which its gate tells hard images."""
+    from dsnet.cli import main
+    from dsnet.detection import GatesStage
+
+    real = GatesStage.__init__
+
+    def noted(self: GatesStage, net: object, *, median: float) -> None:
+        real(self, net, median=median)  # type: ignore[arg-type]
+        (folder.parent / f"median{rank()}.txt").write_text(repr(median))
+
+    GatesStage.__init__ = noted  # type: ignore[method-assign]
+    return main(["train", "--out", str(folder), *words])
+
+
 if __name__ == "__main__":
     what, where, *rest = sys.argv[1:]
+    if what == "medians":
+        sys.exit(medians(Path(where), rest))
     if what == "die":
         sys.exit(die(Path(where), rest))
     with process_group():

@@ -234,7 +234,11 @@ def test_all_ways_of_table1_compute_the_same() -> None:
     path = net.space.slimmest
     with torch.no_grad():
         expected = net(x, path)
-    for call in (masking_call(net, x), eager_call(indexed(net), x, path), static_call(net, x, path)):
+    for call in (
+        masking_call(net, x),
+        eager_call(indexed(net), x, path),
+        static_call(dsnet.extract(net, path, fold=True), x),
+    ):
         assert ((call() - expected).abs().max() / expected.std()) < 1e-4
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +17,10 @@ from support import randomised
 
 import dsnet
 from dsnet.cli import main
-from dsnet.detection import load_detector, read_detection_config
+from dsnet.detection import DetectorCost, load_detector, read_detection_config
 from dsnet.nn import RouterSpec
 from dsnet.training import Interrupted, with_fresh_router
+from dsnet.training.state import load_state
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -72,6 +76,31 @@ def test_a_stopped_run_goes_on_bit_for_bit(place: Path, monkeypatch: pytest.Monk
     assert all(torch.equal(tensor, broken[name]) for name, tensor in whole.items())
 
 
+def test_a_run_stopped_in_its_gate_stage_goes_on_bit_for_bit(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dsnet.training.loop import Loop
+
+    save = Loop.save
+
+    def stop(loop: Loop) -> None:
+        save(loop)
+        if loop.folder.name == "gate" and loop.progress.step == 1:
+            raise Interrupted(15, loop.folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "save", stop)
+        assert train(place, "gate-stopped", "--save_steps", "1") == 143
+    assert not (place / "gate-stopped" / "results").exists()
+    before = (place / "gate-stopped" / "state" / "last.pt").stat().st_mtime_ns
+    assert main(["train", "--resume", str(place / "gate-stopped")]) == 0
+    assert (place / "gate-stopped" / "state" / "last.pt").stat().st_mtime_ns == before, "stage I is not trained again"
+    states = [load_state(place / name / "gate" / "state" / "last.pt") for name in ("run", "gate-stopped")]
+    assert states[0]["progress"]["step"] == states[1]["progress"]["step"] == 2
+    whole, broken = (load_detector(place / name) for name in ("run", "gate-stopped"))
+    assert whole.card == broken.card
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, broken.state_dict()[name]), name
+
+
 def test_a_static_detector_has_no_gate(place: Path) -> None:
     assert train(place, "static", backbone="mobilenet_v1") == 0
     assert load_detector(place / "static").spec.backbone.router is None
@@ -110,8 +139,16 @@ def test_eval_prints_and_exports(place: Path, capsys: pytest.CaptureFixture[str]
     assert main([*words, "--export", str(tmp_path / "page")]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["rule"] == "11point"
-    assert {file.name for file in tmp_path.iterdir()} == {"page.json", "page.md", "page.png"}
+    names = {"page.json", "page.md", "page.png", "page-examples.png"}
+    assert {file.name for file in tmp_path.iterdir()} == names
+    text = (tmp_path / "page.md").read_text()
+    assert "![page-examples](page-examples.png)" in text
+    assert Image.open(tmp_path / "page-examples.png").size[0] > 200
+    for example in result["examples"]["images"]:
+        assert [len(thing["box"]) for thing in example["objects"]] == [4]
+        assert example["path"][0] in range(6)
     assert main(["eval", str(place / "run"), "--budgets", "0.9"]) == 0
+    assert (place / "run" / "results" / "test-examples.png").stat().st_size > 1000
     assert "dynamic detector" in capsys.readouterr().out
 
 
@@ -163,3 +200,181 @@ def test_other_commands_know_what_a_detector_is_not(place: Path, capsys: pytest.
 @pytest.mark.parametrize("file", sorted((ROOT / "configs" / "detection").glob("*.yaml")), ids=lambda file: file.stem)
 def test_every_config_in_the_repository_is_valid(file: Path) -> None:
     assert read_detection_config(file).task == "detection"
+
+
+@pytest.fixture(scope="module")
+def files(place: Path) -> dict[str, str]:
+    """A detector of its run folder, and its files."""
+    assert main(["export", str(place / "run")]) == 0
+    assert main(["export", str(place / "run"), "--path", "3"]) == 0
+    return {name: str(place / "run" / name) for name in ("", "model.onnx", "path-3.onnx")}
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> object:
+    capsys.readouterr()
+    assert main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_file_finds_the_same_objects(
+    place: Path, files: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    images = [str(place / "voc" / "JPEGImages" / f"test{number:03d}.jpg") for number in range(4)]
+    for file, words in (("model.onnx", ["--budget", "0.9"]), ("model.onnx", []), ("path-3.onnx", ["--path", "3"])):
+        wanted = printed(capsys, "predict", files[""], *images, "--confidence", "0.05", *words)
+        found = printed(capsys, "predict", files[file], *images, "--confidence", "0.05", *words)
+        assert [row["path"] for row in found] == [row["path"] for row in wanted]  # type: ignore[attr-defined]
+        for mine, theirs in zip(found, wanted, strict=True):  # type: ignore[call-overload]
+            assert mine["madds"] == theirs["madds"]
+            assert len(mine["objects"]) == len(theirs["objects"])
+            for a, b in zip(mine["objects"], theirs["objects"], strict=True):
+                assert a["name"] == b["name"]
+                assert a["confidence"] == pytest.approx(b["confidence"], abs=1e-4)
+                assert a["box"] == pytest.approx(b["box"], abs=1e-2)
+    assert any(row["objects"] for row in wanted)  # type: ignore[attr-defined]
+    assert main(["predict", files["path-3.onnx"], *images, "--draw", str(tmp_path)]) == 0
+    assert len(list(tmp_path.iterdir())) == 4
+    assert "holds a single path: path 3 runs" in capsys.readouterr().err
+    assert main(["predict", files["path-3.onnx"], *images, "--budget", "0.5"]) == 2
+    assert "holds a single path, so it has no budgets and no cap" in capsys.readouterr().err
+
+
+def test_a_file_is_evaluated_like_its_run(
+    place: Path, files: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    wanted = printed(capsys, "eval", files[""])
+    found = printed(capsys, "eval", files["model.onnx"])
+    for mine, theirs in zip(found["rows"], wanted["rows"], strict=True):  # type: ignore[index]
+        assert (mine["path"], mine["madds"]) == (theirs["path"], theirs["madds"])
+        assert mine["map"] == pytest.approx(theirs["map"], abs=0.01)
+    for mine, theirs in zip(found["dynamic"], wanted["dynamic"], strict=True):  # type: ignore[index]
+        assert mine["madds"] == pytest.approx(theirs["madds"], rel=0.01)
+        assert mine["map"] == pytest.approx(theirs["map"], abs=0.01)
+    assert "onnxruntime" in found["runtime"]  # type: ignore[index]
+    assert (place / "run" / "results" / "test-model.json").exists()
+    (row,) = printed(capsys, "eval", files["path-3.onnx"])["rows"]  # type: ignore[index]
+    assert row["path"] == [3]
+    moved = tmp_path / "moved.onnx"
+    moved.write_bytes(Path(files["model.onnx"]).read_bytes())
+    assert main(["eval", str(moved)]) == 2
+    assert "is not the run that" in capsys.readouterr().err
+    assert main(["eval", str(moved), "--run", files[""]]) == 0
+    assert main(["eval", files["path-3.onnx"], "--budgets", "0.5"]) == 2
+    assert "holds a single path, so it has no budgets" in capsys.readouterr().err
+
+
+def test_info_reads_files(files: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, "info", files["model.onnx"]) == printed(capsys, "info", files[""])
+    assert [row["path"] for row in printed(capsys, "info", files["path-3.onnx"])["widths"]] == [[3]]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--bundle"], "a detector is not exported as a bundle"),
+        (["--image_size", "96"], "--image_size is 96 but a detector keeps its own, 64"),
+        (["--path", "9"], "9"),
+        (["--path", "2", "--budget", "0.5"], "leave budget and max_width out"),
+        (["--no_defaults", "--max_width", "2"], "leaves budget, cap and path to whoever runs the file"),
+        (["--out", "net.pt"], "net.pt does not end in .onnx"),
+    ],
+)
+def test_export_refuses_what_it_cannot_do(
+    place: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    before = sorted(place.rglob("*.onnx"))
+    assert main(["export", str(place / "run"), *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert sorted(place.rglob("*.onnx")) == before
+
+
+def test_bench_measures_widths_and_budgets(
+    place: Path, files: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["bench", files[""], "--repeats", "2", "--batch_sizes", "1", "2", "--export", str(tmp_path / "page")]
+    result = printed(capsys, *words)
+    rows = result["widths"]["rows"]  # type: ignore[index]
+    alone, batched = ({row["runtime"] for row in rows if row["batch"] == batch} for batch in (1, 2))
+    assert alone == {"static", "eager", "static onnx", "onnx"}
+    assert batched == {"static", "eager", "static onnx"}  # the dynamic file takes one image at a time
+    table = DetectorCost(load_detector(files[""]))
+    for row in rows:
+        assert row["madds"] == table.madds(row["path"])
+        assert (row["ratio"] is None) == row["runtime"].startswith("static")
+    routed = result["routed"]["rows"]  # type: ignore[index]
+    assert [row["name"] for row in routed] == ["eager"] * 5 + ["onnx"] * 5
+    assert all(row["ideal"] > 0 for row in routed)
+    assert {file.name for file in tmp_path.iterdir()} == {"page.json", "page.md", "page.png"}
+    held = printed(capsys, "bench", files["model.onnx"], "--repeats", "2", "--paths", "all")
+    assert [row["path"] for row in held["widths"]["rows"]] == [[width] for width in range(6)]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--runtimes", "runner"], "detectors are not run by 'runner'; choose from eager, onnx, openvino"),
+        (["--against", "mobilenet_v1"], "--against times networks for classification"),
+        (["--routers", "run"], "--routers compares networks for classification"),
+        (["--image_size", "96"], "image_size is 96 but this detector keeps its own, 64"),
+        (["--paths", "7"], "7"),
+    ],
+)
+def test_bench_names_what_it_cannot_do(
+    place: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", str(place / "run"), "--repeats", "2", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def commands_of_the_page() -> list[str]:
+    text = (ROOT / "docs" / "detection.md").read_text()
+    blocks = re.findall(r"```\n(.*?)```", text, flags=re.DOTALL)
+    return [line.split(" #")[0] for block in blocks for line in block.splitlines() if line.startswith("dsnet")]
+
+
+def test_every_command_of_the_page_runs(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In small; the backbone, whose training has its own page, is there already."""
+    backbone, *commands = commands_of_the_page()
+    assert "--out runs/backbone" in backbone
+    assert {command.split()[1] for command in commands} == {"train", "eval", "predict", "export", "info", "bench"}
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "configs", "configs")
+    shutil.copytree(place / "ds_mobilenet_v1_small", "runs/backbone")
+    voc_folder(Path("data/BCCD"), {"train": 8, "val": 4, "test": 4})
+    shutil.copytree("data/BCCD/JPEGImages", "photos")
+    more = {"train": [*SMALL.split(), *GATES.split()], "bench": ["--repeats", "2"]}
+    for command in commands:
+        words = shlex.split(command)[1:]
+        assert main([*words, *more.get(words[0], [])]) == 0, command
+    capsys.readouterr()
+
+
+def test_the_code_of_the_page_finds_what_dsnet_finds(
+    place: Path,
+    files: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "detection.md").read_text(), flags=re.DOTALL)
+    assert "dsnet" not in code
+    photo = tmp_path / "photo.jpg"
+    photo.write_bytes((place / "voc" / "JPEGImages" / "test000.jpg").read_bytes())
+    (tmp_path / "model.onnx").write_bytes(Path(files["model.onnx"]).read_bytes())
+    monkeypatch.chdir(tmp_path)
+    there: dict[str, object] = {}
+    exec(code, there)
+    (row,) = printed(capsys, "predict", "model.onnx", "photo.jpg", "--confidence", "0.05")  # type: ignore[misc]
+    wanted = row["objects"][:12]  # a detector so little trained finds hundreds
+    least = (wanted[-1]["confidence"] + row["objects"][12]["confidence"]) / 2
+    mine = sorted(there["find"](photo, least), key=lambda thing: -thing[1])  # type: ignore[operator]
+    assert len(mine) == 12
+    for (name, score, box), thing in zip(mine, wanted, strict=True):
+        assert name == thing["name"]
+        assert score == pytest.approx(thing["confidence"], abs=1e-5)
+        assert list(box) == pytest.approx(thing["box"], abs=1e-2)

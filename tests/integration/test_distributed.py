@@ -10,6 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from detection_support import voc_folder
+from support import randomised
+
+import dsnet
+from dsnet.detection import load_detector
 
 HERE = Path(__file__).parent
 WORKER = HERE / "distributed_worker.py"
@@ -91,6 +96,46 @@ def test_two_ranks_train_evaluate_exactly_and_only_one_writes(tmp_path: Path) ->
     assert abs(correct - round(correct)) < 1e-6
     rows = json.loads((tmp_path / "run" / "results" / "test.json").read_text())["rows"]
     assert rows[0]["images"] == 359
+
+
+def detection_place(folder: Path) -> None:
+    """A backbone and images with objects."""
+    dsnet.save(randomised("ds_mobilenet_v1_small", dtype=torch.float32), folder / "backbone")
+    voc_folder(folder / "voc", {"train": 20, "test": 4})
+
+
+def test_a_detectors_gradients_are_the_mean_of_both_halves(tmp_path: Path) -> None:
+    detection_place(tmp_path)
+    found = []
+    for name, ranks, half in (("two", 2, None), ("0", 1, "0"), ("1", 1, "1")):
+        (tmp_path / name).mkdir()
+        halves = {} if half is None else {"DSNET_TEST_HALF": half}
+        found.append(work("boxes", tmp_path / name, ranks=ranks, **halves))
+    two, first, second = found
+    gradients = [name for name in two if name.startswith("grad.")]
+    assert any("neck" in name for name in gradients)
+    assert any("backbone" in name for name in gradients)
+    assert not torch.allclose(first["grad.neck.norm.layer.weight"], second["grad.neck.norm.layer.weight"], rtol=1e-3)
+    for name in gradients:
+        assert torch.allclose(two[name], (first[name] + second[name]) / 2, rtol=1e-7, atol=1e-10), name
+
+
+def test_two_ranks_train_a_detector_and_its_gate(tmp_path: Path) -> None:
+    detection_place(tmp_path)
+    words = "--task detection --projection 16 --pyramid 16 --data.image_size 64 --gates.targets try_best --threads 1"
+    for part in ("optim", "gates_optim"):
+        words += f" --{part}.epochs 1 --{part}.batch_size 4 --{part}.warmup_epochs 0"
+    places = ["--backbone", str(tmp_path / "backbone"), "--data.root", str(tmp_path / "voc")]
+    done = torchrun(str(WORKER), "medians", str(tmp_path / "run"), *words.split(), *places)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("epoch 1/1") == 2  # one line for each stage, not for each process
+    detector = load_detector(tmp_path / "run")
+    assert detector.routes
+    assert detector.card.budgets
+    result = json.loads((tmp_path / "run" / "results" / "test.json").read_text())
+    assert result["images"] == 4
+    medians = [(tmp_path / f"median{rank}.txt").read_text() for rank in (0, 1)]
+    assert medians[0] == medians[1], "what is hard must not depend on the process that saw the image"
 
 
 DYING = ["--optim.epochs", "2", "--optim.batch_size", "128", "--threads", "1", "--save_steps", "3"]

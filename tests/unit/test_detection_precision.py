@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from importlib.util import find_spec
 
 import pytest
 import torch
 
+from dsnet.detection import coco
 from dsnet.detection.average_precision import Detections, Truth, average_precision, mean_average_precision
 
 FAR = (100.0, 100.0, 110.0, 110.0)
@@ -119,13 +119,58 @@ def test_cocos_format() -> None:
     assert row == {"image_id": 1, "category_id": 1, "bbox": [50, 100, 100, 100], "score": 0.5}
 
 
-def test_cocos_precision_of_a_perfect_detector() -> None:
-    from dsnet.detection.coco import coco_precision, packages
+def test_coco_without_a_package_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coco, "PACKAGES", (("no_such_package", "COCOeval"),))
+    with pytest.raises(ValueError, match=r"install dsnet\[coco\], or use VOC's rules"):
+        coco.coco_precision([found()], [truth()], 1, size=100)
 
-    if find_spec("faster_coco_eval") is None and find_spec("pycocotools") is None:
-        with pytest.raises(ValueError, match=r"install dsnet\[coco\]"):
-            packages()
-        pytest.skip("neither faster-coco-eval nor pycocotools is installed")
-    half = (0.25, 0.5, 0.75, 1.0)
-    perfect = coco_precision([found((half, 0.5, 0))], [truth((half, 0, False))], 1, size=200)
-    assert perfect == {"map": 1.0, "map50": 1.0, "map75": 1.0}
+
+HALF = (0.0, 0.0, 0.5, 0.5)
+CORNER = (0.6, 0.6, 0.9, 0.9)
+
+
+@pytest.fixture(params=coco.PACKAGES, ids=lambda package: package[0].split(".")[0])
+def package(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the packages that give COCO's figures, alone."""
+    pytest.importorskip(request.param[0])
+    monkeypatch.setattr(coco, "PACKAGES", (request.param,))
+
+
+@pytest.mark.usefixtures("package")
+def test_cocos_figures_worked_by_hand() -> None:
+    def figures(mine: list[Detections], truths: list[Truth]) -> tuple[float, ...]:
+        return tuple(coco.coco_precision(mine, truths, 1, size=200).values())
+
+    one = [truth((HALF, 0, False))]
+    assert figures([found((HALF, 0.5, 0))], one) == pytest.approx((1, 1, 1))
+    shorter = (0.0, 0.0, 0.5, 0.36)  # overlaps by 0.72: right at 0.5, 0.55, ... 0.7
+    assert figures([found((shorter, 0.5, 0))], one) == pytest.approx((0.5, 1, 0))
+    assert figures([found()], one) == (0, 0, 0)
+    # Right, wrong, right of three objects: precision 1 at recall 0 to 0.33, 2/3 at 0.34 to 0.66; of 101 points.
+    truths = [truth((HALF, 0, False), (CORNER, 0, False)), truth((HALF, 0, False))]
+    mine = [found((HALF, 0.9, 0), ((0.5, 0.0, 0.6, 0.1), 0.8, 0)), found((HALF, 0.7, 0))]
+    assert figures(mine, truths) == pytest.approx([(34 + 33 * 2 / 3) / 101] * 3)
+    difficult = [truth((HALF, 0, True), (CORNER, 0, False))]
+    assert figures([found((HALF, 0.9, 0), (HALF, 0.8, 0), (CORNER, 0.7, 0))], difficult) == pytest.approx((1, 1, 1))
+    assert all(math.isnan(value) for value in figures([found((HALF, 0.9, 0))], [truth((HALF, 0, True))]))
+    with pytest.raises(ValueError, match="1 images but objects of 2"):
+        figures([found()], [truth(), truth()])
+
+
+@pytest.mark.usefixtures("package")
+def test_cocos_precision_at_one_overlap_is_nearly_vocs() -> None:
+    """They differ in how the curve is read, at 101 points or whole, and in what a second best overlap is worth."""
+    generator = torch.Generator().manual_seed(0)
+    truths, mine = [], []
+    for _ in range(40):
+        boxes = torch.rand(6, 4, generator=generator) * 0.5
+        boxes[:, 2:] = boxes[:, :2] + 0.1 + boxes[:, 2:] / 2
+        truths.append(Truth(boxes, torch.arange(6) % 2, torch.zeros(6, dtype=torch.bool)))
+        noise = torch.randn(6, 4, generator=generator) * 0.03
+        mine.append(Detections(boxes + noise, torch.rand(6, generator=generator), torch.arange(6) % 2))
+    figures = coco.coco_precision(mine, truths, 2, size=300)
+    for overlap, name in ((0.5, "map50"), (0.75, "map75")):
+        vocs = mean_average_precision(mine, truths, 2, overlap=overlap)[0]
+        assert 0.02 < vocs < 0.95
+        assert figures[name] == pytest.approx(vocs, abs=0.02)
+    assert figures["map75"] < figures["map"] < figures["map50"]

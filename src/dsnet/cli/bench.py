@@ -19,8 +19,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--runtimes",
         nargs="+",
-        default=["eager", "runner", "onnx"],
-        help="eager (sliced at every call), runner, compiled, onnx, openvino",
+        default=None,
+        help="eager (sliced at every call), runner, compiled, onnx, openvino; by default eager, runner (not of "
+        "detectors) and onnx",
     )
     parser.add_argument(
         "--paths", nargs="+", default=None, help="such as 0 7 13, or 0,0,0,0; `all` takes every width; by default three"
@@ -50,6 +51,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.checkpoint import write_whole
     from dsnet.cli.info import parse_path
+    from dsnet.detection import is_detector
     from dsnet.models import list_models
     from dsnet.pipeline.folder import BENCH, CONFIG
     from dsnet.reports.bench import export_bench, latency_figure, show_bench
@@ -64,7 +66,11 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
         "against": tuple(args.against),
     }
     result: dict[str, Any] = {"command": shlex.join(["dsnet", *without_places(sys.argv[1:])])}
-    if is_artefact(args.model):
+    if is_detector(args.model):
+        from dsnet.cli.detection import bench_parts
+
+        result |= bench_parts(args, common)
+    elif is_artefact(args.model):
         if args.routers is not None or args.against:
             raise ValueError(f"{args.model} is a file: --routers and --against need the run it came from")
         result["widths"] = bench_file(args.model, BenchConfig(**common), paths=args.paths)
@@ -76,7 +82,7 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
         elif args.paths is not None:
             paths = tuple(parse_path(net.spec, text) for text in args.paths)
         config = BenchConfig(
-            runtimes=tuple(args.runtimes),
+            runtimes=tuple(args.runtimes or ("eager", "runner", "onnx")),
             paths=paths,
             image_size=args.image_size,
             **common,
@@ -129,17 +135,15 @@ def network(name: str) -> Supernet:
 
 def routed(args: Namespace) -> dict[str, Any] | None:
     """The dynamic network on its own test images; None, and a word about it, where the data cannot be had."""
+    from dsnet.detection import is_detector
     from dsnet.pipeline import bench_runs
+    from dsnet.pipeline.detection import bench_detection
 
-    others = args.routers or []
+    how = {"root": args.root, "threads": args.threads[0], "rounds": max(1, args.repeats // 30)}
     try:
-        return bench_runs(
-            [args.model, *others],
-            root=args.root,
-            accuracy=args.routers is not None,
-            threads=args.threads[0],
-            rounds=max(1, args.repeats // 30),
-        )
+        if is_detector(args.model):
+            return bench_detection(args.model, **how)
+        return bench_runs([args.model, *(args.routers or [])], accuracy=args.routers is not None, **how)
     except (ValueError, OSError) as error:
         if args.routers is not None:
             raise

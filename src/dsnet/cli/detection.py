@@ -1,4 +1,4 @@
-"""What `dsnet eval`, `dsnet predict` and `dsnet info` do with detectors."""
+"""What `dsnet eval`, `predict`, `info`, `export` and `bench` do with detectors."""
 
 from __future__ import annotations
 
@@ -6,49 +6,55 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path as File
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jsonargparse import Namespace
 
+if TYPE_CHECKING:
+    from dsnet.detection import Detector, OnnxDetector
+
 
 def evaluate_runs(args: Namespace) -> None:
+    from dsnet.cli.evaluation import run_of
     from dsnet.config import CONFIG
-    from dsnet.detection import load_detector, read_detection_config
-    from dsnet.pipeline.detection import evaluate_detection, open_data, record_detection
+    from dsnet.detection import open_detector, read_detection_config
+    from dsnet.pipeline.detection import draw_examples, evaluate_detection, open_data, record_detection
     from dsnet.pipeline.folder import check_data
     from dsnet.reports.detection import export_detection, show_detection
     from dsnet.reports.tables import print_json
 
     results = []
     for name in args.runs:
-        folder = File(name)
-        detector, config = load_detector(folder), read_detection_config(folder / CONFIG)
+        folder, label = run_of(name, args)
+        detector, config = open_detector(name), read_detection_config(folder / CONFIG)
         data = open_data(config, args.root)
         check_data(folder, data)  # type: ignore[arg-type]
         how = {"budgets": args.budgets, "max_width": args.max_width, "rule": args.rule, "overlap": args.overlap}
         result = evaluate_detection(detector, data, config, split=args.split, **how)
-        record_detection(folder, args.split, result)
+        record_detection(folder, label, result, data)
         results.append(result)
         if not args.json:
             show_detection(result)
     if args.json:
         print_json(results if len(results) > 1 else results[0])
     if args.export:
-        export_detection(results, File(args.export))
+        prefix = File(args.export)
+        sheet = draw_examples(results[-1], data, prefix.with_name(f"{prefix.name}-examples.png"))
+        export_detection(results, prefix, sheet)
 
 
 def show_widths(args: Namespace) -> None:
     """What `dsnet info` tells of a detector."""
     from dsnet.cli.info import parse_path
-    from dsnet.detection import DetectorCost, load_detector
+    from dsnet.detection import DetectorCost, open_detector
     from dsnet.detection.cost import PARTS
     from dsnet.reports.tables import human, print_json, print_table
 
     if args.image_size is not None or args.num_classes is not None or args.width is not None:
         raise ValueError(f"{args.model} is a saved detector: its image size, classes and width are fixed")
-    spec = load_detector(args.model).spec
-    table = DetectorCost(spec)
-    paths = spec.backbone.space.uniform if args.path is None else [parse_path(spec.backbone, args.path)]
+    detector = open_detector(args.model)
+    spec, table = detector.spec, DetectorCost(detector.spec)
+    paths = detector.space.uniform if args.path is None else [parse_path(spec.backbone, args.path)]
     rows: list[dict[str, Any]] = [
         {
             "path": list(path),
@@ -79,23 +85,23 @@ def show_widths(args: Namespace) -> None:
 def predict_objects(args: Namespace, files: Sequence[File]) -> None:
     from dsnet.cli.info import parse_path
     from dsnet.data import read_image
-    from dsnet.detection import DetectorCost, load_detector
+    from dsnet.detection import detector_policy, open_detector
     from dsnet.detection.predict import drawn, find_objects
     from dsnet.reports.tables import human, print_json, print_table
-    from dsnet.routing import Policy, policy_for
+    from dsnet.routing import Policy
 
     if not 0 < args.confidence < 1:
         raise ValueError(f"--confidence is {args.confidence}; it lies between 0 and 1")
-    detector = load_detector(args.run)
-    backbone, policy = detector.spec.backbone, Policy()
-    path = None if args.path is None else parse_path(backbone, args.path)
-    if path is None and backbone.router is not None:
-        policy = policy_for(detector.backbone, args.budget, max_width=args.max_width, table=DetectorCost(detector))
+    detector, policy = open_detector(args.run), Policy()
+    path = None if args.path is None else parse_path(detector.spec.backbone, args.path)
+    if path is None and detector.routes:
+        policy = detector_policy(detector, args.budget, max_width=args.max_width)
     elif path is None:
+        why = "has not learned to route" if detector.spec.backbone.router is None else "holds a single path"
         if args.budget is not None or args.max_width is not None:
-            raise ValueError(f"{args.run} has not learned to route, so it has no budgets and no cap")
+            raise ValueError(f"{args.run} {why}, so it has no budgets and no cap")
         path = detector.space.widest
-        print(f"{args.run} has not learned to route: path {','.join(map(str, path)) or '-'} runs", file=sys.stderr)
+        print(f"{args.run} {why}: path {','.join(map(str, path)) or '-'} runs", file=sys.stderr)
     if policy.note:
         print(policy.note, file=sys.stderr)
     found = find_objects(
@@ -124,3 +130,74 @@ def predict_objects(args: Namespace, files: Sequence[File]) -> None:
         rows,
         note=f"{human(mean)} MAdds per image on average.",
     )
+
+
+def export_file(args: Namespace) -> None:
+    """What `dsnet export` does with a detector."""
+    from dsnet.cli.export import out_file
+    from dsnet.cli.info import parse_path
+    from dsnet.detection import OnnxDetector, detector_policy, export_detector, load_detector
+    from dsnet.reports.tables import human, print_json
+
+    if args.bundle:
+        raise ValueError("a detector is not exported as a bundle; leave --bundle out, or export one --path for batches")
+    detector = load_detector(args.run).float()
+    if args.image_size not in (None, detector.spec.image_size):
+        raise ValueError(
+            f"--image_size is {args.image_size} but a detector keeps its own, {detector.spec.image_size}; leave it out"
+        )
+    path = None if args.path is None else parse_path(detector.spec.backbone, args.path)
+    knobs = {"budget": args.budget, "max_width": args.max_width, "defaults": not args.no_defaults}
+    file = OnnxDetector(export_detector(detector, out_file(args, path), path=path, **knobs))
+    if args.budget is not None and (note := detector_policy(detector, args.budget).note):
+        print(note, file=sys.stderr)
+    off, held, paths = difference(detector, file), file.file.stat().st_size, len(file.paths)
+    if args.json:
+        print_json({"out": str(file.file), "kind": file.kind, "bytes": held, "paths": paths, "off": off})
+        return
+    print(f"{file.file}: {file.kind}, {paths} paths of {detector.spec.name}, {human(held)} bytes")
+    how = "one at a time" if file.kind == "dynamic" else "in batches"
+    print(f"  takes {detector.spec.image_size} px images, {how}; gives boxes and scores before suppression")
+    print(f"  boxes and scores of slimmest and widest path differ from PyTorch by {off:.1e} at most")
+
+
+def difference(detector: Detector, file: OnnxDetector) -> float:
+    """The largest difference of boxes, shares of the image, and scores from the file's; refuses a wrong file."""
+    import torch
+
+    shape = (2, detector.spec.in_channels, detector.spec.image_size, detector.spec.image_size)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    ends = list(dict.fromkeys([file.space.slimmest, file.space.widest]))
+    with torch.no_grad():
+        pairs = zip(file.look(x, ends)[0], detector.look(x, ends)[0], strict=True)
+    off = [float((a - b).abs().max()) for mine, theirs in pairs for a, b in zip(mine, theirs, strict=True)]
+    if not max(off) < 1e-3:
+        raise ValueError(f"{file.file} answers otherwise than the detector, by {max(off):.2g}; report it as a bug")
+    return max(off)
+
+
+def bench_parts(args: Namespace, common: dict[str, Any]) -> dict[str, Any]:
+    """What `dsnet bench` measures of a detector: its widths, and its budgets where it routes."""
+    from dsnet.cli.bench import routed
+    from dsnet.cli.info import parse_path
+    from dsnet.detection import OnnxDetector, load_detector
+    from dsnet.detection.bench import bench_detector
+    from dsnet.runtime import is_artefact
+    from dsnet.runtime.bench import BenchConfig, bench_file
+
+    if args.routers is not None:
+        raise ValueError("--routers compares networks for classification; leave it out for a detector")
+    if is_artefact(args.model):
+        if args.against:
+            raise ValueError(f"{args.model} is a file: --against needs the run it came from")
+        return {"widths": bench_file(args.model, BenchConfig(**common), paths=args.paths, opened=OnnxDetector)}
+    detector = load_detector(args.model).float()
+    paths = None
+    if args.paths == ["all"]:
+        paths = tuple(detector.backbone.routing.uniform if detector.routes else detector.space.uniform)
+    elif args.paths is not None:
+        paths = tuple(parse_path(detector.spec.backbone, text) for text in args.paths)
+    runtimes = tuple(args.runtimes or ("eager", "onnx"))
+    config = BenchConfig(runtimes=runtimes, paths=paths, image_size=args.image_size, **common)
+    found: dict[str, Any] = {"widths": bench_detector(detector, config)}
+    return {**found, "routed": routed(args)} if detector.routes else found

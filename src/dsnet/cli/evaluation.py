@@ -69,11 +69,8 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     static = [read_result(File(name), args.split) for name in args.static]
     results, folders = [], []
     for name in args.runs:
-        artefact = is_artefact(name)
-        folder = File(args.run or File(name).resolve().parent) if artefact else File(name)
-        if artefact and not (folder / CONFIG).exists():
-            raise ValueError(f"{folder} is not the run that {name} came from: there is no {CONFIG}; name it with --run")
-        net = open_runner(name) if artefact else load(folder)
+        folder, label = run_of(name, args)
+        net = open_runner(name) if is_artefact(name) else load(folder)
         config = read_config(folder / CONFIG)
         data = open_data(config, args.root)
         if isinstance(net, Runner) and net.image_size != data.image_size:
@@ -92,7 +89,7 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
             budgets=args.budgets,
             max_width=args.max_width,
         )
-        pictures = record(folder, f"{args.split}-{File(name).stem}" if artefact else args.split, result, data)
+        pictures = record(folder, label, result, data)
         results.append(result)
         folders.append(folder)
     result = combine(results)
@@ -104,6 +101,19 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
         show_result(result, pictures)
     if args.export:
         export_result(result, File(args.export), static)
+
+
+def run_of(name: str, args: Namespace) -> tuple[File, str]:
+    """The run folder of what is evaluated, which a file may lie in, and the name of the result."""
+    from dsnet.config import CONFIG
+    from dsnet.runtime import is_artefact
+
+    if not is_artefact(name):
+        return File(name), args.split
+    folder = File(args.run or File(name).resolve().parent)
+    if not (folder / CONFIG).exists():
+        raise ValueError(f"{folder} is not the run that {name} came from: there is no {CONFIG}; name it with --run")
+    return folder, f"{args.split}-{File(name).stem}"
 
 
 def read_result(folder: File, split: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from jsonargparse import ArgumentParser, Namespace
 if TYPE_CHECKING:
     from dsnet.models import Supernet
     from dsnet.runtime import OnnxRunner
+    from dsnet.space import Path
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -41,12 +42,17 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.checkpoint import load
     from dsnet.cli.info import parse_path
+    from dsnet.detection import is_detector
     from dsnet.reports.tables import human, print_json
     from dsnet.routing import policy_for
     from dsnet.runtime import OnnxRunner, export_bundle, export_onnx, is_artefact
 
     if is_artefact(args.run):
         raise ValueError(f"{args.run} is exported already; give its run folder")
+    if is_detector(args.run):
+        from dsnet.cli.detection import export_file
+
+        return export_file(args)
     net = load(args.run).float()
     knobs = {"budget": args.budget, "max_width": args.max_width}
     if args.bundle:
@@ -55,12 +61,7 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
         where = export_bundle(net, args.out or File(args.run) / "bundle", image_size=args.image_size)
     else:
         path = None if args.path is None else parse_path(net.spec, args.path)
-        if args.no_defaults and (path is not None or any(value is not None for value in knobs.values())):
-            raise ValueError("--no_defaults leaves budget, cap and path to whoever runs the file; leave them out")
-        name = "model.onnx" if path is None else f"path-{'-'.join(map(str, path))}.onnx"
-        file = File(args.out or File(args.run) / name)
-        if file.suffix != ".onnx":
-            raise ValueError(f"{file} does not end in .onnx; name the file so, or use --bundle for a folder")
+        file = out_file(args, path)
         size = args.image_size
         where = export_onnx(net, file, path=path, image_size=size, defaults=not args.no_defaults, **knobs)
     if args.budget is not None and (note := policy_for(net, args.budget, image_size=args.image_size).note):
@@ -75,6 +76,17 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     print(f"{where}: {runner.kind}, {len(list(runner.paths))} paths of {net.spec.name}, {human(held)} bytes")
     print(f"  takes {runner.image_size} px images" + (", one at a time" if runner.kind == "dynamic" else " in batches"))
     print(f"  logits of slimmest and widest path differ from PyTorch by {off:.1e} of their spread")
+
+
+def out_file(args: Namespace, path: Path | None) -> File:
+    """Where the network goes as one file."""
+    if args.no_defaults and any(value is not None for value in (path, args.budget, args.max_width)):
+        raise ValueError("--no_defaults leaves budget, cap and path to whoever runs the file; leave them out")
+    name = "model.onnx" if path is None else f"path-{'-'.join(map(str, path))}.onnx"
+    file = File(args.out or File(args.run) / name)
+    if file.suffix != ".onnx":
+        raise ValueError(f"{file} does not end in .onnx; name the file so, or use --bundle for a folder")
+    return file
 
 
 def difference(net: Supernet, runner: OnnxRunner) -> float:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("model", help="a name from `dsnet models`, or a folder that dsnet wrote")
+    parser.add_argument("model", help="a name from `dsnet models`, a folder that dsnet wrote, or a detector as ONNX")
     parser.add_argument("--image_size", type=int | None, default=None, help="pixels of the input's side")
     parser.add_argument("--num_classes", type=int | None, default=None, help="outputs of the classifier")
     parser.add_argument("--width", type=float | None, default=None, help="width multiplier of a static model")

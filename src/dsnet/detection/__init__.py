@@ -1,13 +1,15 @@
 """Object detection: FSSD on a backbone whose width is chosen for each image."""
 
 from dsnet.detection.average_precision import Detections, Truth, average_precision, mean_average_precision
-from dsnet.detection.checkpoint import is_detector, load_detector, save_detector
+from dsnet.detection.checkpoint import is_detector, load_detector, open_detector, save_detector
 from dsnet.detection.config import DetectionConfig, read_detection_config
 from dsnet.detection.cost import DetectorCost
 from dsnet.detection.dataset import DetectionData, DetectionDataConfig, open_detection_data
 from dsnet.detection.detector import Answer, Detector, extract_detector, with_backbone
 from dsnet.detection.evaluate import DetectionTraces, detections_of, evaluate_detector
-from dsnet.detection.route import RoutedAnswer, route_detector
+from dsnet.detection.export import export_detector
+from dsnet.detection.onnx import OnnxDetector
+from dsnet.detection.route import RoutedAnswer, detector_policy, route_boxes, route_detector
 from dsnet.detection.spec import DetectorSpec
 from dsnet.detection.stages import GatesConfig, GatesStage, WidthsConfig, WidthsStage, median_gap
 
@@ -23,20 +25,25 @@ __all__ = [
     "DetectorSpec",
     "GatesConfig",
     "GatesStage",
+    "OnnxDetector",
     "RoutedAnswer",
     "Truth",
     "WidthsConfig",
     "WidthsStage",
     "average_precision",
     "detections_of",
+    "detector_policy",
     "evaluate_detector",
+    "export_detector",
     "extract_detector",
     "is_detector",
     "load_detector",
     "mean_average_precision",
     "median_gap",
     "open_detection_data",
+    "open_detector",
     "read_detection_config",
+    "route_boxes",
     "route_detector",
     "save_detector",
     "with_backbone",

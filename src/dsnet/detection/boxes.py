@@ -70,7 +70,7 @@ def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
 
 def select(
     boxes: Tensor,
-    probs: Tensor,
+    scores: Tensor,
     *,
     threshold: float = 0.01,
     overlap: float = 0.45,
@@ -79,11 +79,11 @@ def select(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The detections of one image, best first: boxes [D, 4], scores [D], classes [D], suppressed within each class.
 
-    boxes: [P, 4] in corners. probs: [P, 1 + classes], background first; the classes returned count from 0 without it.
+    boxes: [P, 4] in corners. scores: [P, classes].
     per_class: candidates of each class that are looked at. most: detections that are kept.
     """
-    likely = int((probs[:, 1:] > threshold).sum(0).max())
-    scores, which = probs[:, 1:].T.topk(min(per_class, likely), dim=1)  # [C, K]
+    likely = int((scores > threshold).sum(0).max())
+    scores, which = scores.T.topk(min(per_class, likely), dim=1)  # [C, K]
     found = boxes[which]  # [C, K, 4]
     keep = (scores > threshold) & nms(found, scores, overlap)
     labels = torch.arange(len(scores), device=scores.device)[:, None].expand_as(scores)

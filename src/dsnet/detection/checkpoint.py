@@ -19,7 +19,10 @@ from dsnet.checkpoint import (
     write_model,
 )
 from dsnet.detection.detector import Detector
+from dsnet.detection.onnx import OnnxDetector
 from dsnet.detection.spec import TASK, DetectorSpec
+from dsnet.runtime import is_artefact
+from dsnet.runtime.onnx.runner import task_of
 
 
 def save_detector(detector: Detector, folder: str | os.PathLike[str]) -> File:
@@ -47,7 +50,15 @@ def load_detector(folder: str | os.PathLike[str], *, device: torch.device | str 
     return detector.to(device).eval()
 
 
-def is_detector(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder holds a detector."""
-    place = File(folder)
+def open_detector(where: str | os.PathLike[str]) -> Detector | OnnxDetector:
+    """The detector of a run folder or of an ONNX file."""
+    place = File(where)
+    return OnnxDetector(place) if is_artefact(place) else load_detector(place)
+
+
+def is_detector(where: str | os.PathLike[str]) -> bool:
+    """Whether a folder or an ONNX file holds a detector."""
+    place = File(where)
+    if place.suffix == ".onnx" and place.is_file():
+        return task_of(place) == TASK
     return (place / MODEL).is_file() and task_in(read_description(place)) == TASK

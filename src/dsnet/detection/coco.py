@@ -6,33 +6,41 @@ import contextlib
 import io
 from collections.abc import Sequence
 from importlib import import_module
+from math import nan
 from typing import Any
 
 from dsnet.detection.average_precision import Detections, Truth
 
 PACKAGES = (("faster_coco_eval", "COCOeval_faster"), ("pycocotools.cocoeval", "COCOeval"))
 
+FIGURES = ("map", "map50", "map75")  # in the order of the packages' own
+
 
 def coco_precision(
     found: Sequence[Detections], truths: Sequence[Truth], classes: int, *, size: int
 ) -> dict[str, float]:
-    """Precision averaged over overlaps of 0.5 to 0.95, and at 0.5 and 0.75.
+    """Precision averaged over overlaps of 0.5 to 0.95, and at 0.5 and 0.75; nan where no object counts.
 
-    size: by which boxes, which are shares of the image, are multiplied. Difficult objects are ignored, as crowds are.
+    size: by which boxes, which are shares of the image, are multiplied. Difficult objects are
+    ignored as crowds are: what lies inside of one costs nothing.
     """
+    if len(found) != len(truths):
+        raise ValueError(f"there are detections of {len(found)} images but objects of {len(truths)}; give one for each")
     coco, evaluation = packages()
+    if not any(bool((~truth.difficult).any()) for truth in truths):
+        return dict.fromkeys(FIGURES, nan)
     with contextlib.redirect_stdout(io.StringIO()):  # both packages talk
         objects = coco()
         objects.dataset = dataset(truths, classes, size)
         objects.createIndex()
         rows = results(found, size)
         if not rows:
-            return {"map": 0.0, "map50": 0.0, "map75": 0.0}
+            return dict.fromkeys(FIGURES, 0.0)
         judge = evaluation(objects, objects.loadRes(rows), "bbox")
         judge.evaluate()
         judge.accumulate()
         judge.summarize()
-    return {name: float(judge.stats[place]) for place, name in enumerate(("map", "map50", "map75"))}
+    return {name: float(judge.stats[place]) for place, name in enumerate(FIGURES)}
 
 
 def packages() -> tuple[Any, Any]:

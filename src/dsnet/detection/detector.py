@@ -76,6 +76,11 @@ class Detector(nn.Module):
     def space(self) -> WidthSpace:
         return self.backbone.space
 
+    @property
+    def routes(self) -> bool:
+        """Whether each image can have a width of its own."""
+        return self.spec.backbone.router is not None
+
     def freeze_norms(self) -> None:
         for module in self.backbone.modules():
             if isinstance(module, SliceBatchNorm2d):
@@ -140,16 +145,25 @@ class Detector(nn.Module):
         return Answer(*self.heads(self.neck([projected[tap] for tap in self.spec.taps])))
 
     def boxes_of(self, answer: Answer) -> tuple[Tensor, Tensor]:
-        """Boxes [B, P, 4] in corners, as shares of the image, clipped to it; class probabilities, background first."""
-        return decode(answer.deltas, self.priors).clamp(0, 1), answer.logits.softmax(-1)
+        """Boxes [B, P, 4] in corners, as shares of the image, clipped to it; probabilities [B, P, classes]."""
+        return decode(answer.deltas, self.priors).clamp(0, 1), answer.logits.softmax(-1)[..., 1:]
+
+    def scores(self, point: int, code: Tensor | None, width: int) -> Tensor:
+        """Scores [B, R] of a gate, as `decide` takes them."""
+        router, raw = self.spec.backbone.router, self.backbone.chain[point].score(code, width)
+        assert router is not None
+        assert raw is not None
+        return router.link(raw)
+
+    def look(self, x: Tensor, paths: Sequence[Path]) -> tuple[list[tuple[Tensor, Tensor]], Tensor | None]:
+        """Boxes and scores of several paths, and the first gate's scores where it routes."""
+        self.check_input(x)
+        started = self.start(x)
+        found = [self.boxes_of(self.finish(self.widths(started, path))) for path in paths]
+        return found, self.scores(0, started.code, 0) if self.routes else None
 
     def check_input(self, x: Tensor) -> None:
-        size = self.spec.image_size
-        if x.shape[1:] != (self.spec.in_channels, size, size):
-            raise ValueError(
-                f"input has shape {tuple(x.shape)} but {self.spec.name!r} takes [batch, {self.spec.in_channels}, "
-                f"{size}, {size}]; resize the images, or build the detector for another image size"
-            )
+        self.spec.check_input(x.shape)
 
 
 def projection(channels: Channels, out: int) -> SliceConv2d:

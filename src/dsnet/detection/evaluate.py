@@ -9,15 +9,17 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dsnet.data import Batch
 from dsnet.detection.average_precision import Detections, Rule, Truth, mean_average_precision
 from dsnet.detection.boxes import select
 from dsnet.detection.cost import DetectorCost
-from dsnet.detection.detector import Answer, Detector
+from dsnet.detection.detector import Detector
 from dsnet.detection.loss import PADDING
-from dsnet.detection.route import scores_of
-from dsnet.routing import Outcome, Prices, RoutingError, Traces, policy_for
+from dsnet.detection.onnx import OnnxDetector
+from dsnet.detection.route import detector_policy
+from dsnet.routing import Outcome, Prices, RoutingError, Traces
 from dsnet.space import Path
 from dsnet.version import __version__
 
@@ -25,10 +27,12 @@ SCHEMA = 1
 SIZES = {"S": 0.25, "M": 0.5, "L": 0.75}  # of the way from the slimmest to the widest candidate's MAdds
 
 
-def detections_of(detector: Detector, answer: Answer, **limits: Any) -> list[Detections]:
-    """What was found in each image of a batch; boxes are shares of the image. `limits` as `select` takes them."""
-    boxes, probs = detector.boxes_of(answer)
-    return [Detections(*(part.cpu() for part in select(*one, **limits))) for one in zip(boxes, probs, strict=True)]
+def detections_of(boxes: Tensor, scores: Tensor, **limits: Any) -> list[Detections]:
+    """What was found in each image of a batch, from boxes [B, P, 4], shares of the image, and scores [B, P, classes].
+
+    `limits` as `select` takes them.
+    """
+    return [Detections(*(part.cpu() for part in select(*one, **limits))) for one in zip(boxes, scores, strict=True)]
 
 
 def truths_of(batch: Batch) -> list[Truth]:
@@ -43,24 +47,27 @@ class DetectionTraces(Traces):
     """
 
     @torch.no_grad()
-    def __init__(self, detector: Detector, batches: Iterable[Batch], *, paths: Sequence[Path] | None = None) -> None:
+    def __init__(
+        self, detector: Detector | OnnxDetector, batches: Iterable[Batch], *, paths: Sequence[Path] | None = None
+    ) -> None:
         if len(detector.spec.backbone.widths) > 1:
             raise RoutingError(f"{detector.spec.name!r} has several choice points; evaluate it path by path")
-        self.detector, self.net = detector.eval(), detector.backbone
-        self.table = DetectorCost(detector)
+        self.detector, self.net = detector, detector.backbone
+        self.table = DetectorCost(detector.spec)
         self.prices = Prices(self.table)
         wanted = list(detector.space) if paths is None else list(paths)
         self.found: dict[Path, list[Detections]] = {path: [] for path in wanted}
         self.truths: list[Truth] = []
         scores, kept = [], []
+        device = detector.eval().priors.device if isinstance(detector, Detector) else torch.device("cpu")
         for batch in batches:
             if not len(batch.images):
                 continue
-            started = detector.start(batch.images.to(detector.priors.device))
-            for path in wanted:
-                self.found[path] += detections_of(detector, detector.finish(detector.widths(started, path)))
-            if detector.spec.backbone.router is not None:
-                scores.append(scores_of(detector, 0, started.code, 0).cpu())
+            answers, first = detector.look(batch.images.to(device), wanted)
+            for path, answer in zip(wanted, answers, strict=True):
+                self.found[path] += detections_of(*answer)
+            if first is not None:
+                scores.append(first.cpu())
             self.truths += truths_of(batch)
             kept.append(batch.ids)
         if not kept:
@@ -110,11 +117,12 @@ def evaluate_detector(
                 "share": table.madds(path) / table.widest,
             }
         )
-    result = {
+    result: dict[str, Any] = {
         "schema": SCHEMA,
         "task": "detection",
         "dsnet": __version__,
         "torch": torch.__version__,
+        "runtime": "torch" if isinstance(detector, Detector) else f"onnxruntime, {detector.kind} file",
         "machine": f"{platform.machine()} {platform.system()}, {torch.get_num_threads()} threads",
         "model": detector.spec.name,
         "image_size": detector.spec.image_size,
@@ -122,13 +130,42 @@ def evaluate_detector(
         "images": len(traces),
         "objects": sum(int((~truth.difficult).sum()) for truth in traces.truths),
         **how,
-        "rows": sorted(rows, key=lambda row: row["madds"]),  # type: ignore[arg-type, return-value]
+        "rows": sorted(rows, key=lambda row: row["madds"]),
     }
-    if detector.spec.backbone.router is not None:
+    if detector.routes:
         result["dynamic"] = dynamic_rows(traces, budgets, max_width=max_width, how=how)
     elif budgets or max_width is not None:
-        raise RoutingError(f"this {detector.spec.name} has not learned to route, so it has no budgets")
+        why = "has not learned to route" if detector.spec.backbone.router is None else "holds a single path"
+        raise RoutingError(f"this {detector.spec.name} {why}, so it has no budgets")
+    result["examples"] = examples(traces, names)
     return {**result, "seconds": round(time.perf_counter() - start, 2)}
+
+
+def examples(
+    traces: DetectionTraces, names: Sequence[str], *, count: int = 6, confidence: float = 0.5
+) -> dict[str, Any]:
+    """What was found in a few images, spread over the set: by the detector at M where it routes, else at its widest."""
+    detector, table = traces.detector, traces.table
+    paths = [max(traces.found, key=table.madds)] * len(traces)
+    if detector.routes:
+        low, high = (table.madds(traces.net.candidates[end], dynamic=True) for end in (0, -1))
+        outcome = traces.at(detector_policy(detector, low + SIZES["M"] * (high - low)))
+        paths = [tuple(path) for path in outcome.paths.tolist()]
+    shown = []
+    for row in sorted({round(number * (len(traces) - 1) / (count - 1)) for number in range(count)}):
+        found, truth = traces.found[paths[row]][row], traces.truths[row]
+        sure = found.scores >= confidence
+        labels, boxes = found.classes[sure].tolist(), found.boxes[sure].tolist()
+        objects = zip(truth.classes.tolist(), truth.boxes.tolist(), strict=True)
+        shown.append(
+            {
+                "image": int(traces.ids[row]),
+                "path": list(paths[row]),
+                "found": [{"class": names[label], "box": box} for label, box in zip(labels, boxes, strict=True)],
+                "objects": [{"class": names[label], "box": box} for label, box in objects],
+            }
+        )
+    return {"confidence": confidence, "classes": list(names), "images": shown}
 
 
 def dynamic_rows(
@@ -144,7 +181,7 @@ def dynamic_rows(
     )
     rows = []
     for name, budget in asked.items():
-        policy = policy_for(net, budget, max_width=max_width, table=table)
+        policy = detector_policy(traces.detector, budget, max_width=max_width)
         outcome = traces.at(policy)
         chosen = outcome.paths[:, 0]
         rows.append(

@@ -1,8 +1,7 @@
-"""What lies behind the projections and has one width: plain layers, the neck that fuses maps, and the heads."""
+"""What lies behind the projections and has one width: the neck that fuses maps, and the heads."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -11,35 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dsnet.detection.spec import GROUP, DetectorSpec
-from dsnet.nn.slicing import Shape, Sliceable, out_side
-
-
-class Fixed(Sliceable):
-    """A plain layer that is traced, materialised and counted like a sliceable one, without a width."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
-
-    def materialise(self, *widths: int) -> nn.Module:
-        return copy.deepcopy(self.layer).requires_grad_(True)
-
-    def madds(self, shape: Shape, *widths: int) -> int:
-        if not isinstance(self.layer, nn.Conv2d):
-            return 0
-        conv = self.layer
-        places = 1
-        for axis, side in enumerate(shape[2:]):
-            padding = conv.padding[axis]
-            assert isinstance(padding, int)
-            places *= (side + 2 * padding - conv.kernel_size[axis]) // conv.stride[axis] + 1
-        return places * conv.weight.numel()
-
-    def params(self, *widths: int) -> int:
-        return sum(parameter.numel() for parameter in self.layer.parameters())
+from dsnet.nn.slicing import Fixed, out_side
 
 
 class ConvNorm(nn.Module):

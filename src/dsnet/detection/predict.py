@@ -17,7 +17,8 @@ from dsnet.data.images import FILTERS, to_tensor
 from dsnet.detection.cost import DetectorCost
 from dsnet.detection.detector import Detector
 from dsnet.detection.evaluate import detections_of
-from dsnet.detection.route import route_detector
+from dsnet.detection.onnx import OnnxDetector
+from dsnet.detection.route import route_boxes
 from dsnet.routing import Policy, Prices
 from dsnet.space import Path
 
@@ -44,7 +45,7 @@ class Sight:
 
 @torch.no_grad()
 def find_objects(
-    detector: Detector,
+    detector: Detector | OnnxDetector,
     files: Sequence[File],
     policy: Policy,
     *,
@@ -53,21 +54,21 @@ def find_objects(
     batch_size: int = 16,
 ) -> Iterator[Sight]:
     """Objects of at least some confidence, in the order of `files`; gates choose each path, unless `path` pins it."""
-    table = DetectorCost(detector)
-    prices = Prices(table)
-    names = detector.card.classes
+    table = DetectorCost(detector.spec)
+    prices, names = Prices(table), detector.card.classes
+    device = detector.priors.device if isinstance(detector, Detector) else torch.device("cpu")
     for start in range(0, len(files), batch_size):
         part = files[start : start + batch_size]
         images = [read_image(file) for file in part]
-        x = torch.cat([prepare(image, detector) for image in images]).to(detector.priors.device)
+        x = torch.cat([prepare(image, detector) for image in images]).to(device)
         if path is None:
-            routed = route_detector(detector, x, policy, prices=prices)
-            answer, taken, madds = routed.answer, routed.paths.tolist(), routed.madds.tolist()
+            boxes, scores, paths, spent = route_boxes(detector, x, policy, prices=prices)
+            taken, madds = paths.tolist(), spent.tolist()
         else:
-            answer = detector(x, path)
+            (boxes, scores), *_ = detector.look(x, [path])[0]
             taken, madds = [list(path)] * len(x), [table.madds(path)] * len(x)
         for file, image, found, own, cost in zip(
-            part, images, detections_of(detector, answer, threshold=confidence), taken, madds, strict=True
+            part, images, detections_of(boxes, scores, threshold=confidence), taken, madds, strict=True
         ):
             scale = torch.tensor([image.width, image.height, image.width, image.height])
             rows = zip(found.classes.tolist(), found.scores.tolist(), (found.boxes * scale).tolist(), strict=True)
@@ -78,7 +79,7 @@ def find_objects(
             yield Sight(str(file), objects, tuple(own), cost)
 
 
-def prepare(image: Image.Image, detector: Detector) -> Tensor:
+def prepare(image: Image.Image, detector: Detector | OnnxDetector) -> Tensor:
     """An image as the detector's input [1, 3, S, S]: squeezed to a square, as in training."""
     how, size = detector.card.preprocessing, detector.spec.image_size
     square = image.resize((size, size), FILTERS[how.interpolation])

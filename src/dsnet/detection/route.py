@@ -9,8 +9,9 @@ from torch import Tensor
 
 from dsnet.detection.cost import DetectorCost
 from dsnet.detection.detector import Answer, Detector
+from dsnet.detection.onnx import OnnxDetector
 from dsnet.models.segment import Features
-from dsnet.routing.decision import Policy, Prices, decide
+from dsnet.routing import Policy, Prices, decide, policy_for
 from dsnet.routing.route import check_routes, groups_of
 
 
@@ -48,7 +49,7 @@ def route_detector(
         all_scores = x.new_zeros(len(x), len(widths))
         joined: dict[int, list[tuple[Tensor, Tensor]]] = {}
         for w_in, (rows, at, scaled, code) in groups.items():
-            scores = scores_of(detector, point, code, w_in)
+            scores = detector.scores(point, code, w_in)
             all_scores[rows] = scores
             for position, mine in groups_of(decide(scores, prices.at(point, w_in), policy, allowed).cpu()):
                 w_out = widths[position]
@@ -66,13 +67,25 @@ def route_detector(
     return RoutedAnswer(detector.finish(projected), paths, madds, seen)
 
 
-def scores_of(detector: Detector, point: int, code: Tensor | None, width: int) -> Tensor:
-    """Scores [B, R] of a gate, as `decide` takes them."""
-    router = detector.spec.backbone.router
-    raw = detector.backbone.chain[point].score(code, width)
-    assert router is not None
-    assert raw is not None
-    return router.link(raw)
+def route_boxes(
+    detector: Detector | OnnxDetector, x: Tensor, policy: Policy, *, prices: Prices
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Boxes [B, P, 4], scores [B, P, classes], paths [B, points] and MAdds [B] of routed images."""
+    if isinstance(detector, OnnxDetector):
+        return detector.route(x, policy)
+    routed = route_detector(detector, x, policy, prices=prices)
+    return *detector.boxes_of(routed.answer), routed.paths, routed.madds
+
+
+def detector_policy(
+    detector: Detector | OnnxDetector, budget: str | float | None = None, *, max_width: int | None = None
+) -> Policy:
+    """The policy that meets a budget; what is not asked for is what a file was exported with."""
+    if isinstance(detector, OnnxDetector):
+        max_width = detector.defaults.max_width if max_width is None else max_width
+        if budget is None:
+            return Policy(detector.defaults.lam, max_width)
+    return policy_for(detector.backbone, budget, max_width=max_width, table=DetectorCost(detector.spec))
 
 
 def write(into: Features, maps: Features, rows: Tensor, total: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -69,6 +69,14 @@ class DetectorSpec:
     @property
     def image_size(self) -> int:
         return self.backbone.image_size
+
+    def check_input(self, shape: Sequence[int]) -> None:
+        size = self.image_size
+        if tuple(shape[1:]) != (self.in_channels, size, size):
+            raise ValueError(
+                f"input has shape {tuple(shape)} but {self.name!r} takes [batch, {self.in_channels}, {size}, {size}]; "
+                f"resize the images, or build the detector for another image size"
+            )
 
     @property
     def boxes(self) -> tuple[int, ...]:

@@ -4,13 +4,14 @@ from dsnet.nn.blocks import Block, Bottleneck, ConvBlock, DepthwiseSeparable, In
 from dsnet.nn.gate import Gate, GateSpec, SlimmingHead
 from dsnet.nn.norm import NormSpec, SliceBatchNorm2d, SliceGroupNorm, SliceNorm
 from dsnet.nn.router import ProbeHead, RouterSpec, SlimFirstHead, ThresholdHead, probe_head
-from dsnet.nn.slicing import GlobalPool, Mix, Sliceable, SliceConv2d, SliceDepthwise, SliceLinear, Width
+from dsnet.nn.slicing import Fixed, GlobalPool, Mix, Sliceable, SliceConv2d, SliceDepthwise, SliceLinear, Width
 
 __all__ = [
     "Block",
     "Bottleneck",
     "ConvBlock",
     "DepthwiseSeparable",
+    "Fixed",
     "Gate",
     "GateSpec",
     "GlobalPool",

@@ -8,6 +8,7 @@ downstream sees zeros there.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -190,3 +191,31 @@ class GlobalPool(Sliceable):
 def out_side(side: int, stride: int) -> int:
     """Side of a map after an odd kernel with half padding."""
     return (side - 1) // stride + 1
+
+
+class Fixed(Sliceable):
+    """A plain layer that is traced, materialised and counted like a sliceable one, without a width."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+    def materialise(self, *widths: int) -> nn.Module:
+        return copy.deepcopy(self.layer).requires_grad_(True)
+
+    def madds(self, shape: Shape, *widths: int) -> int:
+        if not isinstance(self.layer, nn.Conv2d):
+            return 0
+        conv = self.layer
+        places = 1
+        for axis, side in enumerate(shape[2:]):
+            padding = conv.padding[axis]
+            assert isinstance(padding, int)
+            places *= (side + 2 * padding - conv.kernel_size[axis]) // conv.stride[axis] + 1
+        return places * conv.weight.numel()
+
+    def params(self, *widths: int) -> int:
+        return sum(parameter.numel() for parameter in self.layer.parameters())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path as File
@@ -11,7 +12,8 @@ from typing import Any, cast
 import torch
 
 from dsnet.checkpoint import load, write_whole
-from dsnet.data import Batch, Split, TrainBatches, plain_batches
+from dsnet.config import CONFIG
+from dsnet.data import Batch, Split, TrainBatches, plain_batches, read_image
 from dsnet.detection import (
     DetectionConfig,
     DetectionData,
@@ -19,20 +21,27 @@ from dsnet.detection import (
     Detector,
     DetectorSpec,
     GatesStage,
+    OnnxDetector,
     WidthsStage,
+    detector_policy,
     evaluate_detector,
     load_detector,
     median_gap,
     open_detection_data,
+    read_detection_config,
     route_detector,
     save_detector,
     with_backbone,
 )
 from dsnet.detection.average_precision import Rule
+from dsnet.detection.bench import DetectorArtefacts
+from dsnet.detection.data import Records
 from dsnet.models import Card, Preprocessing
 from dsnet.pipeline.folder import GATE, check_data, prepare_folder
 from dsnet.pipeline.run import run_loop
+from dsnet.reports.detection import examples_sheet
 from dsnet.routing import calibrate
+from dsnet.runtime.bench import Operating, bench_routed, machine
 from dsnet.training import Loop, OptimConfig, TrainingError, uncalibrated
 from dsnet.training.distributed import barrier, process_group, rank, world
 
@@ -67,7 +76,7 @@ def train_detection(config: DetectionConfig, folder: File, *, resume: bool = Fal
         if rank() != 0:  # what is left takes one process
             return {}
         result = evaluate_detection(load_detector(folder), data, config)
-        record_detection(folder, "test", result)
+        record_detection(folder, "test", result, data)
         return result
 
 
@@ -155,7 +164,8 @@ def train_gates(config: DetectionConfig, folder: File, data: DetectionData, *, r
     torch.manual_seed(config.seed)
     if config.gates.router == "trained":
         detector = with_fresh_gate(detector, config)
-        batches = train_batches(config, data, config.gates_optim.batch_size)
+        # All images in every process: what is hard must not depend on which of them saw an image.
+        batches = TrainBatches(data.train, config.gates_optim.batch_size, config.seed, config.data.workers)
         stage = GatesStage(detector, median=median_gap(detector, batches.epoch(0)))
         how = {"key": "gates_optim", "momentum": config.gates.momentum, "keep": "last"}
         loop = loop_of(stage, config, config.gates_optim, data, folder / GATE, **how)
@@ -218,7 +228,7 @@ def source_detector(config: DetectionConfig, data: DetectionData) -> Detector:
 
 
 def evaluate_detection(
-    detector: Detector,
+    detector: Detector | OnnxDetector,
     data: DetectionData,
     config: DetectionConfig,
     *,
@@ -234,18 +244,56 @@ def evaluate_detection(
             f"the detector knows the classes {list(detector.card.classes)[:5]} but the data has "
             f"{list(data.classes)[:5]}; evaluate on data with the same classes"
         )
-    part = {"test": data.test, "calibration": data.calibration, "train": data.train}[split]
-    traces = DetectionTraces(detector, plain(part, config))
+    traces = DetectionTraces(detector, plain(split_of(data, split), config))
     result = evaluate_detector(traces, split=split, budgets=budgets, max_width=max_width, rule=rule, overlap=overlap)
     training = {"epochs": config.optim.epochs, "batch_size": config.optim.batch_size, "lr": config.optim.lr}
     return {**result, "seed": config.seed, "training": training}
 
 
-def record_detection(folder: File, name: str, result: dict[str, Any]) -> File:
+def bench_detection(
+    name: str, *, root: str | None = None, budgets: int = 5, images: int = 64, threads: int = 1, rounds: int = 1
+) -> dict[str, Any]:
+    """Latency of a dynamic detector on its test images at several budgets, sliced in PyTorch and as ONNX."""
+    folder = File(name)
+    detector, config = load_detector(folder).float(), read_detection_config(folder / CONFIG)
+    router = detector.spec.backbone.router
+    if router is None or not detector.card.budgets:
+        raise ValueError(f"{folder} has no calibrated gate; train it with `dsnet train --stage gate`")
+    data = open_data(config, root)
+    check_data(folder, data)  # type: ignore[arg-type]
+    images = min(images, len(data.test))
+    sample = data.test.load(data.test.ids[torch.linspace(0, len(data.test) - 1, images).long()]).images
+    low, high = detector.card.budgets[0].madds, detector.card.budgets[-1].madds
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        artefacts = DetectorArtefacts(detector, File(scratch))
+        for runtime, words in (("runner", "eager"), ("onnx", "onnx")):
+            asked = [low + (high - low) * number / (budgets - 1) for number in range(budgets)]
+            points = [Operating(words, artefacts, detector_policy(detector, madds), madds) for madds in asked]
+            rows += bench_routed(points, sample, runtime=runtime, threads=threads, rounds=rounds)
+    kind = {"router": router.kind, "targets": router.targets}
+    about: dict[str, Any] = {"model": detector.spec.name, "images": images, "rounds": rounds}
+    return {**machine(), **about, "rows": [{**row, **kind} for row in rows], "equal": []}
+
+
+def record_detection(folder: File, name: str, result: dict[str, Any], data: DetectionData) -> File:
+    """Write a result below a run's folder, and a sheet of examples beside it."""
     file = folder / "results" / f"{name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, json.dumps(result, indent=1).encode())
+    draw_examples(result, data, file.with_name(f"{name}-examples.png"))
     return file
+
+
+def draw_examples(result: dict[str, Any], data: DetectionData, file: File) -> File:
+    """A sheet of images with what was found in them."""
+    records = cast(Records, split_of(data, result["split"]).source).items
+    shown = [records[example["image"]].file for example in result["examples"]["images"]]
+    return examples_sheet(result, [read_image(File(name)) for name in shown], file)
+
+
+def split_of(data: DetectionData, name: str) -> Split:
+    return {"test": data.test, "calibration": data.calibration, "train": data.train}[name]
 
 
 def plain(split: Split, config: DetectionConfig) -> Iterator[Batch]:

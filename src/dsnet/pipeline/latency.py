@@ -50,13 +50,13 @@ def bench_runs(
             low, high = net.card.budgets[0].madds, net.card.budgets[-1].madds
             for asked in np.linspace(low, high, budgets):
                 policy = policy_for(net, float(asked), image_size=data.image_size)
-                points.append(Operating(str(folder), net, artefacts, policy, float(asked)))
+                points.append(Operating(str(folder), artefacts, policy, float(asked)))
                 kind = {"router": net.spec.router.kind, "targets": net.spec.router.targets}
                 found.append(kind | scored(traces, policy))
         assert sample is not None
         rows = bench_routed(points, sample, runtime=runtime, threads=threads, rounds=rounds)
     rows = [{**row, **more} for row, more in zip(rows, found, strict=True)]
-    about: dict[str, Any] = {"model": points[0].net.spec.name, "images": images, "rounds": rounds}
+    about: dict[str, Any] = {"model": points[0].artefacts.net.spec.name, "images": images, "rounds": rounds}
     return {**machine(), **about, "rows": rows, "equal": equal_accuracy(rows) if accuracy else []}
 
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path as File
 from typing import Any
 
-from dsnet.reports.figures import new_figure
+from PIL import Image
+
+from dsnet.reports.figures import new_figure, saved
 from dsnet.reports.tables import human, markdown_table, print_table
 
 DYNAMIC = ["<budget", "MAdds", "mAP", "uniform", "<images per width"]
@@ -71,8 +73,8 @@ def dynamic_cells(result: dict[str, Any]) -> list[list[str]]:
     ]
 
 
-def export_detection(results: Sequence[dict[str, Any]], prefix: File) -> None:
-    """PREFIX.json, PREFIX.md and PREFIX.png; nothing in them is typed by hand."""
+def export_detection(results: Sequence[dict[str, Any]], prefix: File, sheet: File) -> None:
+    """PREFIX.json, PREFIX.md and PREFIX.png, beside a sheet of examples; nothing in them is typed by hand."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
     prefix.with_name(prefix.name + ".json").write_text(json.dumps(list(results), indent=1) + "\n")
     picture = precision_figure(results, prefix.with_name(prefix.name + ".png"))
@@ -85,6 +87,10 @@ def export_detection(results: Sequence[dict[str, Any]], prefix: File) -> None:
     first = results[0]
     lines += [
         f"![{picture.stem}]({picture.name})",
+        "",
+        f"![{sheet.stem}]({sheet.name})",
+        "",
+        examples_note(results[-1]),
         "",
         f"Made by `dsnet eval RUN ... --export {prefix.name}` with dsnet {first['dsnet']}, torch {first['torch']}, "
         f"{first['machine']}; every figure is in {prefix.name}.json.",
@@ -108,4 +114,48 @@ def precision_figure(results: Sequence[dict[str, Any]], file: File) -> File:
     axes.legend()
     axes.grid(alpha=0.3)
     figure.savefig(file, dpi=120)
+    return file
+
+
+def examples_note(result: dict[str, Any]) -> str:
+    how = "at budget M" if "dynamic" in result else "at its widest"
+    return (
+        f"What {result['model']} finds {how} with a confidence of {result['examples']['confidence']:.0%} or more in "
+        f"{result['split']} images; dashed are the annotated objects."
+    )
+
+
+def examples_sheet(result: dict[str, Any], images: Sequence[Image.Image], file: File) -> File:
+    """The example images with the boxes that were found, and dashed those that are annotated."""
+    import matplotlib
+    from matplotlib.patches import Rectangle
+
+    shown, classes = result["examples"]["images"], result["examples"]["classes"]
+    palette = matplotlib.colormaps["tab10" if len(classes) <= 10 else "tab20"]
+    colours = {name: palette(number % palette.N) for number, name in enumerate(classes)}
+    columns = min(3, len(shown))
+    figure = new_figure(2.6 * columns, 2.2 * -(-len(shown) // columns) + 0.6)
+    for axes in (grid := figure.subplots(-(-len(shown) // columns), columns, squeeze=False)).flat:
+        axes.axis("off")
+    used: dict[str, Rectangle] = {}
+    for axes, example, image in zip(grid.flat, shown, images, strict=False):
+        axes.imshow(image)
+        light: dict[str, Any] = {"linewidth": 0.8, "linestyle": "--", "edgecolor": "black", "alpha": 0.6}
+        bold: dict[str, Any] = {"linewidth": 1.4}
+        for things, style in ((example["objects"], light), (example["found"], bold)):
+            for thing in things:
+                left, top, right, bottom = thing["box"]
+                corner = left * image.width, top * image.height
+                size = (right - left) * image.width, (bottom - top) * image.height
+                box = Rectangle(corner, *size, fill=False, **{"edgecolor": colours[thing["class"]], **style})
+                axes.add_patch(box)
+                used[thing["class"] if things is example["found"] else "annotated"] = box
+        width = f"width {','.join(map(str, example['path']))}, " if example["path"] else ""
+        axes.set_title(f"{width}{len(example['found'])} found, {len(example['objects'])} annotated", fontsize=7, pad=2)
+    if used:
+        figure.legend(list(used.values()), list(used), loc="outside lower center", ncols=6, frameon=False, fontsize=7)
+    saved(figure, file)
+    with Image.open(file) as picture:  # photographs in few colours take a fifth of the space
+        few = picture.convert("RGB").quantize(96)
+    few.save(file, optimize=True)
     return file

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dsnet.cost import CostTable
 from dsnet.extraction import extract
 from dsnet.models import Supernet
-from dsnet.routing import Policy, Routed
+from dsnet.routing import Policy, Routed, route
 from dsnet.routing.route import run_grouped
 from dsnet.runtime.bench.timing import Call, resident
 from dsnet.runtime.dynamic import CachedParts, DynamicRunner
@@ -37,7 +37,9 @@ AGAIN = " again"  # the ideal a second time: its ratio shows the noise
 
 
 class Artefacts:
-    """ONNX files of a network, written when they are first needed."""
+    """A network in the forms that are timed; ONNX files are written when they are first needed."""
+
+    bundles = True  # whether batches of the dynamic network have a file
 
     def __init__(self, net: Supernet, folder: File, size: int) -> None:
         self.net, self.folder, self.size = net, folder, size
@@ -54,6 +56,19 @@ class Artefacts:
     def bundle(self) -> File:
         folder = self.folder / "bundle"
         return folder if folder.exists() else export_bundle(self.net, folder, image_size=self.size)
+
+    def chosen(self, images: Tensor, policy: Policy) -> list[Path]:
+        """The paths that the router picks."""
+        return [tuple(path) for path in route(self.net, images, policy).paths.tolist()]
+
+    def routed(self, policy: Policy) -> Callable[[Tensor], Any]:
+        """The dynamic network in PyTorch."""
+        runner = DynamicRunner(self.net)
+        return lambda x: runner.run(x, policy)
+
+    def extracted(self, x: Tensor, path: Path) -> Call:
+        """A path as a static network in PyTorch."""
+        return static_call(extract(self.net, path, fold=True), x)
 
     def weigh(self) -> dict[str, float]:
         """Bytes of the dynamic file and of the widest path alone; seconds and bytes of memory to load the former."""
@@ -73,13 +88,13 @@ def candidates(
     """Calls by (runtime, path); ideals and their repetitions are among them."""
     for path in paths:
         if "eager" in runtimes or "runner" in runtimes:
-            static = static_call(net, x, path)
+            static = artefacts.extracted(x, path)
             yield ("static", path), static
             yield ("static" + AGAIN, path), static
         if "eager" in runtimes:
             yield ("eager", path), eager_call(net, x, path)
         if "compiled" in runtimes:
-            yield ("static compiled", path), static_call(net, x, path, compile=True)
+            yield ("static compiled", path), static_call(extract(net, path, fold=True), x, compile=True)
     for name in ("runner", "compiled"):
         if name in runtimes:
             runner = DynamicRunner(net, compile=name == "compiled")
@@ -91,23 +106,21 @@ def candidates(
         yield from openvino_calls(x, paths, artefacts, threads)
 
 
-def static_call(net: Supernet, x: Tensor, path: Path, *, compile: bool = False) -> Call:
-    """The path as a network of its own: extracted, batch norm folded, channels_last."""
-    plain: Callable[[Tensor], Tensor] = extract(net, path, fold=True).requires_grad_(False)
-    plain.to(memory_format=torch.channels_last)  # type: ignore[attr-defined]
-    if compile:
-        plain = torch.compile(plain)
+def static_call(plain: nn.Module, x: Tensor, *, compile: bool = False) -> Call:
+    """A network of its own, extracted and folded, in channels_last."""
+    plain.requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    run = torch.compile(plain) if compile else plain
 
     @torch.inference_mode()
-    def call() -> Tensor:
-        return plain(x.contiguous(memory_format=torch.channels_last))
+    def call() -> Any:
+        return run(x.contiguous(memory_format=torch.channels_last))
 
     return call
 
 
-def eager_call(net: Supernet, x: Tensor, path: Path) -> Call:
+def eager_call(net: nn.Module, x: Tensor, path: Path) -> Call:
     @torch.inference_mode()
-    def call() -> Tensor:
+    def call() -> Any:
         return net(x, path)
 
     return call
@@ -142,10 +155,12 @@ def onnx_calls(
     """The static file of each path; the dynamic file for one image, the bundle for several."""
     image = x.numpy()
     dynamic = None if len(x) > 1 or not artefacts.net.chain else open_session(artefacts.dynamic(), threads)
-    bundle = None if len(x) == 1 or not artefacts.net.chain else OnnxRunner(artefacts.bundle(), threads=threads)
+    bundle = None
+    if len(x) > 1 and artefacts.net.chain and artefacts.bundles:
+        bundle = OnnxRunner(artefacts.bundle(), threads=threads)
     for path in paths:
         static = open_session(artefacts.static(path), threads)
-        ideal = partial(static.run, ["logits"], {IMAGE: image})
+        ideal = partial(static.run, None, {IMAGE: image})
         yield ("static onnx", path), ideal
         yield ("static onnx" + AGAIN, path), ideal
         if dynamic is not None:

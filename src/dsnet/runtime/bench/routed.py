@@ -12,12 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsnet.models import Supernet
-from dsnet.routing import Policy, route
-from dsnet.runtime.bench import candidates
+from dsnet.routing import Policy
 from dsnet.runtime.bench.candidates import Artefacts
 from dsnet.runtime.bench.timing import seconds, summary
-from dsnet.runtime.dynamic import DynamicRunner
 from dsnet.runtime.onnx.export import IMAGE
 from dsnet.runtime.onnx.runner import open_session
 from dsnet.space import Path
@@ -28,7 +25,6 @@ class Operating:
     """A network at one of its budgets; `name` tells networks apart."""
 
     name: str
-    net: Supernet
     artefacts: Artefacts
     policy: Policy
     asked: float
@@ -41,7 +37,7 @@ def bench_routed(
 
     ideal: what the images' paths would take as static networks, if one knew beforehand which to choose.
     """
-    paths = {number: chosen_paths(point, images) for number, point in enumerate(points)}
+    paths = {number: point.artefacts.chosen(images, point.policy) for number, point in enumerate(points)}
     calls: dict[Any, Callable[[int], Any]] = {}
     for number, point in enumerate(points):
         calls[number] = routed_call(point, images, runtime, threads)
@@ -77,14 +73,10 @@ def image_by_image(calls: dict[Any, Callable[[int], Any]], images: int, rounds: 
     return {key: summary(found) for key, found in times.items()}
 
 
-def chosen_paths(point: Operating, images: Tensor) -> list[Path]:
-    return [tuple(path) for path in route(point.net, images, point.policy).paths.tolist()]
-
-
 def routed_call(point: Operating, images: Tensor, runtime: str, threads: int) -> Callable[[int], Any]:
     if runtime == "runner":
-        runner = DynamicRunner(point.net)
-        return lambda number: runner.run(images[number : number + 1], point.policy)
+        run = point.artefacts.routed(point.policy)
+        return lambda number: run(images[number : number + 1])
     session = open_session(point.artefacts.dynamic(), threads)
     arrays = [image.numpy() for image in images.split(1)]
     lam = np.array([point.policy.lam], np.float32)
@@ -93,8 +85,8 @@ def routed_call(point: Operating, images: Tensor, runtime: str, threads: int) ->
 
 def static_call(point: Operating, path: Path, images: Tensor, runtime: str, threads: int) -> Callable[[int], Any]:
     if runtime == "runner":
-        call = candidates.static_call(point.net, images[:1], path)
+        call = point.artefacts.extracted(images[:1], path)
         return lambda number: call()
     session = open_session(point.artefacts.static(path), threads)
     arrays = [image.numpy() for image in images.split(1)]
-    return lambda number: session.run(["logits"], {IMAGE: arrays[number]})
+    return lambda number: session.run(None, {IMAGE: arrays[number]})

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dsnet.cost import CostTable
+from dsnet.extraction import extract
 from dsnet.models import Supernet, create_model
 from dsnet.nn import SliceConv2d
 from dsnet.nn.slicing import Width, index
@@ -31,13 +32,13 @@ def table1(
     slimmest, widest = net.space.slimmest, net.space.widest
     runner = DynamicRunner(net)
     calls: dict[str, Call] = {
-        "full": static_call(net, x, widest),
+        "full": static_call(extract(net, widest, fold=True), x),
         "masking": masking_call(net, x),
         "indexing": eager_call(indexed(net), x, slimmest),
         "slicing": eager_call(net, x, slimmest),
         "cached slicing": lambda: runner.run_path(x, slimmest),
-        "ideal": static_call(net, x, slimmest),
-        "ideal again": static_call(net, x, slimmest),
+        "ideal": static_call(extract(net, slimmest, fold=True), x),
+        "ideal again": static_call(extract(net, slimmest, fold=True), x),
     }
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

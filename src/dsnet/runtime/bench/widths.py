@@ -6,7 +6,7 @@ import importlib.util
 import os
 import platform
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path as File
@@ -53,8 +53,17 @@ class BenchConfig:
             raise ValueError(f"repeats is {self.repeats}; a median needs at least 2")
 
 
-def bench(net: Supernet, config: BenchConfig) -> dict[str, Any]:
-    """Every runtime at every path, number of threads and batch size, with ratios to the ideal."""
+def bench(
+    net: Supernet,
+    config: BenchConfig,
+    *,
+    artefacts_of: Callable[[Supernet, File, int], Artefacts] = Artefacts,
+    calls_of: Callable[..., Iterable[tuple[tuple[str, Path], Call]]] = candidates,
+) -> dict[str, Any]:
+    """Every runtime at every path, number of threads and batch size, with ratios to the ideal.
+
+    artefacts_of, calls_of: what is built around the network, and how it is called, where it is not run by itself.
+    """
     size = net.spec.image_size if config.image_size is None else config.image_size
     paths = list(config.paths or default_paths(net))
     held = PartWriter(net).pinnable if net.chain else [()]
@@ -63,16 +72,16 @@ def bench(net: Supernet, config: BenchConfig) -> dict[str, Any]:
     others = {name: static_model(name, net.spec) for name in config.against}
     threads_before, rows, against, files = torch.get_num_threads(), [], [], {}
     with tempfile.TemporaryDirectory() as folder:
-        artefacts = Artefacts(net, File(folder), size)
+        artefacts = artefacts_of(net, File(folder), size)
         try:
             for threads in config.threads:
                 torch.set_num_threads(threads)
                 for batch in config.batch_sizes:
                     x = torch.randn(batch, net.spec.in_channels, size, size, generator=torch.Generator().manual_seed(0))
-                    calls = dict(candidates(net, x, paths, config.runtimes, artefacts, threads))
+                    calls = dict(calls_of(net, x, paths, config.runtimes, artefacts, threads))
                     for name, other in others.items():
                         file = Artefacts(other, File(folder) / name.replace(":", "-"), size).static(())
-                        run = partial(open_session(file, threads).run, ["logits"], {IMAGE: x.numpy()})
+                        run = partial(open_session(file, threads).run, None, {IMAGE: x.numpy()})
                         calls[name, ()] = run
                     times = interleaved(calls, config.repeats)
                     for name, other in others.items():
@@ -114,17 +123,23 @@ def static_model(name: str, like: ModelSpec) -> Supernet:
     return net
 
 
-def bench_file(where: str | File, config: BenchConfig, *, paths: Sequence[str] | None = None) -> dict[str, Any]:
+def bench_file(
+    where: str | File,
+    config: BenchConfig,
+    *,
+    paths: Sequence[str] | None = None,
+    opened: Callable[..., Any] = OnnxRunner,
+) -> dict[str, Any]:
     """An ONNX file or bundle at several paths; what its ideal would be is not known without the network."""
     rows = []
     for threads in config.threads:
-        runner = OnnxRunner(where, threads=threads)
+        runner = opened(where, threads=threads)
         held = list(runner.paths)
         uniform = [path for path in runner.space.uniform if path in held]
         chosen = list(dict.fromkeys([uniform[0], uniform[len(uniform) // 2], uniform[-1]]))
         if paths is not None:
             chosen = uniform if list(paths) == ["all"] else [parsed(runner, path) for path in paths]
-        table, size = CostTable(runner.spec, runner.image_size), runner.image_size
+        table, size = runner.table, runner.table.image_size
         for batch in config.batch_sizes:
             x = torch.randn(batch, runner.spec.in_channels, size, size, generator=torch.Generator().manual_seed(0))
             calls: dict[tuple[str, Path], Call] = {(runner.kind, p): partial(runner.run_path, x, p) for p in chosen}
@@ -134,9 +149,9 @@ def bench_file(where: str | File, config: BenchConfig, *, paths: Sequence[str] |
     return {**machine(), **about, "rows": rows, "against": [], "speed_up": speed_up(rows), "files": {}}
 
 
-def parsed(runner: OnnxRunner, text: str) -> Path:
+def parsed(runner: Any, text: str) -> Path:
     try:
-        return runner.spec.space.validate([int(part) for part in text.split(",")])
+        return runner.space.validate([int(part) for part in text.split(",")])
     except ValueError as error:
         raise ValueError(f"path {text!r} cannot be timed: {error}") from None
 

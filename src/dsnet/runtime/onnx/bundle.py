@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 from dsnet.cost import CostTable
 from dsnet.models import Supernet
+from dsnet.routing import policy_for
 from dsnet.runtime.onnx.export import IMAGE, check_weights, describe, finish, write_model
 from dsnet.runtime.onnx.parts import Branch, PartWriter
 from dsnet.runtime.onnx.writer import FLOAT, Graph, Model
@@ -43,7 +44,7 @@ def export_bundle(net: Supernet, folder: str | File, *, image_size: int | None =
             weights.move(proto)
             write_model(proto, folder / f"{name}.onnx")
     table = CostTable(net, size)
-    about = describe(net, size, kind="bundle", paths={path: table.madds(path) for path in writer.pinnable})
+    about = describe(net, table, kind="bundle", paths=writer.pinnable, policy=policy_for(net))
     about["weights"] = str((folder / WEIGHTS).stat().st_size)
     about["id"] = uuid.uuid4().hex
     (folder / MANIFEST).write_text(json.dumps(about, indent=1))
@@ -55,11 +56,10 @@ def parts(writer: PartWriter) -> dict[str, onnx.ModelProto]:
 
     The first choice has one width in, so its `rest` holds the whole segment: a boundary less to copy maps across.
     """
-    net = writer.net
     found = {"front": part([IMAGE], writer.fork_at(0), lambda graph: writer.front(graph, IMAGE))}
     for point, pairs in enumerate(transitions(writer.pinnable)):
         maps = [f"in_{name}" for name in writer.maps_at(point)]
-        outputs = ["logits"] if point + 1 == len(net.chain) else writer.fork_at(point + 1)
+        outputs = writer.given(point + 1)
         for w_in, w_out in pairs if point else ():
             found[f"first.{point}.{w_in}.{w_out}"] = part(maps, ["y"], writer.first_branch(point, w_in, w_out, maps))
         for width in sorted({w_out for _, w_out in pairs}):

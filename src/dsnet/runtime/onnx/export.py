@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path as File
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
 import torch
 from onnx import TensorProto, helper
+from torch import nn
 
+from dsnet.checkpoint import Spec
 from dsnet.cost import CostTable
-from dsnet.models import Supernet
+from dsnet.models import Card, Supernet
 from dsnet.routing import Policy, Prices, policy_for
 from dsnet.routing.decision import widest_indices
 from dsnet.runtime.onnx.layers import write_call
@@ -52,22 +54,20 @@ def export_onnx(
             raise ValueError("a path pins the widths; leave budget and max_width out")
         path = net.space.validate(path or ())
         proto = static_model(net, path, size)
-        about = describe(net, size, kind="static", paths={path: table.madds(path)})
+        about = describe(net, table, kind="static", paths=[path], policy=policy_for(net))
     else:
         if net.spec.router is None and (budget is not None or max_width is not None):
             raise ValueError(f"this {net.spec.name} has not learned to route, so it has no budgets")
         policy = policy_for(net, budget, max_width=max_width, image_size=size)
         if net.spec.router is not None:
             Prices(table).check_cap(max_width)
-        writer = DynamicWriter(net, size, policy, defaults=defaults)
+        writer = DynamicWriter(net, table, policy, defaults=defaults)
         proto = writer.model()
-        about = describe(net, size, kind="dynamic", paths={p: table.madds(p) for p in writer.pinnable}, policy=policy)
-    helper.set_model_props(proto, about)
-    onnx.checker.check_model(proto)
-    return write_model(proto, File(file))
+        about = describe(net, table, kind="dynamic", paths=writer.pinnable, policy=policy)
+    return write_checked(proto, about, File(file))
 
 
-def check_weights(net: Supernet) -> None:
+def check_weights(net: nn.Module) -> None:
     if net.training:
         raise ValueError("a network is exported in eval mode only; call net.eval() first")
     for name, tensor in net.state_dict().items():
@@ -75,12 +75,19 @@ def check_weights(net: Supernet) -> None:
             raise ValueError(f"{name} holds NaN or infinite values; export a network that was trained without them")
 
 
-def describe(
-    net: Supernet, size: int, *, kind: str, paths: dict[Path, int], policy: Policy | None = None
-) -> dict[str, str]:
+class Carded(Protocol):
+    """A network of any task, with its card."""
+
+    @property
+    def spec(self) -> Spec: ...
+
+    @property
+    def card(self) -> Card: ...
+
+
+def describe(net: Carded, table: CostTable, *, kind: str, paths: Sequence[Path], policy: Policy) -> dict[str, str]:
     """The model's card as ONNX metadata: short strings as they are, the rest as JSON."""
-    card = net.card.to_dict()
-    policy = policy or policy_for(net)
+    card, size = net.card.to_dict(), table.image_size
     return {
         "dsnet.format": FORMAT,
         "dsnet.version": __version__,
@@ -89,11 +96,17 @@ def describe(
         "image_size": str(size),
         "classes": json.dumps(card["classes"]),
         "preprocessing": json.dumps(card["preprocessing"]),
-        "widths": json.dumps([{"path": path, "madds": madds} for path, madds in paths.items()]),
+        "widths": json.dumps([{"path": path, "madds": table.madds(path)} for path in paths]),
         "budgets": json.dumps([row for row in card["budgets"] if row["image_size"] == size]),
         "defaults": json.dumps({"lam": policy.lam, "max_width": policy.max_width}),
         "dsnet.spec": json.dumps(net.spec.to_dict()),
     }
+
+
+def write_checked(proto: onnx.ModelProto, about: dict[str, str], file: File) -> File:
+    helper.set_model_props(proto, about)
+    onnx.checker.check_model(proto)
+    return write_model(proto, file)
 
 
 def write_model(proto: onnx.ModelProto, file: File) -> File:
@@ -131,26 +144,38 @@ def static_model(net: Supernet, path: Path, size: int) -> onnx.ModelProto:
 
 
 class DynamicWriter(PartWriter):
-    """The whole dynamic network as one graph. Every branch slices weights of the main graph, which it shares."""
+    """The whole dynamic network as one graph. Every branch slices weights of the main graph, which it shares.
 
-    def __init__(self, net: Supernet, size: int, policy: Policy, *, defaults: bool = True) -> None:
-        super().__init__(net)
+    scores_name: of the output that tells the scores of the first decision.
+    """
+
+    scores_name = "scores"
+
+    def __init__(self, net: Supernet, table: CostTable, policy: Policy, *, defaults: bool = True, **parts: Any) -> None:
+        super().__init__(net, **parts)
         self.policy, self.defaults = policy, defaults
-        self.size, self.prices = size, Prices.of(net, size)
+        self.size, self.prices = table.image_size, Prices(table)
         self.graph = Graph(Model(shared=True))
 
     def model(self) -> onnx.ModelProto:
-        points, classes = len(self.spec.widths), self.spec.num_classes
-        fork = self.front(self.graph, IMAGE)
-        outputs = (self.write_probing if self.probes else self.write_gates)(fork)
-        shapes = {"logits": [1, classes], "path": [points], "madds": [], "scores": [1, len(self.choices[0])]}
+        names = self.front(self.graph, IMAGE)
+        outputs = (self.write_probing if self.probes else self.write_gates)(names)
+        shapes = {"path": [len(self.spec.widths)], "madds": [], self.scores_name: [1, len(self.choices[0])]}
+        shapes |= self.answer_shapes()
         infos = []
         for name, found in outputs.items():
             self.graph.nodes.append(helper.make_node("Identity", [found], [name]))
-            kind = FLOAT if name in ("logits", "scores") else INT
+            kind = INT if name in ("path", "madds") else FLOAT
             infos.append(helper.make_tensor_value_info(name, kind, shapes[name]))
         image = helper.make_tensor_value_info(IMAGE, FLOAT, [1, self.spec.in_channels, self.size, self.size])
         return finish(self.graph, self.spec.name, [image, *self.knobs()], infos)
+
+    def answer(self, found: dict[str, str]) -> dict[str, str]:
+        """The outputs of the network itself, from all that was found on the way."""
+        return {"logits": found["logits"]}
+
+    def answer_shapes(self) -> dict[str, list[int]]:
+        return {"logits": [1, self.spec.num_classes]}
 
     def knobs(self) -> list[onnx.ValueInfoProto]:
         """Inputs that have defaults: the budget's lambda, the cap, a pinned path."""
@@ -191,7 +216,7 @@ class DynamicWriter(PartWriter):
         before: str | None = None
         inputs: Sequence[int] = (0,)
         madds = graph.constant(spent.front.madds)
-        path, first_scores = [], None
+        path, first_scores, found = [], None, dict(zip(self.given(0), names, strict=True))
         for point, widths in enumerate(self.choices):
             maps, scores = self.fork_of(names, point)
             is_pinned, position = self.pinned(graph, point)
@@ -202,13 +227,14 @@ class DynamicWriter(PartWriter):
                 prices = graph.constant(table, np.float64)
                 prices = graph.op("Gather", prices, before or graph.constant(0))
                 position = graph.op("Where", is_pinned, position, self.decision(graph, scores, prices, point))
-            last = point + 1 == len(self.choices)
-            kinds = [FLOAT] * (1 if last else len(self.fork_at(point + 1)))
+            given = self.given(point + 1)
+            kinds = [FLOAT] * len(given)
             if before is None:
                 names = graph.choose(position, [self.whole(point, width, maps) for width in widths], kinds)
             else:
                 branches = [self.segment_branch(point, before, inputs, width, maps) for width in widths]
                 names = graph.choose(position, branches, kinds)
+            found |= zip(given, names, strict=True)
             cost = [
                 [spent.steps[point][a][b].madds + spent.routers[point][a].madds * (scores is not None) for b in widths]
                 for a in inputs
@@ -220,9 +246,9 @@ class DynamicWriter(PartWriter):
             before, inputs = position, widths
         assert before is not None
         heads = graph.constant([spent.heads[width].madds for width in inputs])
-        outputs = {"logits": names[0], "path": graph.op("Concat", *path, axis=0)}
+        outputs = {**self.answer(found), "path": graph.op("Concat", *path, axis=0)}
         outputs["madds"] = graph.op("Add", madds, graph.op("Gather", heads, before))
-        return outputs if first_scores is None else {**outputs, "scores": first_scores}
+        return outputs if first_scores is None else {**outputs, self.scores_name: first_scores}
 
     def write_probing(self, names: list[str]) -> dict[str, str]:
         """The slimmest candidate answers first; its answer stays, or the chosen candidate runs behind the front."""
@@ -252,4 +278,5 @@ class DynamicWriter(PartWriter):
         spent = [[table.madds(path, dynamic=dynamic) for path in candidates] for dynamic in (True, False)]
         row = graph.op("Gather", graph.constant(spent), graph.op("Cast", is_pinned, to=TensorProto.INT64))
         path = graph.op("Gather", graph.constant(candidates), position)
-        return {"logits": logits, "path": path, "madds": graph.op("Gather", row, position), "scores": scores}
+        outputs = {"logits": logits, "path": path, "madds": graph.op("Gather", row, position)}
+        return {**outputs, self.scores_name: scores}

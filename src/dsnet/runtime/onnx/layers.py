@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from dsnet.nn import SliceBatchNorm2d, SliceConv2d, SliceDepthwise, SliceGroupNorm, SliceLinear
+from dsnet.nn import Fixed, SliceBatchNorm2d, SliceConv2d, SliceDepthwise, SliceGroupNorm, SliceLinear
 from dsnet.nn.norm import EPS
 from dsnet.nn.slicing import GlobalPool
 from dsnet.nn.tracing import trace
 from dsnet.runtime.onnx.writer import Graph, array
 
 
-def write_call(graph: Graph, root: nn.Module, call: Callable[..., Any], *inputs: str) -> Any:
+def write_call(graph: Graph, root: nn.Module, call: Callable[..., Any], *inputs: str | list[str]) -> Any:
     """The nodes of `call(*inputs)`, which uses layers of `root`; returns the names of what it returns."""
     traced = trace(root, call, len(inputs))
     return _Writer(traced, graph).run(*inputs)
@@ -62,8 +62,26 @@ class _Writer(fx.Interpreter):
                 return self.out.op("Gemm", x, *inputs, transB=1)
             case SliceGroupNorm():
                 return group_norm(self.out, layer, name, x, layer.channels[widths[0]])
+            case Fixed():
+                return self.plain(layer.layer, f"{name}.layer", x)
             case GlobalPool():
                 return self.out.op("Flatten", self.out.op("GlobalAveragePool", x), axis=1)
+        raise TypeError(f"{type(layer).__name__} has no ONNX form")
+
+    def plain(self, layer: nn.Module, name: str, x: str) -> str:
+        """A layer that has one width."""
+        match layer:
+            case nn.Conv2d(groups=1, dilation=(1, 1), padding=(int(), int())):
+                tensors = {"weight": layer.weight, "bias": layer.bias}
+                inputs = [
+                    self.out.weight(f"{name}.{part}", tensor, [layer.out_channels])
+                    for part, tensor in tensors.items()
+                    if tensor is not None
+                ]
+                sides, strides = list(layer.kernel_size), list(layer.stride)
+                return self.out.op("Conv", x, *inputs, kernel_shape=sides, strides=strides, pads=[*layer.padding] * 2)
+            case nn.GroupNorm():
+                return group_norm(self.out, layer, name, x, layer.num_channels)
         raise TypeError(f"{type(layer).__name__} has no ONNX form")
 
     def convolution(
@@ -95,16 +113,19 @@ class _Writer(fx.Interpreter):
         return y
 
 
-def group_norm(graph: Graph, layer: SliceGroupNorm, name: str, x: str, count: int) -> str:
+def group_norm(graph: Graph, layer: SliceGroupNorm | nn.GroupNorm, name: str, x: str, count: int) -> str:
     """Normalise every group as one row, then scale and shift the channels with what is left of a batch norm.
 
     benchmarks/group_norm.py compares the forms; this is the fastest in ONNX Runtime, and OpenVINO reads it.
     """
-    groups = count // layer.group_size
+    if isinstance(layer, nn.GroupNorm):
+        groups, epsilon = layer.num_groups, layer.eps
+    else:
+        groups, epsilon = count // layer.group_size, EPS
     rows = graph.op("Reshape", x, graph.constant([0, groups, -1]))
     ones, zeros = (np.full(max(groups, count), value) for value in (1.0, 0.0))
     one, zero = (graph.constant(values[:groups], np.float32) for values in (ones, zeros))
-    rows = graph.op("InstanceNormalization", rows, one, zero, epsilon=EPS)
+    rows = graph.op("InstanceNormalization", rows, one, zero, epsilon=epsilon)
     y = graph.op("Reshape", rows, graph.op("Shape", x))
     scale, shift = (
         graph.weight(f"{name}.{part}", tensor, [count])
@@ -115,8 +136,10 @@ def group_norm(graph: Graph, layer: SliceGroupNorm, name: str, x: str, count: in
 
 
 def value(graph: Graph, item: Any) -> str:
-    """A name as it is, a number as a constant."""
-    return item if isinstance(item, str) else graph.constant(item, np.float32)
+    """A name as it is, a number or a tensor as a constant."""
+    if isinstance(item, str):
+        return item
+    return graph.constant(array(item) if isinstance(item, torch.Tensor) else item, np.float32)
 
 
 def binary(kind: str) -> Callable[..., str]:
@@ -142,9 +165,13 @@ def max_pool(graph: Graph, x: str, kernel: int, *, stride: int, padding: int, di
 
 
 def get_item(graph: Graph, x: Any, item: Any) -> Any:
-    """One of several outputs, or new axes at the end of a tensor."""
+    """One of several outputs, new axes at the end of a tensor, or a part of its last axis."""
     if not isinstance(x, str):
         return x[item]
+    if item[0] is Ellipsis:
+        (part,) = item[1:]
+        ends = [2**62 if part.stop is None else part.stop]
+        return graph.op("Slice", x, *map(graph.constant, ([part.start or 0], ends, [-1])))
     axes = [axis for axis, part in enumerate(item) if part is None]
     assert all(part is None or part == slice(None) for part in item), f"{item} has no ONNX form"
     return graph.op("Unsqueeze", x, graph.constant(axes))
@@ -156,6 +183,23 @@ def concat(graph: Graph, parts: list[str], axis: int = 0, *, dim: int | None = N
 
 def total(graph: Graph, x: str, axis: int, *, keepdim: bool) -> str:
     return graph.op("ReduceSum", x, graph.constant([axis]), keepdims=int(keepdim))
+
+
+def clamp(graph: Graph, x: str, low: float, high: float) -> str:
+    return graph.op("Clip", x, graph.constant(low, np.float32), graph.constant(high, np.float32))
+
+
+def resize(graph: Graph, x: str, *, size: tuple[int, int], mode: str, **options: Any) -> str:
+    assert mode == "bilinear"
+    assert not any(options.values()), f"{options} have no ONNX form"
+    channels = graph.op("Shape", x, start=0, end=2)
+    sizes = graph.op("Concat", channels, graph.constant(size), axis=0)
+    how = {"mode": "linear", "coordinate_transformation_mode": "half_pixel"}
+    return graph.op("Resize", x, "", "", sizes, **how)
+
+
+def unflatten(graph: Graph, x: str, axis: int, sizes: tuple[int, ...]) -> str:
+    return graph.op("Reshape", x, graph.constant([0] * axis + list(sizes)))
 
 
 def clamp_min(graph: Graph, x: str, low: float) -> str:
@@ -177,6 +221,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     F.silu: silu,
     F.softplus: unary("Softplus"),
     F.max_pool2d: max_pool,
+    F.interpolate: resize,
     torch.tanh: unary("Tanh"),
     torch.sigmoid: unary("Sigmoid"),
     torch.cat: concat,
@@ -192,6 +237,12 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     "exp": unary("Exp"),
     "log_softmax": lambda graph, x, axis: graph.op("LogSoftmax", x, axis=axis),
     "softmax": lambda graph, x, axis: graph.op("Softmax", x, axis=axis),
+    "permute": lambda graph, x, *order: graph.op("Transpose", x, perm=order),
+    "flatten": lambda graph, x, axis: graph.op("Flatten", x, axis=axis),
+    "unflatten": unflatten,
+    "add": binary("Add"),
+    "mul": binary("Mul"),
+    "clamp": clamp,
     "sum": total,
     "clamp_min": clamp_min,
     "topk": topk,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from dsnet.models import Supernet
 from dsnet.nn import ThresholdHead
@@ -22,10 +23,11 @@ class PartWriter:
     """Writes parts of a network into graphs.
 
     choices: the widths of each choice point that a file holds. pinnable: the paths through them.
+    root, live: the module that has the layers, and its pieces, where they are more than the network's own.
     """
 
-    def __init__(self, net: Supernet) -> None:
-        self.net, self.spec, self.live = net, net.spec, LiveParts(net)
+    def __init__(self, net: Supernet, *, root: nn.Module | None = None, live: LiveParts | None = None) -> None:
+        self.net, self.spec, self.root, self.live = net, net.spec, root or net, live or LiveParts(net)
         self.probes = self.spec.router is not None and self.spec.router.probes
         self.choices = net.space.choices if self.spec.router is None else self.spec.routing
         routed = net.routing if self.spec.router is not None else net.space
@@ -41,18 +43,22 @@ class PartWriter:
         scored = self.spec.router is not None and not self.probes and gate is not None and gate.slimming is not None
         return self.maps_at(point) + ["scores"] * scored
 
+    def given(self, point: int) -> list[str]:
+        """What there is at a choice point, or behind the last one."""
+        return self.fork_at(point) if point < len(self.net.chain) else ["logits"]
+
     def front(self, graph: Graph, image: str) -> list[str]:
         return self.fork_names(graph, self.live.front, image)
 
     def fork_names(self, graph: Graph, call: Callable[..., Fork | torch.Tensor], *inputs: str) -> list[str]:
         """The outputs of a call that ends at a choice: [x] scaled [scores], or logits; what is None is left out."""
-        found = write_call(graph, self.net, lambda *xs: _outputs(call(*xs)), *inputs)
+        found = write_call(graph, self.root, lambda *xs: _outputs(call(*xs)), *inputs)
         return [name for name in found if name is not None]
 
     def fork_of(self, names: list[str], point: int) -> tuple[list[str], str | None]:
         """Maps that the first block of a segment reads, and the scores."""
-        maps = len(self.maps_at(point))
-        return names[:maps], names[maps] if len(names) > maps else None
+        maps, fork = len(self.maps_at(point)), len(self.fork_at(point))
+        return names[:maps], names[maps] if fork > maps else None
 
     def first(self, graph: Graph, point: int, w_in: int, w_out: int, maps: list[str]) -> str:
         def call(*xs: torch.Tensor) -> torch.Tensor:
@@ -60,8 +66,8 @@ class PartWriter:
             return self.live.first(point, w_in, w_out, fork)
 
         if len(maps) == 1:
-            return write_call(graph, self.net, lambda s: call(s), *maps)
-        return write_call(graph, self.net, lambda x, s: call(x, s), *maps)
+            return write_call(graph, self.root, lambda s: call(s), *maps)
+        return write_call(graph, self.root, lambda x, s: call(x, s), *maps)
 
     def rest(self, graph: Graph, point: int, width: int, x: str) -> list[str]:
         return self.fork_names(graph, lambda y: self.live.rest(point, width, y), x)
@@ -109,4 +115,4 @@ class PartWriter:
 
 
 def _outputs(at: Fork | torch.Tensor) -> tuple[Any, ...]:
-    return tuple(at) if isinstance(at, Fork) else (at,)
+    return tuple(at) if isinstance(at, tuple) else (at,)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path as File
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import torch
 from torch import Tensor
 
-from dsnet.checkpoint import CheckpointError
+from dsnet.checkpoint import CheckpointError, task_in
+from dsnet.cost import CostTable
 from dsnet.models import Card, ModelSpec
 from dsnet.routing import Policy, Prices, Routed
 from dsnet.routing.route import Fork, run_grouped, run_path
@@ -25,6 +28,7 @@ from dsnet.runtime.onnx.export import FORMAT, IMAGE
 from dsnet.runtime.runner import Runner
 from dsnet.space import Path, WidthSpace
 
+AnySpec = TypeVar("AnySpec")
 CHUNK = 8  # images that run together: maps of more of them fall out of the processor's cache
 
 
@@ -41,21 +45,9 @@ class OnnxRunner(Runner):
         self.session: ort.InferenceSession | None = None
         self.parts: OrtParts | None = None
         about = self._open_bundle() if self.file.is_dir() else self._open_file()
-        if about.get("dsnet.format") != FORMAT:
-            raise CheckpointError(
-                f"{self.file} is of format {about['dsnet.format']}, this dsnet reads {FORMAT}; export it again"
-                if "dsnet.format" in about
-                else f"{self.file} was not written by dsnet: it has no model card; make one with `dsnet export`"
-            )
-        try:
-            self.kind, self._size = about["dsnet.kind"], int(about["image_size"])
-            self.spec = ModelSpec.from_dict(json.loads(about["dsnet.spec"]))
-            card = {key: json.loads(about[key]) for key in ("classes", "preprocessing", "budgets")}
-            self.card = Card.from_dict(card)
-            self.defaults = Policy(**json.loads(about["defaults"]))
-            self.pinnable: list[Path] = [tuple(row["path"]) for row in json.loads(about["widths"])]
-        except (KeyError, ValueError, TypeError) as error:
-            raise CheckpointError(f"{self.file} has a damaged model card ({error}); export it again") from error
+        label = read_label(self.file, about, ModelSpec.from_dict, task="classification")
+        self.spec, self.card, self.kind, self._size = label.spec, label.card, label.kind, label.image_size
+        self.defaults, self.pinnable = label.defaults, label.paths
         if self.file.is_dir():
             self.parts = OrtParts(self.file, self.spec, threads, about["id"])
         self.runtime = f"onnxruntime {ort.__version__}, {self.kind}"
@@ -70,13 +62,15 @@ class OnnxRunner(Runner):
 
     @property
     def space(self) -> WidthSpace:
-        if self.kind == "static":
-            return WidthSpace(tuple((width,) for width in self.pinnable[0]))
-        return self.spec.space if self.spec.router is None else self.routing
+        return held_space(self.spec, self.kind, self.pinnable)
 
     @property
     def paths(self) -> Sequence[Path]:
         return self.pinnable
+
+    @property
+    def table(self) -> CostTable:
+        return self.prices(self.image_size).table
 
     def check_input(self, x: Tensor) -> None:
         super().check_input(x)
@@ -105,7 +99,7 @@ class OnnxRunner(Runner):
     def _run(self, x: Tensor, policy: Policy, prices: Prices) -> Routed:
         if self.parts is not None:
             return run_grouped(self.parts, x, policy, prices)
-        columns = zip(*self._each(x, self._knobs(policy, (-1,) * len(self.spec.widths))), strict=True)
+        columns = zip(*self._each(x, knobs(self.spec, policy, (-1,) * len(self.spec.widths))), strict=True)
         logits, paths, madds, scores = (torch.from_numpy(np.stack(rows)) for rows in columns)
         return Routed(finite(logits.flatten(1)), paths, madds, [scores.flatten(1)])
 
@@ -115,16 +109,8 @@ class OnnxRunner(Runner):
         if self.kind == "static":
             assert self.session is not None
             return finite(torch.from_numpy(self.session.run(["logits"], {IMAGE: as_array(x)})[0]))
-        rows = self._each(x, self._knobs(Policy(), path), ["logits"])
+        rows = self._each(x, knobs(self.spec, Policy(), path), ["logits"])
         return finite(torch.from_numpy(np.concatenate([row[0] for row in rows])))
-
-    def _knobs(self, policy: Policy, pin: Path) -> dict[str, np.ndarray]:
-        """All inputs beside the image; a file may have no defaults for them."""
-        feed = {"pin": np.array(pin, np.int64)}
-        if self.spec.router is not None:
-            cap = max(map(max, self.spec.routing)) if policy.max_width is None else policy.max_width
-            feed |= {"lam": np.array([policy.lam], np.float32), "max_width": np.array([cap], np.int64)}
-        return feed
 
     def _policy(self, budget: str | float | None, max_width: int | None, image_size: int | None) -> Policy:
         """What is not asked for is what the file was exported with."""
@@ -136,8 +122,7 @@ class OnnxRunner(Runner):
     def _each(self, x: Tensor, feed: dict[str, Any], outputs: list[str] | None = None) -> list[list[np.ndarray]]:
         """The outputs for every image alone."""
         assert self.session is not None
-        outputs = outputs or ["logits", "path", "madds", "scores"]
-        return [self.session.run(outputs, {IMAGE: image, **feed}) for image in np.split(as_array(x), len(x))]
+        return one_by_one(self.session, x, feed, outputs or ["logits", "path", "madds", "scores"])
 
 
 class OrtParts:
@@ -217,6 +202,77 @@ def open_session(file: File, threads: int = 0) -> ort.InferenceSession:
     except Exception as error:  # ONNX Runtime has a dozen classes for it
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"{file} cannot be read as an ONNX file ({reason}); export it again") from error
+
+
+@dataclass(frozen=True)
+class Label(Generic[AnySpec]):
+    """What a file or bundle says of itself.
+
+    paths: those that can be pinned, the widest last. defaults: what it was exported with.
+    """
+
+    spec: AnySpec
+    card: Card
+    kind: str
+    image_size: int
+    defaults: Policy
+    paths: list[Path]
+
+
+def read_label(
+    where: File, about: Mapping[str, str], spec_of: Callable[[Any], AnySpec], *, task: str
+) -> Label[AnySpec]:
+    """The metadata of a file for one task, understood; refuses what is not for it."""
+    if about.get("dsnet.format") != FORMAT:
+        raise CheckpointError(
+            f"{where} is of format {about['dsnet.format']}, this dsnet reads {FORMAT}; export it again"
+            if "dsnet.format" in about
+            else f"{where} was not written by dsnet: it has no model card; make one with `dsnet export`"
+        )
+    try:
+        spec = json.loads(about["dsnet.spec"])
+        if (found := task_in({"spec": spec})) != task:
+            raise CheckpointError(f"{where} holds a network for {found}, not for {task}; open it as what it is")
+        card = Card.from_dict({key: json.loads(about[key]) for key in ("classes", "preprocessing", "budgets")})
+        paths = [tuple(row["path"]) for row in json.loads(about["widths"])]
+        defaults = Policy(**json.loads(about["defaults"]))
+        return Label(spec_of(spec), card, about["dsnet.kind"], int(about["image_size"]), defaults, paths)
+    except CheckpointError:
+        raise
+    except (KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{where} has a damaged model card ({error}); export it again") from error
+
+
+def task_of(file: File) -> str | None:
+    """What an ONNX file of dsnet's is for; None if it is not one."""
+    try:
+        about = {entry.key: entry.value for entry in onnx.load(file, load_external_data=False).metadata_props}
+        return task_in({"spec": json.loads(about["dsnet.spec"])})
+    except Exception:  # whoever opens the file says what is wrong with it
+        return None
+
+
+def held_space(spec: ModelSpec, kind: str, paths: Sequence[Path]) -> WidthSpace:
+    """The widths that a file holds."""
+    if kind == "static":
+        return WidthSpace(tuple((width,) for width in paths[0]))
+    return spec.space if spec.router is None else WidthSpace(spec.routing)
+
+
+def knobs(spec: ModelSpec, policy: Policy, pin: Path) -> dict[str, np.ndarray]:
+    """All inputs beside the image; a file may have no defaults for them."""
+    feed = {"pin": np.array(pin, np.int64)}
+    if spec.router is not None:
+        cap = max(map(max, spec.routing)) if policy.max_width is None else policy.max_width
+        feed |= {"lam": np.array([policy.lam], np.float32), "max_width": np.array([cap], np.int64)}
+    return feed
+
+
+def one_by_one(
+    session: ort.InferenceSession, x: Tensor, feed: Mapping[str, np.ndarray], outputs: Sequence[str]
+) -> list[list[np.ndarray]]:
+    """The outputs for every image alone."""
+    return [session.run(list(outputs), {IMAGE: image, **feed}) for image in np.split(as_array(x), len(x))]
 
 
 def as_array(x: Tensor) -> np.ndarray:

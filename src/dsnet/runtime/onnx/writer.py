@@ -74,6 +74,8 @@ class Graph:
         self, position: str, branches: Sequence[Callable[[Graph], Sequence[str]]], kinds: Sequence[int]
     ) -> list[str]:
         """The outputs of the branch that a scalar `position` names: a binary tree of Ifs."""
+        if not kinds:
+            return []
         if len(branches) == 1:
             return list(branches[0](self))
         half = len(branches) // 2
