@@ -50,9 +50,9 @@ def routed_net(name: str, router: RouterSpec, *, routing: object = None) -> Supe
         if isinstance(module, Gate):
             torch.nn.init.constant_(module.reduce.bias, 0.3)  # type: ignore[arg-type]
     recalibrate(net, [x])
-    net = with_fresh_router(net, replace(net.spec, router=router)).eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
+        net = with_fresh_router(net, replace(net.spec, router=router)).eval()
         if isinstance(net.probe, SlimFirstHead):
             raw = net.probe(net(x, net.candidates[0]))
             net.probe.score.weight /= raw.std(0)[:, None]
@@ -89,12 +89,18 @@ def clear(net: Supernet, routed: Routed, policy: Policy) -> Tensor:
 
 
 def lambdas(net: Supernet, x: Tensor) -> list[float]:
-    """The two prices, exact in single precision, that spread the images over most paths."""
+    """Two prices, exact in single precision: those that spread the images over most paths without ties."""
     if isinstance(net.probe, ThresholdHead):
         top, price = route(net, x).scores[0][:, 0], Prices.of(net, side(net)).at(0, 0)[2]
         return [float(np.float32((1 - top.quantile(share)) / price)) for share in (0.3, 0.6)]
-    found = [float(np.float32(sign * size)) for sign in (-1, 1) for size in (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.9, 1.5)]
-    return sorted(found, key=lambda lam: -len(route(net, x, Policy(lam)).paths.unique(dim=0)))[:2]
+    sizes = (0.05, 0.1, 0.2, 0.4, 0.6, 0.9, 1.5)
+    found = [0.0, *(float(np.float32(sign * size)) for sign in (-1, 1) for size in sizes)]
+
+    def spread(lam: float) -> tuple[float, int]:
+        routed = route(net, x, Policy(lam))
+        return min(0.9, clear(net, routed, Policy(lam)).float().mean().item()), len(routed.paths.unique(dim=0))
+
+    return sorted(found, key=spread)[-2:]
 
 
 @pytest.mark.parametrize(("name", "router"), EVERY, ids=NAMES)

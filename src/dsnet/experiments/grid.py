@@ -7,10 +7,10 @@ import multiprocessing
 import shutil
 import sys
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cached_property
+from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path as File
 from typing import Any
 
@@ -19,8 +19,10 @@ from dsnet.data.batches import end_with_parent
 from dsnet.experiments.recipe import Cell
 from dsnet.pipeline import GATE, train
 from dsnet.pipeline.detection import train_detection
-from dsnet.training import TrainingError
+from dsnet.training import Interrupted, TrainingError
 from dsnet.training.distributed import barrier, rank
+
+FAILED = 3  # exit code of a run that says why it ended
 
 
 @dataclass(frozen=True)
@@ -59,42 +61,54 @@ def train_all(cells: Sequence[Cell], runs: File, workers: int = 1) -> None:
                 print(f"[{number}/{len(left)}] {cell.name}", flush=True)
             train_cell(cell, runs / cell.name)
         return
+    train_beside(left, runs, workers)
+
+
+def train_beside(left: list[Cell], runs: File, workers: int) -> None:
+    """Each run in a process of its own; whatever ends this, the runs that are under way save their state first."""
     context = multiprocessing.get_context("spawn")
-    running: dict[Future[None], Cell] = {}
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=end_with_parent) as pool:
-        try:
-            while left or running:
-                waits = {cell.name for cell in [*left, *running.values()]}
-                ready = [cell for cell in left if not any(need.name in waits for need in cell.needs)]
-                for cell in ready[: workers - len(running)]:
-                    print(f"{len(left):4d} left, {cell.name} begins", flush=True)
-                    running[pool.submit(train_logged, cell, runs / cell.name)] = cell
-                    left.remove(cell)
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    finish(future, running.pop(future), runs)
-        except BaseException:
-            for process in multiprocessing.active_children():  # a run that is told to end saves its state first
-                process.terminate()
-            raise
-
-
-def finish(future: Future[None], cell: Cell, runs: File) -> None:
+    running: dict[SpawnProcess, Cell] = {}
     try:
-        future.result()
-    except BrokenProcessPool:
-        raise TrainingError(
-            f"the process that trained {cell.name} died, perhaps for lack of memory; its log is "
-            f"{runs / cell.name}.log; the same command goes on from its last checkpoint"
-        ) from None
-    except (ValueError, OSError, RuntimeError) as error:
-        raise TrainingError(f"{cell.name}: {error}; its log is {runs / cell.name}.log") from error
+        while left or running:
+            waits = {cell.name for cell in [*left, *running.values()]}
+            ready = [cell for cell in left if not any(need.name in waits for need in cell.needs)]
+            for cell in ready[: workers - len(running)]:
+                print(f"{len(left):4d} left, {cell.name} begins", flush=True)
+                process = context.Process(target=train_logged, args=(cell, runs / cell.name))
+                process.start()
+                running[process] = cell
+                left.remove(cell)
+            wait([process.sentinel for process in running])
+            for process in [process for process in running if not process.is_alive()]:
+                check_end(process, running.pop(process), runs)
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.join()
+
+
+def check_end(process: SpawnProcess, cell: Cell, runs: File) -> None:
+    process.join()
+    if process.exitcode == 0:
+        return
+    log = runs / f"{cell.name}.log"
+    said = log.read_text().strip().splitlines() if log.exists() else []
+    why = said[-1] if said and process.exitcode == FAILED else f"its process ended with code {process.exitcode}"
+    raise TrainingError(f"{cell.name}: {why}. Its log is {log}; the same command goes on from its last checkpoint")
 
 
 def train_logged(cell: Cell, folder: File) -> None:
+    """In a process of its own: what would be printed goes to a log, whose last line is the error if there is one."""
+    end_with_parent()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(folder.name + ".log").open("a", buffering=1) as log:
         sys.stdout = sys.stderr = log
-        train_cell(cell, folder)
+        try:
+            train_cell(cell, folder)
+        except (ValueError, OSError, RuntimeError, Interrupted) as error:
+            print(" ".join(str(error).split()))
+            sys.exit(FAILED)
 
 
 def train_cell(cell: Cell, folder: File) -> None:
