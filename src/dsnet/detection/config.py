@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path as File
 from typing import Any, Literal
 
@@ -86,17 +87,23 @@ def detection_config_of(parser: ArgumentParser, args: Namespace) -> DetectionCon
     return DetectionConfig(**{key: made[key] for key in known})
 
 
-def detection_config_from(keys: dict[str, Any]) -> DetectionConfig:
-    """The config that a file of these keys would give."""
+@cache
+def silent_parser() -> ArgumentParser:
+    """Of the keys alone; it raises its errors."""
     parser = ArgumentParser(exit_on_error=False)
     add_detection_config(parser)
+    return parser
+
+
+def detection_config_from(keys: dict[str, Any]) -> DetectionConfig:
+    """The config that a file of these keys would give."""
+    parser = silent_parser()
     return detection_config_of(parser, parser.parse_object(keys))
 
 
 def read_detection_config(file: File) -> DetectionConfig:
     """The config of a run folder."""
-    parser = ArgumentParser(exit_on_error=False)
-    add_detection_config(parser)
+    parser = silent_parser()
     if not file.is_file():
         raise ValueError(f"{file} does not exist: this folder was not written by `dsnet train`")
     try:

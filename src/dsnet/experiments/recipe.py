@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path as File
 from typing import Any
 
@@ -76,12 +77,18 @@ def cell_of(recipe: Recipe, scale: Scale, seed: int, *, runs: File, root: str | 
                 f"scale {scale.name} needs data: give --root, the folder with {folder or 'cifar-10-batches-bin'}"
             )
         keys["data.root"] = str(File(root) / folder)
-    config = (detection_config_from if keys.get("task") == "detection" else config_from)(nested(keys))
+    config = config_of_keys(json.dumps(keys))
     decisive = {key: value for key, value in flat(config.to_dict()).items() if key not in (*PLACES, *LINKS)}
     decisive |= {link: need.name for link, need in needs.items()}
     digest = hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:8]
     said = [str(value) for value in recipe.keys.values() if isinstance(value, str | float | int)]
     return Cell("-".join([recipe.base, *said, f"seed{seed}", digest]), config, tuple(needs.values()))
+
+
+@cache  # tables share many of them, and reading one takes a moment
+def config_of_keys(keys: str) -> TrainConfig | DetectionConfig:
+    tree = nested(json.loads(keys))
+    return detection_config_from(tree) if tree.get("task") == "detection" else config_from(tree)
 
 
 def nested(keys: Keys) -> dict[str, Any]:
