@@ -30,12 +30,20 @@ class Prediction:
 
 
 def predict(
-    runner: Runner, files: Sequence[File], policy: Policy, *, path: Path | None = None, batch_size: int = 64
+    runner: Runner,
+    files: Sequence[File],
+    policy: Policy,
+    *,
+    path: Path | None = None,
+    batch_size: int = 64,
+    refused: list[str] | None = None,
 ) -> Iterator[Prediction]:
-    """Answers in the order of `files`; the router chooses each path, unless `path` pins it."""
-    for start in range(0, len(files), batch_size):
-        part = files[start : start + batch_size]
-        x = torch.stack([prepare(read_image(file), runner) for file in part])
+    """Answers in the order of `files`; the router chooses each path, unless `path` pins it.
+
+    refused: gets what is wrong with a file that cannot be read, and the others go on; without it, that is an error.
+    """
+    for part, images in readable(files, batch_size, refused):
+        x = torch.stack([prepare(image, runner) for image in images])
         routed = runner.run(x, policy) if path is None else runner.run_path(x, path)
         found = routed.logits.softmax(1).max(1)
         for file, probability, label, taken, cost in zip(
@@ -48,6 +56,23 @@ def predict(
         ):
             name = runner.card.classes[label] if runner.card.classes else str(label)
             yield Prediction(str(file), label, name, probability, tuple(taken), cost)
+
+
+def readable(
+    files: Sequence[File], batch_size: int, refused: list[str] | None
+) -> Iterator[tuple[list[File], list[Image.Image]]]:
+    """Batches of files with their images."""
+    for start in range(0, len(files), batch_size):
+        found = []
+        for file in files[start : start + batch_size]:
+            try:
+                found.append((file, read_image(file)))
+            except DataError as error:
+                if refused is None:
+                    raise
+                refused.append(str(error))
+        if found:
+            yield [file for file, _ in found], [image for _, image in found]
 
 
 def prepare(image: Image.Image, net: Supernet | Runner) -> Tensor:

@@ -354,6 +354,23 @@ def test_predict_refuses_what_it_cannot_do(words: list[str], message: str, run: 
     assert "Traceback" not in error
 
 
+def test_predict_answers_for_the_files_that_can_be_read(run: Path, tmp_path: Path, capsys) -> None:
+    from PIL import Image
+
+    for number in range(3):
+        Image.new("L", (20, 30), 80 * number).save(tmp_path / f"{number}.png")
+    assert main(["predict", str(run), str(tmp_path), "--json", "--batch_size", "2"]) == 0
+    whole = {Path(row["file"]).name: row for row in json.loads(capsys.readouterr().out)}
+    (tmp_path / "1.png").write_bytes(b"no image")
+    (tmp_path / "bad.png").write_bytes(b"")
+    assert main(["predict", str(run), str(tmp_path), "--json", "--batch_size", "2"]) == 2
+    printed = capsys.readouterr()
+    left = {Path(row["file"]).name: row for row in json.loads(printed.out)}
+    assert set(left) == {"0.png", "2.png"}
+    assert all(left[name]["label"] == whole[name]["label"] for name in left)
+    assert printed.err.count("cannot be read as an image") == 2
+
+
 def test_a_stage_that_only_the_config_file_names_is_seen(run: Path, tmp_path: Path) -> None:
     """The router of a digits run is trained on digits, whichever way the stage is said."""
     file = tmp_path / "gate.yaml"

@@ -82,8 +82,9 @@ def show_widths(args: Namespace) -> None:
     )
 
 
-def predict_objects(args: Namespace, files: Sequence[File]) -> None:
+def predict_objects(args: Namespace, files: Sequence[File]) -> int:
     from dsnet.cli.info import parse_path
+    from dsnet.cli.predict import tell_refused
     from dsnet.data import read_image
     from dsnet.detection import detector_policy, open_detector
     from dsnet.detection.predict import drawn, find_objects
@@ -104,10 +105,9 @@ def predict_objects(args: Namespace, files: Sequence[File]) -> None:
         print(f"{args.run} {why}: path {','.join(map(str, path)) or '-'} runs", file=sys.stderr)
     if policy.note:
         print(policy.note, file=sys.stderr)
-    found = find_objects(
-        detector, files, policy, path=path, confidence=args.confidence, batch_size=min(args.batch_size, 16)
-    )
-    sights = list(found)
+    how: dict[str, Any] = {"path": path, "confidence": args.confidence, "batch_size": min(args.batch_size, 16)}
+    refused: list[str] = []
+    sights = list(find_objects(detector, files, policy, **how, refused=refused))
     if args.draw is not None:
         out = File(args.draw)
         out.mkdir(parents=True, exist_ok=True)
@@ -115,21 +115,21 @@ def predict_objects(args: Namespace, files: Sequence[File]) -> None:
             place = out / f"{number:04d}-{File(sight.file).stem}.png"  # names may repeat in different folders
             drawn(read_image(File(sight.file)), sight, detector.spec.num_classes).save(place)
         print(f"{len(sights)} images with boxes in {out}", file=sys.stderr)
-    if args.json:
-        print_json([asdict(sight) for sight in sights])
-        return
-    mean = sum(sight.madds for sight in sights) / len(sights)
     rows = []
     for sight in sights:
         names = [thing.name for thing in sight.objects]
         counts = ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or "nothing"
         rows.append([sight.file, counts, ",".join(map(str, sight.path)) or "-", human(sight.madds)])
-    print_table(
-        f"{detector.spec.name} on {len(sights)} images",
-        ["<image", f"<objects of {args.confidence:.0%} confidence or more", "<path", "MAdds"],
-        rows,
-        note=f"{human(mean)} MAdds per image on average.",
-    )
+    if args.json:
+        print_json([asdict(sight) for sight in sights])
+    elif rows:
+        print_table(
+            f"{detector.spec.name} on {len(sights)} images",
+            ["<image", f"<objects of {args.confidence:.0%} confidence or more", "<path", "MAdds"],
+            rows,
+            note=f"{human(sum(sight.madds for sight in sights) / len(sights))} MAdds per image on average.",
+        )
+    return tell_refused(refused)
 
 
 def export_file(args: Namespace) -> None:

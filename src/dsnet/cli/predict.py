@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
-def run(args: Namespace, parser: ArgumentParser) -> None:
+def run(args: Namespace, parser: ArgumentParser) -> int:
     from dsnet.cli.info import parse_path
     from dsnet.detection import is_detector
     from dsnet.predict import image_files, predict
@@ -62,20 +63,28 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
         print(f"{args.run} {why_fixed(runner)}: path {','.join(map(str, path)) or '-'} runs", file=sys.stderr)
     if policy.note:
         print(policy.note, file=sys.stderr)
-    rows = list(predict(runner, files, policy, path=path, batch_size=args.batch_size))
+    refused: list[str] = []
+    rows = list(predict(runner, files, policy, path=path, batch_size=args.batch_size, refused=refused))
     if args.json:
         print_json([asdict(row) for row in rows])
-        return
-    mean = sum(row.madds for row in rows) / len(rows)
-    print_table(
-        f"{runner.spec.name} on {len(rows)} images",
-        ["<image", "<class", "confidence", "<path", "MAdds"],
-        [
-            [row.file, row.name, f"{row.confidence:.1%}", ",".join(map(str, row.path)) or "-", human(row.madds)]
-            for row in rows
-        ],
-        note=f"{human(mean)} MAdds per image on average.",
-    )
+    elif rows:
+        print_table(
+            f"{runner.spec.name} on {len(rows)} images",
+            ["<image", "<class", "confidence", "<path", "MAdds"],
+            [
+                [row.file, row.name, f"{row.confidence:.1%}", ",".join(map(str, row.path)) or "-", human(row.madds)]
+                for row in rows
+            ],
+            note=f"{human(sum(row.madds for row in rows) / len(rows))} MAdds per image on average.",
+        )
+    return tell_refused(refused)
+
+
+def tell_refused(refused: Sequence[str]) -> int:
+    """The exit code: files that could not be read are an error, but the answers for the others were given."""
+    for why in refused:
+        print(f"dsnet predict: error: {why}", file=sys.stderr)
+    return 2 if refused else 0
 
 
 def why_fixed(runner: Runner) -> str:

@@ -11,7 +11,6 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from dsnet.data import read_image
 from dsnet.data.augment import normalise, to_float
 from dsnet.data.images import FILTERS, to_tensor
 from dsnet.detection.cost import DetectorCost
@@ -19,6 +18,7 @@ from dsnet.detection.detector import Detector
 from dsnet.detection.evaluate import detections_of
 from dsnet.detection.onnx import OnnxDetector
 from dsnet.detection.route import route_boxes
+from dsnet.predict import readable
 from dsnet.routing import Policy, Prices
 from dsnet.space import Path
 
@@ -52,14 +52,16 @@ def find_objects(
     path: Path | None = None,
     confidence: float = 0.5,
     batch_size: int = 16,
+    refused: list[str] | None = None,
 ) -> Iterator[Sight]:
-    """Objects of at least some confidence, in the order of `files`; gates choose each path, unless `path` pins it."""
+    """Objects of at least some confidence, in the order of `files`; gates choose each path, unless `path` pins it.
+
+    refused: gets what is wrong with a file that cannot be read, and the others go on; without it, that is an error.
+    """
     table = DetectorCost(detector.spec)
     prices, names = Prices(table), detector.card.classes
     device = detector.priors.device if isinstance(detector, Detector) else torch.device("cpu")
-    for start in range(0, len(files), batch_size):
-        part = files[start : start + batch_size]
-        images = [read_image(file) for file in part]
+    for part, images in readable(files, batch_size, refused):
         x = torch.cat([prepare(image, detector) for image in images]).to(device)
         if path is None:
             boxes, scores, paths, spent = route_boxes(detector, x, policy, prices=prices)
