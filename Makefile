@@ -18,9 +18,10 @@ test: $(VENV)/installed-dev
 test-slow: $(VENV)/installed-dev
 	$(BIN)/pytest -m slow
 
-# The pages in docs/results, from the runs up: some hours on two cores. DATA is the folder of cifar-10-batches-bin.
+# The pages in docs/results, from the runs up: many hours on two cores. DATA is the folder of cifar-10-batches-bin, imagenette and BCCD.
 results: $(VENV)/installed
 	@test -n "$(DATA)" || { echo "say where CIFAR-10 is: make results DATA=folder"; exit 2; }
+	$(BIN)/dsnet reproduce all --root "$(DATA)" --workers 2 --export docs/results/paper
 	for model in ds_mobilenet_v1_tiny ds_resnet_tiny; do \
 	  for seed in 0 1; do \
 	    $(BIN)/dsnet train --config configs/cifar10_$$model.yaml --data.root "$(DATA)" --seed $$seed \
@@ -29,11 +30,6 @@ results: $(VENV)/installed
 	  $(BIN)/dsnet eval runs/cifar10_$$model-0 runs/cifar10_$$model-1 --export docs/results/cifar10_$$model && \
 	  $(BIN)/python benchmarks/routers.py --runs runs/cifar10_$$model-0 runs/cifar10_$$model-1 --out runs/routers \
 	    --epochs 2 --export docs/results/routers_$$model || exit 1; \
-	done
-	for model in ds_mobilenet_v1_tiny ds_resnet_tiny; do \
-	  $(BIN)/python benchmarks/transfer.py --out runs/transfer --export docs/results/transfer_$$model \
-	    --sources runs/routers/cifar10_$$model-0/gate-try_best runs/routers/cifar10_$$model-1/gate-try_best \
-	    --data.dataset fashion_mnist --data.image_size 28 || exit 1; \
 	done
 	$(BIN)/dsnet bench runs/routers/cifar10_ds_mobilenet_v1_tiny-0/slim_first-correctness --table1 --root "$(DATA)" \
 	  --routers runs/routers/cifar10_ds_mobilenet_v1_tiny-0/threshold-correctness \

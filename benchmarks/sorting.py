@@ -2,11 +2,10 @@
 before any fine-tuning. Batch-norm statistics are recalibrated on training images; accuracy is that of the test split.
 Random orders of the channels show what chance gives.
 
-    python benchmarks/sorting.py --run RUN [--to ds_mobilenet_v1_tiny]      # a run that is there
-    python benchmarks/sorting.py --root DATA --out RUN [--epochs 6]         # trains a plain network on CIFAR-10 first
+    python benchmarks/sorting.py RUN [RUN ...] [--to ds_mobilenet_v1_tiny] > docs/results/bench_sorting.json
 
-RUN should hold a network that was trained at one width: the slim widths of a supernet are trained as they stand, so
-that sorting can only spoil them.
+A RUN should hold a network that was trained at one width, such as mobilenet_v1_tiny (`dsnet reproduce main` trains
+some): the slim widths of a supernet are trained as they stand, so that sorting can only spoil them.
 """
 
 from __future__ import annotations
@@ -26,33 +25,9 @@ from dsnet.data import plain_batches
 from dsnet.evaluate import accuracy
 from dsnet.foreign import sort_channels, transfer
 from dsnet.foreign.sorting import IMPORTANCES, order_of, spaces
-from dsnet.models import ModelSpec, Supernet, model_spec, register
-from dsnet.pipeline import CONFIG, calibration_images, check_data, open_data, read_config, train
+from dsnet.models import Supernet, model_spec
+from dsnet.pipeline import CONFIG, calibration_images, check_data, open_data, read_config
 from dsnet.training import recalibrate
-
-CIFAR = File(__file__).parents[1] / "configs" / "cifar10_ds_mobilenet_v1_tiny.yaml"
-
-
-@register
-def mobilenet_v1_tiny() -> ModelSpec:
-    """The widest path of ds_mobilenet_v1_tiny as a plain network: no choice, no gates."""
-    spec = model_spec("ds_mobilenet_v1_tiny")
-    stages = (replace(s, out=s.out if isinstance(s.out, int) else s.out[-1], choice=None) for s in spec.stages)
-    return replace(spec, name="mobilenet_v1_tiny", stages=tuple(stages), widths=(), routing=(), gate=None)
-
-
-def train_plain(root: str, out: File, epochs: int, seed: int) -> None:
-    """A plain network on CIFAR-10."""
-    config = read_config(CIFAR)
-    config = replace(
-        config,
-        stage="supernet",
-        seed=seed,
-        model=replace(config.model, name="mobilenet_v1_tiny"),
-        data=replace(config.data, root=root),
-        optim=replace(config.optim, epochs=epochs),
-    )
-    train(config, out)
 
 
 @torch.no_grad()
@@ -95,20 +70,12 @@ def measure(run: File, name: str, root: str | None, orders: int) -> dict[str, An
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=File)
+    parser.add_argument("runs", nargs="+", type=File)
     parser.add_argument("--to", default="ds_mobilenet_v1_tiny")
-    parser.add_argument("--root", help="the folder of cifar-10-batches-bin")
-    parser.add_argument("--out", type=File, help="where to train")
-    parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--root", help="where the data is now, if it moved")
     parser.add_argument("--orders", type=int, default=4, help="random orders to compare with")
     args = parser.parse_args()
-    run = args.run or args.out
-    if run is None or (args.run is None and args.root is None):
-        parser.error("give --run, or --root and --out")
-    if args.run is None:
-        train_plain(args.root, args.out, args.epochs, args.seed)
-    print(json.dumps(measure(run, args.to, args.root, args.orders), indent=1))
+    print(json.dumps([measure(run, args.to, args.root, args.orders) for run in args.runs], indent=1))
 
 
 if __name__ == "__main__":

@@ -91,6 +91,71 @@ def test_every_command_of_the_page_about_reports_runs(tmp_path: Path, monkeypatc
         assert Path(name).stat().st_size > 1000
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/training.md", "docs/routing.md", "docs/deploy.md", "docs/reproduce.md"]
+)
+def test_every_command_of_the_documentation_runs(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In small: fewer epochs, digits instead of CIFAR-10 and ImageNet; what needs a cluster is left out."""
+    import shlex
+    import shutil
+
+    import torch
+    from integration.test_train_cli import SHORT
+    from unit.test_foreign import released_shapes
+    from unit.test_plain import resnet50
+
+    from dsnet.cli import main
+    from dsnet.experiments.digits import FOLDER, VOC
+    from dsnet.experiments.digits import write_digits as write_both
+
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "configs", "configs")
+    write_digits(Path("pets"), {"train": 30, "val": 8})
+    shutil.copytree("pets/val/cat", "photos")
+    shutil.copytree("pets/val/dog", "folder")
+    shutil.copy("pets/val/emu/00.png", "photo.jpg")
+    if page == "README.md":
+        write_both(Path("data"))
+        Path("data", VOC).rename("data/BCCD")
+        words = ["--model.name", "ds_mobilenet_v1_small", "--data.dataset", "folder", "--data.root", f"data/{FOLDER}"]
+        small = ["--data.image_size", "32", "--stage", "supernet", "--optim.batch_size", "32", "--optim.epochs", "1"]
+        assert main(["train", *words, *small, "--out", "runs/backbone"]) == 0
+        torch.save(resnet50(classes=1000, dtype=torch.float32), "resnet50.pth")
+        tensors = {name: torch.rand(shape) + 0.1 for name, shape in released_shapes().items()}
+        torch.save({"state_dict": tensors}, "released.pth")
+    if page == "docs/training.md":
+        assert main(["train", *SHORT, "--out", "runs/my-run"]) == 0
+    lines = commands_of(page)
+    assert lines
+    for line in lines:
+        words = shlex.split(line, comments=True)[1:]
+        assert main([*words, *in_small(words)]) == 0, line
+    capsys.readouterr()
+
+
+def commands_of(page: str) -> list[str]:
+    blocks = re.findall(r"```\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.startswith("dsnet ")]
+
+
+def in_small(words: list[str]) -> list[str]:
+    """What makes a command of the documentation quick."""
+    from integration.test_train_cli import SHORT
+
+    if words[0] == "train" and "detection" in words:
+        size = ["--data.image_size", "64", "--optim.epochs", "1", "--optim.batch_size", "4"]
+        return [*size, "--gates_optim.epochs", "1", "--gates_optim.batch_size", "4", "--threads", "1"]
+    if words[0] == "train":
+        size = ["--optim.batch_size", "16", "--sgs_optim.batch_size", "16"] if "pets" in " ".join(words) else []
+        return [*SHORT, *size, *(["--data.dataset", "digits"] if "cifar10" in " ".join(words) else [])]
+    if words[0] == "reproduce" and "--scale" not in words:
+        return ["--scale", "smoke", "--out", "runs/cpu"]
+    return ["--repeats", "2", "--runtimes", "onnx"] if words[0] == "bench" else []
+
+
 def write_digits(root: Path, counts: dict[str, int]) -> None:
     """A folder of real images: handwritten digits of three classes."""
     import numpy as np

@@ -38,7 +38,7 @@ def export_experiment(result: dict[str, Any], prefix: File) -> None:
     made = result["made_by"]
     lines += [
         f"Made by `{made['command']}` at commit {made['commit']} with dsnet {made['dsnet']}, torch {made['torch']}, "
-        f"{made['machine']}, {made['date']}; {duration(made['seconds'])} of runs. "
+        f"{made['machine']}, {made['date']}; {duration(made['seconds'])} of runs by the clock. "
         f"Every figure is in [{prefix.name}.json]({prefix.name}.json).",
     ]
     write_whole(prefix.with_name(prefix.name + ".json"), (json.dumps(result, indent=1) + "\n").encode())
