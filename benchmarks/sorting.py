@@ -2,7 +2,7 @@
 before any fine-tuning. Batch-norm statistics are recalibrated on training images; accuracy is that of the test split.
 Random orders of the channels show what chance gives.
 
-    python benchmarks/sorting.py RUN [RUN ...] [--to ds_mobilenet_v1_tiny] > docs/results/bench_sorting.json
+    python benchmarks/sorting.py RUN [RUN ...] [--to ds_mobilenet_v1_tiny] [--export docs/results/sorting]
 
 A RUN should hold a network that was trained at one width, such as mobilenet_v1_tiny (`dsnet reproduce main` trains
 some): the slim widths of a supernet are trained as they stand, so that sorting can only spoil them.
@@ -27,6 +27,7 @@ from dsnet.foreign import sort_channels, transfer
 from dsnet.foreign.sorting import IMPORTANCES, order_of, spaces
 from dsnet.models import Supernet, model_spec
 from dsnet.pipeline import CONFIG, calibration_images, check_data, open_data, read_config
+from dsnet.reports.tables import human, markdown_table
 from dsnet.training import recalibrate
 
 
@@ -61,11 +62,32 @@ def measure(run: File, name: str, root: str | None, orders: int) -> dict[str, An
         rows.append({"order": order, "top1": [round(row["top1"], 4) for row in measured]})
     return {
         "source": source.spec.name,
+        "seed": config.seed,
         "target": name,
         "madds": [table.madds(path) for path in spec.space.uniform],
         "limits": report.limits,
         "rows": rows,
     }
+
+
+def page(results: list[dict[str, Any]]) -> list[str]:
+    """Every width of each run, and what `l1` and `scale` gain at the slimmest."""
+    lines = ["# What sorting channels gains before any fine-tuning", ""]
+    lines += [
+        "Top-1 (%) on the test split, batch-norm statistics recalibrated, nothing trained after the transfer.",
+        "",
+    ]
+    for result in results:
+        found = {row["order"]: row["top1"] for row in result["rows"]}
+        chance = [tops for order, tops in found.items() if order.startswith("random")]
+        rows = [[f"`{order}`", *(f"{100 * top:.1f}" for top in found[order])] for order in ("none", *IMPORTANCES)]
+        ends = [f"{100 * min(column):.1f} to {100 * max(column):.1f}" for column in zip(*chance, strict=True)]
+        rows.append([f"{len(chance)} random orders", *ends])
+        lines += [f"## {result['source']} onto {result['target']}, seed {result['seed']}", ""]
+        lines += [*markdown_table(["<order", *map(human, result["madds"])], rows), ""]
+        gains = [f"`{by}` {100 * (found[by][0] - found['none'][0]):+.1f}" for by in IMPORTANCES]
+        lines += [f"At the slimmest width, over the order that training left: {', '.join(gains)} points.", ""]
+    return [*lines, "Made by `python benchmarks/sorting.py`; every figure is in the JSON beside this page."]
 
 
 def main() -> None:
@@ -74,8 +96,13 @@ def main() -> None:
     parser.add_argument("--to", default="ds_mobilenet_v1_tiny")
     parser.add_argument("--root", help="where the data is now, if it moved")
     parser.add_argument("--orders", type=int, default=4, help="random orders to compare with")
+    parser.add_argument("--export", type=File, help="write PREFIX.json and PREFIX.md")
     args = parser.parse_args()
-    print(json.dumps([measure(run, args.to, args.root, args.orders) for run in args.runs], indent=1))
+    results = [measure(run, args.to, args.root, args.orders) for run in args.runs]
+    print("\n".join(page(results)))
+    if args.export:
+        args.export.with_name(args.export.name + ".json").write_text(json.dumps(results, indent=1) + "\n")
+        args.export.with_name(args.export.name + ".md").write_text("\n".join(page(results)) + "\n")
 
 
 if __name__ == "__main__":
