@@ -221,7 +221,8 @@ def test_a_folder_of_runs_has_an_overview(run: Path, tmp_path: Path, capsys: pyt
     page = checked(tmp_path / "page.html")
     assert "3 runs and 1 experiment" in page.text
     assert "seed0/gate + 1 seed" in page.text
-    assert page.tags.count("article") == 2  # the overview and the experiment
+    assert page.tags.count("article") == 1  # the experiment; overview and runs open on a click
+    assert page.text.index(EXPERIMENT["title"]) < page.text.index("Overview of the runs")
     assert page.text.count("Gate distributions") == 2  # a static network has none
     figures = drawn(tmp_path / "page.html")
     assert figures["digits"] == 6 + 5 + 1

@@ -19,7 +19,8 @@ SPREAD = 20  # of MAdds, from which on an axis is logarithmic
 
 
 def compose(name: str, runs: Sequence[RunParts], experiments: Sequence[dict[str, Any]]) -> Report:
-    """One chapter where there is one thing to tell of; else an overview first, and chapters that open on a click."""
+    """One chapter where there is one thing to tell of; else experiments, an overview of the runs, and their chapters,
+    which open on a click."""
     if len(runs) + len(experiments) == 1:
         only = run_chapter(runs[0]) if runs else experiment_chapter(experiments[0])
         title = f"{runs[0].result['model']}" if runs and runs[0].result else only.title
@@ -31,11 +32,11 @@ def compose(name: str, runs: Sequence[RunParts], experiments: Sequence[dict[str,
     if runs:
         first = 1 + len(experiments)
         names = {run.name: anchor(first + number) for number, run in enumerate(runs)}
-        chapters = [overview(runs, names), *chapters, *(run_chapter(run, folded=True) for run in runs)]
+        chapters += [overview(runs, names, folded=bool(experiments)), *(run_chapter(run, folded=True) for run in runs)]
     return Report(name, words, chapters)
 
 
-def overview(runs: Sequence[RunParts], anchors: dict[str, str]) -> Chapter:
+def overview(runs: Sequence[RunParts], anchors: dict[str, str], *, folded: bool) -> Chapter:
     blocks: list[Block] = []
     groups = alike([run for run in runs if run.result is not None and not run.detector])
     datasets = list(dict.fromkeys(result["dataset"] for _, result in groups))
@@ -54,7 +55,7 @@ def overview(runs: Sequence[RunParts], anchors: dict[str, str]) -> Chapter:
     for run in runs:
         if run.result is None:
             blocks.append(Missing(f"the evaluation of {run.name}", f"Run `dsnet eval {run.place}`."))
-    return Chapter("Overview", "", blocks)
+    return Chapter("Overview of the runs", "", blocks, folded=folded)
 
 
 def alike(runs: Sequence[RunParts]) -> list[tuple[str, dict[str, Any]]]:
