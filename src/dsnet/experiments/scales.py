@@ -58,7 +58,7 @@ SMOKE = Scale(
     },
     folders={"folder": "digits", "detector": "digits-voc"},
     widths=(0.5, 1.0),
-    latency={"model": "ds_mobilenet_v1_tiny", "against": ("mobilenet_v1_tiny:0.5",), "table1": 64, "repeats": 2},
+    latency={"model": "ds_mobilenet_v1_tiny", "pairs": {(2,): "mobilenet_v1_tiny:0.5"}, "table1": 64, "repeats": 2},
 )
 
 CIFAR: Keys = {  # configs/cifar10_*.yaml
@@ -166,7 +166,7 @@ CPU = Scale(
     widths=(0.5, 0.75, 1.0),
     latency={
         "model": "ds_mobilenet_v1",
-        "against": ("mobilenet_v1:0.5", "mobilenet_v1:0.75", "mobilenet_v1"),
+        "pairs": {(1,): "mobilenet_v1:0.5", (7,): "mobilenet_v1:0.75", (13,): "mobilenet_v1"},  # the paper's S, M, L
         "table1": 224,
         "repeats": 30,
     },
