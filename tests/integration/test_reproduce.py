@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -76,28 +77,61 @@ def test_finished_runs_are_not_trained_again(out: Path, no_training: None) -> No
     assert {file: file.stat().st_mtime_ns for file in (out / "runs").rglob("*")} == before
 
 
-def test_an_interrupted_grid_goes_on(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped in its second run; then it ends as the unbroken one did, and the first run is left alone."""
-    plain, calls = grid.train, []
+def test_an_interrupted_grid_goes_on(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stopped before and behind the first checkpoint of its second run; then it ends as the unbroken one did."""
+    plain, calls, begun = grid.train, [], []
 
-    def second_stops(config: Any, folder: Path, **how: Any) -> dict[str, Any]:
-        calls.append(folder)
+    def stops(config: Any, folder: Path, *, resume: bool, **how: Any) -> dict[str, Any]:
+        calls.append(folder.name)
+        begun.append(resume)
         if len(calls) == 2:
             folder.mkdir()
-            (folder / "config.yaml").write_text("begun")
+            (folder / "config.yaml").write_text("no checkpoint yet")
             raise Interrupted(2, folder)
-        return plain(config, folder, **how)
+        if len(calls) == 3:
+            plain(replace(config, save_steps=1), folder, resume=resume, **how)
+            (folder / "results" / "test.json").unlink()  # trained, but not evaluated
+            raise Interrupted(15, folder)
+        return plain(config, folder, resume=resume, **how)
 
-    monkeypatch.setattr(grid, "train", second_stops)
-    with pytest.raises(Interrupted):
-        main(["reproduce", "temperature", "--scale", "smoke", "--out", str(tmp_path)])
-    first = calls[0]
-    assert main(["reproduce", "temperature", "--scale", "smoke", "--out", str(tmp_path), "--finished"]) == 0
+    monkeypatch.setattr(grid, "train", stops)
+    words = ["reproduce", "temperature", "--scale", "smoke", "--out", str(tmp_path)]
+    assert main(words) == 130
+    error = capsys.readouterr().err
+    assert "stopped by SIGINT, state saved; the same command goes on" in error
+    assert "Traceback" not in error
+    assert main([*words, "--finished"]) == 0
     assert "not run" in (tmp_path / "temperature.md").read_text()
-    assert main(["reproduce", "temperature", "--scale", "smoke", "--out", str(tmp_path)]) == 0
-    assert calls.count(first) == 1
+    assert main(words) == 143
+    assert main(words) == 0
+    assert calls == [calls[0], *[calls[1]] * 3]
+    assert begun == [False, False, False, True]
     ours, unbroken = (json.loads((place / "temperature.json").read_text()) for place in (tmp_path, out))
     assert ours["tables"] == unbroken["tables"]
+
+
+def test_eval_does_not_change_what_a_table_reads(out: Path, tmp_path: Path) -> None:
+    run = next((out / "runs").glob("resnet-gate-slim_first-*"))
+    before = json.loads((run / grid.RESULT).read_text())
+    assert main(["eval", str(run), "--budgets", "0.5"]) == 0
+    assert len(json.loads((run / "results" / "test.json").read_text())["dynamic"]["rows"]) == 1
+    assert grid.Finished(run, 0).result == before
+    assert main(["reproduce", "gate_distribution", "--scale", "smoke", "--out", str(out), "--finished"]) == 0
+
+
+def test_two_commands_do_not_train_in_one_folder(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from dsnet.experiments.run import locked
+
+    with locked(out):
+        assert main(["reproduce", "ieb", "--scale", "smoke", "--out", str(out)]) == 2
+    assert "another `dsnet reproduce` is at work" in capsys.readouterr().err
+
+
+def test_json_is_one_document(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", *SOME[:2], "--scale", "smoke", "--out", str(out), "--json"]) == 0
+    assert [result["experiment"] for result in json.loads(capsys.readouterr().out)] == SOME[:2]
 
 
 def test_workers_train_the_same_runs(out: Path, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ import pytest
 
 from dsnet.config import TrainConfig, read_config
 from dsnet.detection.config import read_detection_config
-from dsnet.experiments import EXPERIMENTS, SCALES
+from dsnet.experiments import EXPERIMENTS, SCALES, measures
 from dsnet.experiments.catalogue import MBNET, PAPER_GATES, RESNET
 from dsnet.experiments.declare import Claim, Column, Row, Table
-from dsnet.experiments.grid import Finished, in_order
+from dsnet.experiments.grid import RESULT, Finished, in_order
 from dsnet.experiments.layout import judged, laid_out
 from dsnet.experiments.measures import interpolate
 from dsnet.experiments.recipe import LINKS, PLACES, Cell, Recipe, cell_of, flat, nested
@@ -118,46 +119,80 @@ def test_data_is_asked_for() -> None:
         cell_of(MBNET, SCALES["cpu"], 0, runs=Path("runs"), root=None)
 
 
-def made_up(values: dict[str, Sequence[float]]) -> dict[str, list[Finished]]:
-    return {label: [Finished(Path(str(value))) for value in mine] for label, mine in values.items()}
+def made_up(values: dict[str, dict[int, float]]) -> dict[str, list[Finished]]:
+    return {label: [Finished(Path(str(value)), seed) for seed, value in mine.items()] for label, mine in values.items()}
 
 
 TABLE = Table(
     "made up",
-    (Column("top-1", lambda run: float(str(run.folder))), Column("MAdds", lambda run: 2e6, "madds")),
+    (Column("top-1", lambda run: float(str(run.folder))), Column("MAdds", lambda run: 2e6 * (1 + run.seed), "madds")),
     (Row("a", Recipe("mbnet"), {"top-1": "70.1"}), Row("b", Recipe("mbnet")), Row("c", Recipe("mbnet"))),
 )
 CLAIM = Claim("a over b", "top-1", "a", "b", 1.5)
+NAN = float("nan")
 
 
 @pytest.mark.parametrize(
     ("a", "b", "holds", "ours"),
     [
-        ([0.5, 0.6], [0.4, 0.55], True, "+10.00 +5.00 points"),
-        ([0.4, 0.5], [0.5, 0.6], False, "-10.00 -10.00 points"),
-        ([0.5, 0.5], [0.4, 0.6], None, "+10.00 -10.00 points"),
-        ([0.5, 0.5], [0.5, 0.5], None, "+0.00 +0.00 points"),
-        ([0.5, 0.5], [0.4, 0.5], None, "+10.00 +0.00 points"),
-        ([], [0.5], None, "not run"),
+        ({0: 0.5, 1: 0.6}, {0: 0.4, 1: 0.55}, True, "+10.00 +5.00"),
+        ({0: 0.4, 1: 0.5}, {0: 0.5, 1: 0.6}, False, "-10.00 -10.00"),
+        ({0: 0.5, 1: 0.5}, {0: 0.4, 1: 0.6}, None, "+10.00 -10.00"),
+        ({0: 0.5, 1: 0.5}, {0: 0.5, 1: 0.5}, None, "+0.00 +0.00"),
+        ({0: 0.5, 1: 0.5}, {0: 0.4, 1: 0.5}, None, "+10.00 +0.00"),
+        ({1: 0.6}, {0: 0.5, 1: 0.62}, False, "-2.00"),  # only seed 1 has both
+        ({1: 0.6}, {0: 0.5}, None, "not run"),
+        ({}, {0: 0.5}, None, "not run"),
+        ({0: 0.5, 1: NAN}, {0: 0.4, 1: 0.4}, None, "out of range"),
     ],
 )
 def test_a_direction_holds_if_every_seed_shows_it(
-    a: list[float], b: list[float], holds: bool | None, ours: str
+    a: dict[int, float], b: dict[int, float], holds: bool | None, ours: str
 ) -> None:
-    verdict = judged(CLAIM, TABLE, made_up({"a": a, "b": b}), compared="cpu")
-    assert (verdict["holds"], verdict["ours"], verdict["paper"]) == (holds, ours, "+1.5 points")
-    opposite = judged(replace(CLAIM, less=True), TABLE, made_up({"a": a, "b": b}), compared="cpu")
+    verdict = judged(CLAIM, TABLE, made_up({"a": a, "b": b}))
+    assert (verdict["holds"], verdict["ours"], verdict["paper"]) == (holds, ours, "+1.5")
+    opposite = judged(replace(CLAIM, paper=-1.2), TABLE, made_up({"a": a, "b": b}))
     assert opposite["holds"] == (None if holds is None else not holds)
+    assert opposite["paper"] == "-1.2"
+
+
+def test_differences_in_cost_have_a_unit() -> None:
+    claim = Claim("a costs more", "MAdds", "a", "b", 1.4e9)
+    table = replace(TABLE, rows=(replace(TABLE.rows[0], measures={"MAdds": lambda run: 9e6}), *TABLE.rows[1:]))
+    verdict = judged(claim, table, made_up({"a": {0: 0.5}, "b": {0: 0.5}}))
+    assert (verdict["ours"], verdict["paper"], verdict["holds"]) == ("+7.00M", "+1.40B", True)
 
 
 def test_tables_have_mean_spread_and_the_papers_figure() -> None:
-    table = laid_out(TABLE, made_up({"a": [0.5, 0.6], "b": [0.25]}))
+    table = laid_out(TABLE, made_up({"a": {0: 0.5, 1: 0.6}, "b": {0: 0.25}}))
     assert table["columns"] == ["<", "top-1", "paper", "MAdds"]
-    assert table["rows"][0] == ["a", "55.00 ± 7.07", "70.1", "2.00M"]
+    assert table["rows"][0] == ["a", "55.00 ± 7.07", "70.1", "3.00M"]
     assert table["rows"][1] == ["b", "25.00", "", "2.00M"]
     assert table["rows"][2] == ["c", "not run", "", "not run"]
+    assert laid_out(TABLE, made_up({"a": {0: NAN}}))["rows"][0][1] == "out of range"
 
 
 def test_interpolation_stays_between_neighbours() -> None:
     points = [(1.0, 10.0), (3.0, 30.0), (2.0, 12.0)]
-    assert [interpolate(points, x) for x in (0.0, 1.5, 2.5, 9.0)] == [10.0, 11.0, 21.0, 30.0]
+    assert [interpolate(points, x) for x in (1.0, 1.5, 2.5, 3.0)] == [10.0, 11.0, 21.0, 30.0]
+    assert all(math.isnan(interpolate(points, x)) for x in (0.9, 3.1))
+
+
+def test_measures_read_what_they_say(tmp_path: Path) -> None:
+    """On a result whose figures are all different."""
+    fixed = [{"path": [k, k], "top1": 0.1 + 0.1 * k, "madds": 1e6 * (1 + 2 * k)} for k in range(3)]
+    mixed = [{"path": [0, 2], "top1": 0.9, "madds": 2.5e6}]
+    budgets = [{"madds": 1e6 * (2 + k), "top1": 0.41 + 0.01 * k, "gain": float(k)} for k in range(3)]
+    dynamic = {"rows": budgets, "as_trained": {"top1": 0.77, "madds": 3.3e6, "gain": -2.0}, "auc": 0.61}
+    (tmp_path / "results").mkdir()
+    (tmp_path / RESULT).write_text(json.dumps({"rows": [*fixed, *mixed], "dynamic": dynamic}))
+    run = Finished(tmp_path, 0)
+    assert (measures.slimmest(run), measures.widest(run), measures.widest_madds(run)) == (0.1, pytest.approx(0.3), 5e6)
+    assert measures.all_widths(run) == pytest.approx(0.2)
+    assert [measures.as_trained(key)(run) for key in ("top1", "madds", "gain")] == [0.77, 3.3e6, -2.0]
+    assert (measures.mean_gain(run), measures.at_budget(2, "gain")(run), measures.router_auc(run)) == (1.0, 2.0, 0.61)
+    assert measures.uniform_at(2e6)(run) == pytest.approx(0.15)
+    assert measures.dynamic_at(2.5e6)(run) == pytest.approx(0.415)  # between two budgets
+    assert measures.dynamic_at(1.5e6)(run) == pytest.approx(0.255)  # between the slimmest path and a budget
+    assert measures.dynamic_at(4.5e6)(run) == pytest.approx(0.365)  # between a budget and the widest path
+    assert math.isnan(measures.dynamic_at(0.5e6)(run))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
+import sys
 from pathlib import Path as File
 
 from jsonargparse import ArgumentParser, Namespace
@@ -32,10 +34,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
-def run(args: Namespace, parser: ArgumentParser) -> None:
+def run(args: Namespace, parser: ArgumentParser) -> int:
     from dsnet.experiments import EXPERIMENTS, SCALES, progress, reproduce
     from dsnet.reports.experiment import show_experiment
     from dsnet.reports.tables import print_json, print_table
+    from dsnet.training import Interrupted
 
     scale = SCALES[args.scale]
     out = File(args.out or f"runs/{scale.name}")
@@ -49,7 +52,7 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
         print_table(
             f"experiments at scale {scale.name}, runs in {out}", ["<name", "<experiment", "finished runs"], rows
         )
-        return
+        return 0
     names = list(EXPERIMENTS) if args.experiments == ["all"] else list(args.experiments)
     if not names:
         raise ValueError("say which experiment: a name from `dsnet reproduce --list`, or all")
@@ -59,21 +62,27 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
         raise ValueError(f"workers is {args.workers}; it must be at least 1, and 1 under torchrun")
     words = ["dsnet", "reproduce", *args.experiments, "--scale", scale.name]
     words += ["--seeds", *map(str, args.seeds)] if args.seeds else []
-    results = reproduce(
-        names,
-        scale,
-        out,
-        root=args.root,
-        seeds=seeds,
-        workers=args.workers,
-        train=not args.finished,
-        export=None if args.export is None else File(args.export),
-        command=shlex.join(words),
-    )
+    try:
+        results = reproduce(
+            names,
+            scale,
+            out,
+            root=args.root,
+            seeds=seeds,
+            workers=args.workers,
+            train=not args.finished,
+            export=None if args.export is None else File(args.export),
+            command=shlex.join(words),
+        )
+    except Interrupted as stop:
+        why = signal.Signals(stop.number).name
+        print(f"dsnet reproduce: stopped by {why}, state saved; the same command goes on", file=sys.stderr)
+        return stop.exit_code
+    if args.json:
+        print_json(results)
+        return 0
     for result in results:
-        if args.json:
-            print_json(result)
-        else:
-            show_experiment(result)
-    if results and not args.json:
+        show_experiment(result)
+    if results:
         print(f"written: {' '.join(str(out / result['experiment']) + '.md' for result in results)}")
+    return 0

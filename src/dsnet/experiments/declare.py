@@ -10,7 +10,7 @@ from dsnet.experiments.grid import Finished
 from dsnet.experiments.recipe import Recipe, Scale
 
 Measure = Callable[[Finished], float]
-Form = Literal["percent", "points", "madds", "ratio", "number"]
+Form = Literal["percent", "points", "madds", "number"]
 Runs = Mapping[str, Sequence[Finished]]  # by label of a row, one per seed
 Plot = Callable[[Runs], dict[str, Any]]  # what reports/svg.py draws
 
@@ -36,9 +36,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Claim:
-    """One row is better than another in a column; differences are paired by seed.
+    """How one row differs from another in a column; differences are paired by seed.
 
-    paper: the paper's difference, in the unit of the column (points, for percentages). less: fewer is better.
+    paper: the paper's difference, in the unit of the column (points, for percentages). Its sign is the direction; where
+    the paper has no figure, it is more.
     """
 
     text: str
@@ -46,7 +47,6 @@ class Claim:
     row: str
     over: str
     paper: float | None = None
-    less: bool = False
 
 
 @dataclass(frozen=True)

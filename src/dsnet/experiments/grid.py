@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path as File
 from typing import Any
 
+from dsnet.checkpoint import write_whole
 from dsnet.config import TrainConfig
 from dsnet.data.batches import end_with_parent
 from dsnet.experiments.recipe import Cell
@@ -23,6 +25,7 @@ from dsnet.training import Interrupted, TrainingError
 from dsnet.training.distributed import barrier, rank
 
 FAILED = 3  # exit code of a run that says why it ended
+RESULT = "results/reproduce.json"  # test.json as it was at the end of training: `dsnet eval` may write that one anew
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,17 @@ class Finished:
     """What a finished run says about itself."""
 
     folder: File
+    seed: int
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "results" / "test.json").read_text())
+        found: dict[str, Any] = json.loads((self.folder / RESULT).read_text())
         return found
+
+    @property
+    def commit(self) -> str:
+        """Of the code that trained it."""
+        return str(json.loads((self.folder / "versions.json").read_text()).get("commit") or "unknown")
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:
@@ -43,7 +52,7 @@ class Finished:
 
 
 def is_finished(folder: File) -> bool:
-    return (folder / "results" / "test.json").is_file()
+    return (folder / RESULT).is_file()
 
 
 def in_order(cells: Sequence[Cell]) -> list[Cell]:
@@ -58,7 +67,7 @@ def train_all(cells: Sequence[Cell], runs: File, workers: int = 1) -> None:
     if workers == 1:
         for number, cell in enumerate(left, 1):
             if rank() == 0:
-                print(f"[{number}/{len(left)}] {cell.name}", flush=True)
+                print(f"[{number}/{len(left)}] {cell.name}", file=sys.stderr, flush=True)
             train_cell(cell, runs / cell.name)
         return
     train_beside(left, runs, workers)
@@ -68,12 +77,13 @@ def train_beside(left: list[Cell], runs: File, workers: int) -> None:
     """Each run in a process of its own; whatever ends this, the runs that are under way save their state first."""
     context = multiprocessing.get_context("spawn")
     running: dict[SpawnProcess, Cell] = {}
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         while left or running:
             waits = {cell.name for cell in [*left, *running.values()]}
             ready = [cell for cell in left if not any(need.name in waits for need in cell.needs)]
             for cell in ready[: workers - len(running)]:
-                print(f"{len(left):4d} left, {cell.name} begins", flush=True)
+                print(f"{len(left):4d} left, {cell.name} begins", file=sys.stderr, flush=True)
                 process = context.Process(target=train_logged, args=(cell, runs / cell.name))
                 process.start()
                 running[process] = cell
@@ -86,6 +96,7 @@ def train_beside(left: list[Cell], runs: File, workers: int) -> None:
             process.terminate()
         for process in running:
             process.join()
+        signal.signal(signal.SIGTERM, before)
 
 
 def check_end(process: SpawnProcess, cell: Cell, runs: File) -> None:
@@ -122,3 +133,5 @@ def train_cell(cell: Cell, folder: File) -> None:
         train(cell.config, folder, resume=begun, draw=False)
     else:
         train_detection(cell.config, folder, resume=begun)
+    if rank() == 0:
+        write_whole(folder / RESULT, (folder / "results" / "test.json").read_bytes())

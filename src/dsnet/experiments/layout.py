@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import mean, stdev
 from typing import Any
@@ -10,19 +11,22 @@ from dsnet.experiments.declare import Claim, Column, Experiment, Form, Row, Runs
 from dsnet.experiments.recipe import Scale
 from dsnet.reports.tables import human
 
+MISSING, OUTSIDE = "not run", "out of range"
+
 
 def result_of(experiment: Experiment, scale: Scale, runs: Runs, seeds: Sequence[int]) -> dict[str, Any]:
     """The result of an experiment whose runs are there; rows without runs are said to be missing."""
     tables, claims = [], []
     for table in experiment.tables(scale):
         tables.append(laid_out(table, runs))
-        claims += [judged(claim, table, runs, compared=scale.name) for claim in table.claims]
+        claims += [judged(claim, table, runs) for claim in table.claims]
+    general = "" if experiment.measure is not None and scale.name != "smoke" else scale.about
     return {
         "experiment": experiment.name,
         "title": experiment.title,
         "scale": scale.name,
         "seeds": list(seeds),
-        "text": [experiment.about, scale.about],
+        "text": [experiment.about, *(text for text in (general, scale.notes.get(experiment.name)) if text)],
         "tables": tables,
         "claims": claims,
         "figures": [plot(runs) for plot in experiment.plots(scale)],
@@ -37,7 +41,7 @@ def laid_out(table: Table, runs: Runs) -> dict[str, Any]:
     for column in table.columns:
         columns.append(column.name)
         for row, line in zip(table.rows, cells, strict=True):
-            line.append(shown(values[row.label][column.name], column.form))
+            line.append(shown(list(values[row.label][column.name].values()), column.form))
         if any(column.name in row.paper for row in table.rows):
             columns.append("paper")
             for row, line in zip(table.rows, cells, strict=True):
@@ -45,28 +49,27 @@ def laid_out(table: Table, runs: Runs) -> dict[str, Any]:
     return {"title": table.title, "columns": columns, "rows": cells, "note": table.note, "values": values}
 
 
-def values_of(row: Row, column: Column, runs: Runs) -> list[float]:
-    """One value per seed."""
+def values_of(row: Row, column: Column, runs: Runs) -> dict[int, float]:
+    """By seed; nan where there is no such figure."""
     measure = row.measures.get(column.name, column.measure)
-    return [measure(run) for run in runs.get(row.label, ())]
+    return {run.seed: measure(run) for run in runs.get(row.label, ())}
 
 
-def judged(claim: Claim, table: Table, runs: Runs, *, compared: str) -> dict[str, Any]:
+def judged(claim: Claim, table: Table, runs: Runs) -> dict[str, Any]:
     """Whether the direction of a claim shows: in every seed (holds), in none (does not), or in some (no verdict)."""
     column = next(column for column in table.columns if column.name == claim.column)
     rows = {row.label: values_of(row, column, runs) for row in table.rows}
-    differences = [a - b for a, b in zip(rows[claim.row], rows[claim.over], strict=False)]
-    signs = {sign(-difference if claim.less else difference) for difference in differences}
-    unit = {"percent": 100.0}.get(column.form, 1.0)
-    word = " points" if column.form in ("percent", "points") else ""
+    ours, others = rows[claim.row], rows[claim.over]
+    differences = [ours[seed] - others[seed] for seed in ours if seed in others]
+    wanted = -1 if claim.paper is not None and claim.paper < 0 else 1
+    signs = {sign(difference) for difference in differences}
+    known = all(math.isfinite(difference) for difference in differences)
+    said = " ".join(difference_of(difference, column.form) for difference in differences) if known else OUTSIDE
     return {
         "claim": claim.text,
-        "paper": "" if claim.paper is None else f"{claim.paper:+.1f}{word}",
-        "ours": " ".join(f"{unit * difference:+.2f}" for difference in differences) + word
-        if differences
-        else "not run",
-        "holds": True if signs == {1} else False if signs == {-1} else None,
-        "scale": compared,
+        "paper": "" if claim.paper is None else f"{difference_of(claim.paper / unit(column.form), column.form, 1)}",
+        "ours": said or MISSING,
+        "holds": True if known and signs == {wanted} else False if known and signs == {-wanted} else None,
     }
 
 
@@ -74,14 +77,25 @@ def sign(value: float) -> int:
     return (value > 1e-9) - (value < -1e-9)
 
 
+def unit(form: Form) -> float:
+    """What figures are multiplied by when they are shown."""
+    return 100.0 if form == "percent" else 1.0
+
+
+def difference_of(value: float, form: Form, digits: int = 2) -> str:
+    if form == "madds":
+        return f"{'-' if value < 0 else '+'}{human(abs(value))}"
+    return f"{unit(form) * value:+.{digits}f}"
+
+
 def shown(values: Sequence[float], form: Form) -> str:
     """Mean and, over several seeds, standard deviation."""
     if not values:
-        return "not run"
-    spread = stdev(values) if len(values) > 1 else None
+        return MISSING
+    if not all(math.isfinite(value) for value in values):
+        return OUTSIDE
     if form == "madds":
         return human(mean(values))
-    scale, digits = {"percent": (100.0, 2), "points": (1.0, 2), "ratio": (1.0, 2), "number": (1.0, 3)}[form]
-    sign = "+" if form == "points" else ""
-    text = f"{scale * mean(values):{sign}.{digits}f}"
-    return text if spread is None else f"{text} ± {scale * spread:.{digits}f}"
+    digits, sign = (3, "") if form == "number" else (2, "+" if form == "points" else "")
+    text = f"{unit(form) * mean(values):{sign}.{digits}f}"
+    return text if len(values) == 1 else f"{text} ± {unit(form) * stdev(values):.{digits}f}"

@@ -47,10 +47,6 @@ def mean_gain(run: Finished) -> float:
     return mean(row["gain"] for row in run.result["dynamic"]["rows"])
 
 
-def gain_at(budget: int) -> Measure:
-    return lambda run: float(run.result["dynamic"]["rows"][budget]["gain"])
-
-
 def at_budget(budget: int, key: str) -> Measure:
     return lambda run: float(run.result["dynamic"]["rows"][budget][key])
 
@@ -60,8 +56,14 @@ def router_auc(run: Finished) -> float:
 
 
 def dynamic_at(madds: float) -> Measure:
-    """Accuracy of the dynamic network at an average cost, interpolated between its budgets."""
-    return lambda run: interpolate([(row["madds"], row["top1"]) for row in run.result["dynamic"]["rows"]], madds)
+    """Accuracy of the dynamic network at an average cost: between slimmest path, budgets and widest path."""
+
+    def measure(run: Finished) -> float:
+        fixed = uniform_rows(run.result)
+        rows = [fixed[0], *run.result["dynamic"]["rows"], fixed[-1]]
+        return interpolate([(row["madds"], row["top1"]) for row in rows], madds)
+
+    return measure
 
 
 def uniform_at(madds: float) -> Measure:
@@ -70,14 +72,11 @@ def uniform_at(madds: float) -> Measure:
 
 
 def interpolate(points: list[tuple[float, float]], x: float) -> float:
-    """Between neighbours; beyond the ends, the end."""
-    points = sorted(points)
-    if x <= points[0][0]:
-        return float(points[0][1])
-    for (x0, y0), (x1, y1) in pairwise(points):
-        if x <= x1:
+    """Between neighbours; nan beyond the ends."""
+    for (x0, y0), (x1, y1) in pairwise(sorted(points)):
+        if x0 <= x <= x1:
             return float(y0 + (y1 - y0) * (x - x0) / (x1 - x0)) if x1 > x0 else float(y1)
-    return float(points[-1][1])
+    return float("nan")
 
 
 def series(name: str, columns: list[list[tuple[float, float]]], kind: str = "line", **look: Any) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class Scale:
     folders: Mapping[str, str]
     widths: tuple[float, ...]  # of static networks
     latency: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)  # on single experiments: what differs from the rest
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
-import subprocess
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path as File
 from typing import Any
 
 import torch
 
+from dsnet.config import CONFIG
 from dsnet.experiments.catalogue import EXPERIMENTS
 from dsnet.experiments.declare import Experiment
 from dsnet.experiments.digits import write_digits
@@ -20,7 +23,7 @@ from dsnet.experiments.layout import result_of
 from dsnet.experiments.recipe import Cell, Scale, cell_of
 from dsnet.reports.experiment import export_experiment
 from dsnet.training.distributed import barrier, process_group, rank
-from dsnet.version import __version__
+from dsnet.version import __version__, commit
 
 RUNS, DATA = "runs", "data"
 
@@ -43,39 +46,80 @@ def reproduce(
     that gets the results as well.
     """
     seeds = tuple(scale.seeds if seeds is None else seeds)
-    root = str(out / DATA) if scale.name == "smoke" else root
+    root = str(out / DATA) if scale.name == "smoke" else root if train else root or DATA
     grids = {name: cells_of(EXPERIMENTS[name], scale, seeds, out, root) for name in names}
-    with process_group():
+    with process_group(minutes=24 * 60), locked(out) if train else nullcontext():  # evaluation takes one process
         first = rank() == 0
         if scale.name == "smoke" and first:
             write_digits(out / DATA)
         barrier()
         if train:
-            cells = [cell for rows in grids.values() for mine in rows.values() for cell in mine]
-            train_all(cells, out / RUNS, workers)
+            train_all([cell for rows in grids.values() for cell in flat_list(rows)], out / RUNS, workers)
     if not first:  # what is left takes one process
         return []
     results = []
     for name in names:
-        begun, experiment = time.time(), EXPERIMENTS[name]
-        done = {
-            label: [Finished(out / RUNS / cell.name) for cell in cells if is_finished(out / RUNS / cell.name)]
-            for label, cells in grids[name].items()
-        }
-        result = result_of(experiment, scale, done, seeds)
-        if experiment.measure is not None:
-            result |= experiment.measure(scale)
-        trained = sum(
-            seconds_of(out / RUNS / cell.name)
-            for cell in in_order([cell for cells in grids[name].values() for cell in cells])
-        )
-        result["made_by"] = {"command": command or f"dsnet reproduce {name} --scale {scale.name}", **provenance()}
-        result["made_by"]["seconds"] = round(trained + time.time() - begun)
+        begun = time.time()
+        result = measured(EXPERIMENTS[name], scale, grids[name], out, seeds, anew=train)
+        how = {"command": command or f"dsnet reproduce {name} --scale {scale.name}", **provenance()}
+        result.setdefault("made_by", {**how, "seconds": round(time.time() - begun + result.get("trained_seconds", 0))})
         for folder in (out, export):
             if folder is not None:
                 export_experiment(result, folder / name)
         results.append(result)
     return results
+
+
+def measured(
+    experiment: Experiment, scale: Scale, cells: dict[str, list[Cell]], out: File, seeds: Sequence[int], *, anew: bool
+) -> dict[str, Any]:
+    """The result of an experiment whose runs are there; what is measured without runs is kept, unless `anew`."""
+    file = out / f"{experiment.name}.json"
+    if experiment.measure is not None and not anew and file.exists():
+        kept: dict[str, Any] = json.loads(file.read_text())
+        return kept
+    folders = {label: [(out / RUNS / cell.name, cell.config.seed) for cell in mine] for label, mine in cells.items()}
+    done = {label: [Finished(*place) for place in mine if is_finished(place[0])] for label, mine in folders.items()}
+    result = result_of(experiment, scale, done, seeds)
+    if experiment.measure is not None:
+        found = experiment.measure(scale)
+        result |= {**found, "text": [*result["text"], *found["text"]]}
+    commits = Counter(run.commit for run in {run.folder: run for mine in done.values() for run in mine}.values())
+    result["trained_at"] = dict(commits)
+    result["trained_seconds"] = sum(seconds_of(out / RUNS / cell.name) for cell in in_order(flat_list(cells)))
+    return result
+
+
+def flat_list(cells: dict[str, list[Cell]]) -> list[Cell]:
+    return [cell for mine in cells.values() for cell in mine]
+
+
+def seconds_of(folder: File) -> float:
+    """From a run's first file to its last, by the clock: pauses count; 0 if it is not there."""
+    times = [file.stat().st_mtime for file in (folder / CONFIG, folder / "results" / "test.json") if file.exists()]
+    return max(times) - min(times) if times else 0.0
+
+
+@contextmanager
+def locked(out: File) -> Iterator[None]:
+    """One command at a time trains below a folder: two would train the same runs. Without effect on Windows."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    if os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(
+                f"another `dsnet reproduce` is at work in {out}; wait for it, or give another --out"
+            ) from None
+        yield
 
 
 def cells_of(
@@ -86,24 +130,10 @@ def cells_of(
     return {row.label: [cell_of(row.recipe, scale, seed, runs=out / RUNS, root=root) for seed in seeds] for row in rows}
 
 
-def seconds_of(folder: File) -> float:
-    """How long a run was at work, from its first file to its last; 0 if it is not there."""
-    times = [
-        file.stat().st_mtime for file in (folder / "config.yaml", folder / "results" / "test.json") if file.exists()
-    ]
-    return max(times) - min(times) if times else 0.0
-
-
 def provenance() -> dict[str, str]:
     """Of the code and the machine."""
-    where = File(__file__).parent
-    asked = ["git", "-C", str(where), "rev-parse", "--short", "HEAD"]
-    try:
-        commit = subprocess.run(asked, capture_output=True, text=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        commit = ""
     return {
-        "commit": commit or f"dsnet {__version__}",
+        "commit": commit() or f"of the release {__version__}",
         "machine": f"{platform.machine()} {platform.system()}, {os.cpu_count()} cores",
         "dsnet": __version__,
         "torch": torch.__version__,
@@ -115,7 +145,6 @@ def progress(names: Sequence[str], scale: Scale, out: File, root: str | None, se
     """By experiment: how many runs it has in all, and how many are finished."""
     found = {}
     for name in names:
-        rows = cells_of(EXPERIMENTS[name], scale, seeds, out, root)
-        cells = in_order([cell for mine in rows.values() for cell in mine])
+        cells = in_order(flat_list(cells_of(EXPERIMENTS[name], scale, seeds, out, root)))
         found[name] = (sum(is_finished(out / RUNS / cell.name) for cell in cells), len(cells))
     return found

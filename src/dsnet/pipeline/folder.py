@@ -14,7 +14,7 @@ import yaml
 from dsnet.checkpoint import MODEL, CheckpointError, write_whole
 from dsnet.config import CONFIG, TrainConfig
 from dsnet.data import Dataset
-from dsnet.version import __version__
+from dsnet.version import __version__, commit
 
 SPLITS = "splits.json"
 BENCH = "results/bench.json"
@@ -28,7 +28,12 @@ def prepare_folder(folder: File, config: TrainConfig, data: Dataset) -> None:
             f"{folder} already holds a run; continue it with --resume {folder}, or choose another --out"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    versions = {"dsnet": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    versions = {
+        "dsnet": __version__,
+        "commit": commit(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
     splits = {name: getattr(data, name).ids.tolist() for name in ("calibration", "test")}
     write_whole(folder / SPLITS, json.dumps({"fingerprint": data.fingerprint, **splits}).encode())
     write_whole(folder / "versions.json", json.dumps({**versions, "command": sys.argv}, indent=1).encode())

@@ -10,7 +10,7 @@ from dsnet.checkpoint import write_whole
 from dsnet.reports.svg import chart, stacked_bars, standalone
 from dsnet.reports.tables import markdown_table, print_table
 
-CLAIMS = ["<claim", "paper", "ours, by seed", "<direction"]
+CLAIMS = ["<claim", "paper", "ours", "<direction"]
 VERDICTS = {True: "holds", False: "does not hold", None: "no verdict"}
 
 
@@ -35,21 +35,26 @@ def export_experiment(result: dict[str, Any], prefix: File) -> None:
         drawn = stacked_bars(figure) if figure.get("kind") == "shares" else chart(figure)
         write_whole(picture, standalone(drawn).encode())
         lines += [f"![{figure['title']}]({picture.name})", ""]
-    made = result["made_by"]
-    lines += [
-        f"Made by `{made['command']}` at commit {made['commit']} with dsnet {made['dsnet']}, torch {made['torch']}, "
-        f"{made['machine']}, {made['date']}; {duration(made['seconds'])} of runs by the clock. "
-        f"Every figure is in [{prefix.name}.json]({prefix.name}.json).",
-    ]
+    lines += [*made_by(result), f"Every figure is in [{prefix.name}.json]({prefix.name}.json)."]
     write_whole(prefix.with_name(prefix.name + ".json"), (json.dumps(result, indent=1) + "\n").encode())
     write_whole(prefix.with_name(prefix.name + ".md"), ("\n".join(lines) + "\n").encode())
 
 
+def made_by(result: dict[str, Any]) -> list[str]:
+    made, commits = result["made_by"], result.get("trained_at") or {}
+    runs = ", ".join(f"{count} at {commit}" for commit, count in commits.items())
+    return [
+        f"Made by `{made['command']}` at commit {made['commit']} with dsnet {made['dsnet']}, torch {made['torch']}, "
+        f"{made['machine']}, {made['date']}; {minutes(made['seconds'])} by the clock.",
+        *([f"Commits that its runs were trained at: {runs}."] if runs else []),
+    ]
+
+
 def paragraphs(result: dict[str, Any]) -> list[str]:
     seeds = result["seeds"]
-    words = f"Mean ± standard deviation over seeds {', '.join(map(str, seeds))}." if len(seeds) > 1 else ""
-    trained = bool(result.get("runs"))
-    return [line for text in [*result["text"], words if trained else ""] if text for line in (text, "")]
+    words = f"Mean ± standard deviation over seeds {', '.join(map(str, seeds))}."
+    spread = words if len(seeds) > 1 and result.get("runs") else ""
+    return [line for text in [*result["text"], spread] if text for line in (text, "")]
 
 
 def claims_of(result: dict[str, Any]) -> list[list[str]]:
@@ -60,10 +65,10 @@ def meaning(result: dict[str, Any]) -> str:
     if not result.get("runs"):
         return ""
     return (
-        "Differences are paired by seed. A direction holds if every seed shows it; it has no verdict where seeds "
-        "disagree or nothing differs. With few seeds, a small difference that holds is no proof."
+        "Differences are paired by seed, in points for accuracies. A direction holds if every seed shows it; it has no "
+        "verdict where seeds disagree or nothing differs. With few seeds, a small difference that holds is no proof."
     )
 
 
-def duration(seconds: float) -> str:
+def minutes(seconds: float) -> str:
     return f"{seconds / 3600:.1f} hours" if seconds >= 5400 else f"{max(1, round(seconds / 60))} minutes"

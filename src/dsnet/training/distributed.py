@@ -19,7 +19,7 @@ from dsnet.training.recalibrate import batch_norms
 
 
 @contextmanager
-def process_group() -> Iterator[None]:
+def process_group(minutes: float = 30) -> Iterator[None]:
     """Join the group of a torchrun job for the length of a block; nothing outside of one, or inside of another."""
     if dist.is_initialized() or "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
@@ -27,7 +27,7 @@ def process_group() -> Iterator[None]:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(device())
-    minutes = float(os.environ.get("DSNET_TIMEOUT_MINUTES", "30"))
+    minutes = float(os.environ.get("DSNET_TIMEOUT_MINUTES", minutes))
     try:
         dist.init_process_group(backend, timeout=timedelta(minutes=minutes))
     except RuntimeError as error:
