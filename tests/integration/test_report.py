@@ -225,7 +225,7 @@ def test_a_folder_of_runs_has_an_overview(run: Path, tmp_path: Path, capsys: pyt
     assert page.text.index(EXPERIMENT["title"]) < page.text.index("Overview of the runs")
     assert page.text.count("Gate distributions") == 2  # a static network has none
     figures = drawn(tmp_path / "page.html")
-    assert figures["digits"] == 6 + 5 + 1
+    assert figures["digits, 359 test images"] == 6 + 5 + 1
     assert figures["ds_mobilenet_v1_tiny, digits test"] == 6 + 5 + 1  # the static network beside each run
     text = (tmp_path / "md" / "m.md").read_text()
     pictures = re.findall(r"!\[[^\]]*\]\(([^)]*)\)", text)

@@ -338,6 +338,7 @@ def test_predict_tells_class_path_and_cost(run: Path, tmp_path: Path, capsys) ->
         (["GOOD", "--path", "1", "--budget", "1M"], "--path pins the widths"),
         (["GOOD", "--max_width", "-1"], "max_width is -1"),
         (["GOOD", "--batch_size", "0"], "--batch_size is 0"),
+        (["GOOD", "--draw", "out"], "--draw is for detectors"),
     ],
 )
 def test_predict_refuses_what_it_cannot_do(words: list[str], message: str, run: Path, tmp_path: Path, capsys) -> None:

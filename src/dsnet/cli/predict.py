@@ -51,6 +51,8 @@ def run(args: Namespace, parser: ArgumentParser) -> int:
         from dsnet.cli.detection import predict_objects
 
         return predict_objects(args, files)
+    if args.draw is not None:
+        raise ValueError(f"--draw is for detectors, which find boxes; {args.run} classifies whole images")
     runner = open_runner(args.run)
     path = None if args.path is None else parse_path(runner.spec, args.path)
     policy = Policy()

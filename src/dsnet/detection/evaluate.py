@@ -137,19 +137,19 @@ def evaluate_detector(
     elif budgets or max_width is not None:
         why = "has not learned to route" if detector.spec.backbone.router is None else "holds a single path"
         raise RoutingError(f"this {detector.spec.name} {why}, so it has no budgets")
-    result["examples"] = examples(traces, names)
+    result["examples"] = examples(traces, names, max_width)
     return {**result, "seconds": round(time.perf_counter() - start, 2)}
 
 
 def examples(
-    traces: DetectionTraces, names: Sequence[str], *, count: int = 6, confidence: float = 0.5
+    traces: DetectionTraces, names: Sequence[str], max_width: int | None, *, count: int = 6, confidence: float = 0.5
 ) -> dict[str, Any]:
     """What was found in a few images, spread over the set: by the detector at M where it routes, else at its widest."""
     detector, table = traces.detector, traces.table
     paths = [max(traces.found, key=table.madds)] * len(traces)
     if detector.routes:
         low, high = (table.madds(traces.net.candidates[end], dynamic=True) for end in (0, -1))
-        outcome = traces.at(detector_policy(detector, low + SIZES["M"] * (high - low)))
+        outcome = traces.at(detector_policy(detector, low + SIZES["M"] * (high - low), max_width=max_width))
         paths = [tuple(path) for path in outcome.paths.tolist()]
     shown = []
     for row in sorted({round(number * (len(traces) - 1) / (count - 1)) for number in range(count)}):

@@ -9,6 +9,7 @@ from typing import Any
 ROW = ("top1", "top5", "loss")
 DYNAMIC_ROW = ("madds", "p50", "p95", "miss", "top1", "hull", "gain")
 DYNAMIC = ("auc",)
+SOURCES = ("source", "gate_from")
 
 
 def combine(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -42,8 +43,9 @@ def combine(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def kind(result: dict[str, Any]) -> list[Any]:
     """What must be alike in runs that are shown as one."""
     dynamic = result.get("dynamic", {})
-    keys = ("model", "dataset", "split", "image_size", "training")
-    return [*(result[key] for key in keys), dynamic.get("router"), dynamic.get("targets")]
+    keys = ("model", "dataset", "split", "image_size")
+    training = {key: key in SOURCES or value for key, value in result["training"].items()}  # each seed has its own
+    return [*(result[key] for key in keys), training, dynamic.get("router"), dynamic.get("targets")]
 
 
 def averaged(tables: Sequence[Sequence[dict[str, Any]]], keys: Sequence[str]) -> list[dict[str, Any]]:

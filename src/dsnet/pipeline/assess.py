@@ -103,6 +103,7 @@ def evaluate_split(
         "batch_size": config.optim.batch_size,
         "lr": config.optim.lr,
         "ema_momentum": config.ieb.momentum,
+        "temperature": config.ieb.temperature,
     }
     if config.source is not None and config.stage != "gate":
         training["source"] = File(config.source).name
@@ -114,6 +115,7 @@ def evaluate_split(
             **asdict(net.spec.router),
             "routing": [list(allowed) for allowed in net.spec.routing],
             "weights": list(config.sgs.weights),
+            "gate": None if net.spec.gate is None else [net.spec.gate.slimming, net.spec.gate.shared],
             "epochs": router.epochs,
             "batch_size": router.batch_size,
             "lr": router.lr,

@@ -21,7 +21,7 @@ from dsnet.pipeline.folder import BENCH, GATE, check_data
 from dsnet.reports.blocks import Chapter, Picture, Pictures, Report
 from dsnet.reports.chapters import RunParts, experiment_chapter, run_chapter
 from dsnet.reports.html import chapter
-from dsnet.reports.overview import compose
+from dsnet.reports.overview import compose, data_of
 from dsnet.reports.plots import is_static
 
 RESULT = "results/test.json"
@@ -174,7 +174,4 @@ def with_static(run: RunParts, static: Sequence[dict[str, Any]]) -> RunParts:
     """Static networks on the same data are drawn beside a run."""
     if run.result is None or run.detector or is_static(run.result):
         return run
-    same = [
-        other for other in static if (other["dataset"], other["split"]) == (run.result["dataset"], run.result["split"])
-    ]
-    return replace(run, static=same)
+    return replace(run, static=[other for other in static if data_of(other) == data_of(run.result)])

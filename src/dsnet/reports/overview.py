@@ -39,16 +39,17 @@ def compose(name: str, runs: Sequence[RunParts], experiments: Sequence[dict[str,
 def overview(runs: Sequence[RunParts], anchors: dict[str, str], *, folded: bool) -> Chapter:
     blocks: list[Block] = []
     groups = alike([run for run in runs if run.result is not None and not run.detector])
-    datasets = list(dict.fromkeys(result["dataset"] for _, result in groups))
-    by_data = {name: [group for group in groups if group[1]["dataset"] == name] for name in datasets}
-    blocks += [Plot(figure(mine, dataset)) for dataset, mine in by_data.items()]
+    datasets = list(dict.fromkeys(data_of(result) for _, _, result in groups))
+    by_data = {data: [group for group in groups if data_of(group[2]) == data] for data in datasets}
+    titles = {data: f"{data[0]}, {data[2]} {data[1]} images" for data in datasets}
+    blocks += [Plot(figure([group[1:] for group in mine], titles[data])) for data, mine in by_data.items()]
     detectors = [(run, run.result) for run in runs if run.detector and run.result is not None]
     if detectors:
         blocks.append(Plot({**figure([(run.name, result) for run, result in detectors], "detectors"), "y": "mAP"}))
-    for dataset, mine in by_data.items():
-        links = [anchors[named.split(" + ")[0]] for named, _ in mine]
+    for data, mine in by_data.items():
+        links = [anchors[first] for first, *_ in mine]
         note = "Top-1 in %; dynamic: at the middle budget; gain: points over fixed widths at the same average MAdds."
-        blocks.append(Table(COLUMNS, [cells(*group) for group in mine], dataset, note, links=links))
+        blocks.append(Table(COLUMNS, [cells(*group[1:]) for group in mine], titles[data], note, links=links))
     if detectors:
         rows = [detector_cells(run, result) for run, result in detectors]
         blocks.append(Table(DETECTORS, rows, "detectors", links=[anchors[run.name] for run, _ in detectors]))
@@ -58,20 +59,25 @@ def overview(runs: Sequence[RunParts], anchors: dict[str, str], *, folded: bool)
     return Chapter("Overview of the runs", "", blocks, folded=folded)
 
 
-def alike(runs: Sequence[RunParts]) -> list[tuple[str, dict[str, Any]]]:
-    """Runs that differ in their seed only as one, with means and standard deviations."""
+def data_of(result: dict[str, Any]) -> tuple[str, str, int]:
+    """What results must share to be drawn together: all folders of images are called folder, so their number counts."""
+    return result["dataset"], result["split"], result["rows"][0]["images"]
+
+
+def alike(runs: Sequence[RunParts]) -> list[tuple[str, str, dict[str, Any]]]:
+    """Runs that differ in their seed only as one, with means and standard deviations: first run, label, result."""
     groups: dict[str, list[RunParts]] = {}
     for run in runs:
         assert run.result is not None
         groups.setdefault(repr(kind(run.result)), []).append(run)
-    found: list[tuple[str, dict[str, Any]]] = []
+    found: list[tuple[str, str, dict[str, Any]]] = []
     for mine in groups.values():
         results = [run.result for run in mine if run.result is not None]
         try:
             more = f" + {len(mine) - 1} seed{'s' * (len(mine) > 2)}" if len(mine) > 1 else ""
-            found.append((mine[0].name + more, combine(results)))
+            found.append((mine[0].name, mine[0].name + more, combine(results)))
         except ValueError:  # the same seed, or other paths and budgets
-            found += [(run.name, run.result) for run in mine if run.result is not None]
+            found += [(run.name, run.name, run.result) for run in mine if run.result is not None]
     return found
 
 

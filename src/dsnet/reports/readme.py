@@ -73,7 +73,10 @@ def words_of(block: Block) -> list[str]:
             return [f"**{plain(block.title)}**", "", *lines] if block.title else lines
         case Claims(claims):
             rows = [
-                [*(plain(str(claim.get(key, ""))) for key in ("claim", "paper", "ours")), VERDICTS[claim.get("holds")]]
+                [
+                    *(plain(str(claim.get(key, ""))) for key in ("claim", "paper", "ours")),
+                    VERDICTS.get(claim.get("holds"), VERDICTS[None]),
+                ]
                 for claim in claims
             ]
             return markdown_table(["<claim", "<paper", "<ours", "<verdict"], rows)
