@@ -43,7 +43,7 @@ class Finished:
     @property
     def commit(self) -> str:
         """Of the code that trained it."""
-        return str(json.loads((self.folder / "versions.json").read_text()).get("commit") or "unknown")
+        return str(json.loads((self.folder / "versions.json").read_text()).get("commit") or "an unrecorded commit")
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:
