@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 demo: $(VENV)/installed
 	rm -rf runs/demo
 	$(BIN)/dsnet train --out runs/demo
+	$(BIN)/dsnet report runs/demo
 
 test: $(VENV)/installed-dev
 	$(BIN)/ruff check .
