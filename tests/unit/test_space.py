@@ -94,7 +94,7 @@ def test_channels() -> None:
         ({"name": "ds_resnet50", "in_channels": -1}, "in_channels is -1"),
         ({"name": "ds_resnet50", "image_size": 16}, "image size 16 is too small for 'ds_resnet50', .* at least 32"),
         ({"name": "ds_resnet50", "routing": [4]}, "choose from 0 to 3"),
-        ({"name": "ds_resnet50", "width": 0.5}, "takes no width multiplier; only efficientnet_b0, mobilenet_v1"),
+        ({"name": "ds_resnet50", "width": 0.5}, "takes no width multiplier; only efficientnet_b0, efficientnet_tiny"),
         ({"name": "mobilenet_v1", "width": -1}, r"width multiplier is -1; it must lie in \(0, 4\]"),
         ({"name": "mobilenet_v1", "slimming": "scalar"}, "has no gates"),
         ({"name": "mobilenet_v1", "routing": [0, 1]}, "has no choice points"),
