@@ -23,19 +23,23 @@ def test_python_in_the_documentation_runs(page: str, tmp_path: Path, monkeypatch
 
 
 def test_the_page_on_pretrained_weights_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
     import torch
     from unit.test_plain import mobilenet
 
     from dsnet.cli import main
 
     monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "configs", "configs")
     torch.save(mobilenet(classes=1000, dtype=torch.float32), "mobilenetv1_100.pth")
     text = (ROOT / "docs/pretrained.md").read_text()
     for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
         exec(block, {})
     commands = "".join(re.findall(r"```\n(.*?)```", text, flags=re.DOTALL)).splitlines()
     for command in (line for line in commands if line.startswith("dsnet ")):
-        assert main(command.split()[1:]) == 0
+        words = command.split()[1:]
+        assert main([*words, *in_small(words)]) == 0
 
 
 def test_commands_in_the_readme_exist() -> None:
