@@ -165,7 +165,7 @@ def test_two_ranks_run_an_experiment(tmp_path: Path) -> None:
     done = torchrun("-m", "dsnet", "reproduce", *words)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("Distillation temperature on DS-MBNet") == 1
-    assert done.stdout.count("[2/2]") == 1
+    assert done.stderr.count("[2/2]") == 1
     result = json.loads((tmp_path / "temperature.json").read_text())
     assert all("not run" not in row for row in result["tables"][0]["rows"])
     refused = torchrun("-m", "dsnet", "reproduce", *words, "--workers", "2")
