@@ -71,9 +71,9 @@ def efficientnet_tiny(width: float = 1.0) -> ModelSpec:
         stages=(
             StageSpec("conv", stem, stride=2),
             inverted(outs[0], 1, 1),
-            inverted(outs[1], 2, 2, expansion=4),
-            inverted(outs[2], 2, 1, expansion=4, kernel=5),
-            inverted(outs[3], 2, 2, expansion=4),
+            inverted(outs[1], 2, 2, expansion=4, tap="front"),
+            inverted(outs[2], 2, 1, expansion=4, kernel=5, tap="middle"),
+            inverted(outs[3], 2, 2, expansion=4, tap="last"),
         ),
         activation="silu",
         gate=SQUEEZE_EXCITE,

@@ -129,9 +129,9 @@ def tiny_stages(ratios: tuple[float, ...], choice: int | None) -> tuple[StageSpe
     return (
         StageSpec("conv", stem, stride=2, choice=choice),
         depthwise(first, choice=choice),
-        depthwise(front, 2, 2, choice=choice),
-        depthwise(body, 3, choice=choice),
-        depthwise(body, 3, 2, choice=choice),
+        depthwise(front, 2, 2, choice=choice, tap="front"),
+        depthwise(body, 3, choice=choice, tap="middle"),
+        depthwise(body, 3, 2, choice=choice, tap="last"),
     )
 
 
