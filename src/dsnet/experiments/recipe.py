@@ -16,6 +16,7 @@ from dsnet.detection.config import DetectionConfig, detection_config_from
 Keys = Mapping[str, Any]  # of a config, such as {"ieb.teacher": "ema"}
 LINKS = ("source", "gate_from", "backbone")  # other runs that a run starts from
 PLACES = ("data.root", "data.workers", "threads", "save_steps")  # do not change what is learned
+ROUNDING: Keys = {"optim.channels_last": False}  # changes no more than rounding: the digest holds the default
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +81,7 @@ def cell_of(recipe: Recipe, scale: Scale, seed: int, *, runs: File, root: str | 
         keys["data.root"] = str(File(root) / folder)
     config = config_of_keys(json.dumps(keys))
     decisive = {key: value for key, value in flat(config.to_dict()).items() if key not in (*PLACES, *LINKS)}
+    decisive |= {key: value for key, value in ROUNDING.items() if key in decisive}
     decisive |= {link: need.name for link, need in needs.items()}
     digest = hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:8]
     said = [str(value) for value in recipe.keys.values() if isinstance(value, str | float | int)]

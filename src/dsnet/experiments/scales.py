@@ -105,6 +105,7 @@ IMAGENETTE: Keys = {  # configs/imagenette_ds_mobilenet_v1_small.yaml
     "threads": 1,
 }
 RESNET: Keys = {"model.name": "ds_resnet_tiny", "optim.epochs": 6, "optim.lr": 0.1, "sgs_optim.epochs": 1}
+LAST: Keys = {"optim.channels_last": True}  # a quarter less time where convolutions are depthwise
 CPU = Scale(
     name="cpu",
     about="Scale cpu: CIFAR-10, small networks, short trainings (14 epochs; DS-ResNet 6), gates 1 or 2 epochs.",
@@ -112,12 +113,12 @@ CPU = Scale(
     bases={
         **family(
             CIFAR,
-            mbnet={"model.name": "ds_mobilenet_v1_tiny"},
-            us={"model.name": "us_mobilenet_v1_tiny"},
-            static={"model.name": "mobilenet_v1_tiny"},
+            mbnet={"model.name": "ds_mobilenet_v1_tiny", **LAST},
+            us={"model.name": "us_mobilenet_v1_tiny", **LAST},
+            static={"model.name": "mobilenet_v1_tiny", **LAST},
             resnet=RESNET,
-            effnet={"model.name": "ds_efficientnet_tiny", "optim.epochs": 6},
-            static_effnet={"model.name": "efficientnet_tiny", "optim.epochs": 6},
+            effnet={"model.name": "ds_efficientnet_tiny", "optim.epochs": 6, **LAST},
+            static_effnet={"model.name": "efficientnet_tiny", "optim.epochs": 6, **LAST},
         ),
         **family(
             FASHION,
