@@ -15,6 +15,7 @@ from dsnet.routing.traces import Described, Traces
 
 POINTS = 25
 GAP = 0.15  # of the whole range, between neighbouring rows: scores so much alike that images change width together
+NEAR = 5e-4  # of the whole range: what a lambda may miss its row by, far less than other images make it miss
 UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
 
 
@@ -25,7 +26,7 @@ def calibrate(traces: Traces, points: int = POINTS) -> tuple[Budget, ...]:
     for number in range(points):
         # The ends themselves are met by any extreme lambda: stop short of them, or interpolation would go astray.
         share = min(max(number / (points - 1), 0.002), 0.998)
-        lam = solve(traces, low + share * (high - low))
+        lam = solve(traces, low + share * (high - low), near=NEAR * (high - low))
         outcome = traces.at(Policy(lam))
         madds, accuracy = outcome.madds.double().mean().item(), traces.accuracy(outcome)
         rows.setdefault(round(madds), Budget(madds, lam, accuracy, traces.table.image_size))
@@ -44,13 +45,18 @@ def spent(traces: Traces, policy: Policy) -> float:
     return traces.at(policy).madds.double().mean().item()
 
 
-def solve(traces: Traces, madds: float) -> float:
-    """The lambda whose average MAdds come closest to a target, by bisection: spending falls as lambda rises."""
+def solve(traces: Traces, madds: float, *, near: float = 0.0) -> float:
+    """A lambda whose average MAdds are this near to a target, or else the nearest.
+
+    By bisection: spending falls as lambda rises. Behind a gate each lambda may lead images along paths not yet seen.
+    """
     low, high = -LIMIT, LIMIT
     tried: dict[float, float] = {}
     for _ in range(32):
         middle = (low + high) / 2
         tried[middle] = spent(traces, Policy(unfold(middle)))
+        if abs(tried[middle] - madds) <= near:
+            break
         if tried[middle] > madds:
             low = middle
         else:
