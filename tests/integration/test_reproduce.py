@@ -129,9 +129,14 @@ def test_two_commands_do_not_train_in_one_folder(out: Path, capsys: pytest.Captu
     assert "another `dsnet reproduce` is at work" in capsys.readouterr().err
 
 
-def test_json_is_one_document(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_document_beside_what_training_prints(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = next((out / "runs").glob("mbnet-supernet-*"))
+    shutil.rmtree(run)
     assert main(["reproduce", *SOME[:2], "--scale", "smoke", "--out", str(out), "--json"]) == 0
-    assert [result["experiment"] for result in json.loads(capsys.readouterr().out)] == SOME[:2]
+    said = capsys.readouterr()
+    assert [result["experiment"] for result in json.loads(said.out)] == SOME[:2]
+    assert "epoch 1/1" in said.err
+    assert grid.is_finished(run)
 
 
 def test_workers_train_the_same_runs(out: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from dsnet.config import TrainConfig, read_config
 from dsnet.detection.config import read_detection_config
 from dsnet.experiments import EXPERIMENTS, SCALES, measures
-from dsnet.experiments.catalogue import MBNET, PAPER_GATES, RESNET
+from dsnet.experiments.catalogue.common import MBNET, PAPER_GATES, RESNET
 from dsnet.experiments.declare import Claim, Column, Row, Table
 from dsnet.experiments.grid import RESULT, Finished, in_order
 from dsnet.experiments.layout import judged, laid_out

@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path as File
 
 from jsonargparse import ArgumentParser, Namespace
@@ -63,17 +64,18 @@ def run(args: Namespace, parser: ArgumentParser) -> int:
     words = ["dsnet", "reproduce", *args.experiments, "--scale", scale.name]
     words += ["--seeds", *map(str, args.seeds)] if args.seeds else []
     try:
-        results = reproduce(
-            names,
-            scale,
-            out,
-            root=args.root,
-            seeds=seeds,
-            workers=args.workers,
-            train=not args.finished,
-            export=None if args.export is None else File(args.export),
-            command=shlex.join(words),
-        )
+        with redirect_stdout(sys.stderr) if args.json else nullcontext():  # what trainings print is not JSON
+            results = reproduce(
+                names,
+                scale,
+                out,
+                root=args.root,
+                seeds=seeds,
+                workers=args.workers,
+                train=not args.finished,
+                export=None if args.export is None else File(args.export),
+                command=shlex.join(words),
+            )
     except Interrupted as stop:
         why = signal.Signals(stop.number).name
         print(f"dsnet reproduce: stopped by {why}, state saved; the same command goes on", file=sys.stderr)

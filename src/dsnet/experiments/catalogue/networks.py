@@ -1,0 +1,88 @@
+"""Dynamic networks against other networks: static ones, and universally slimmable ones."""
+
+from __future__ import annotations
+
+from dsnet.cost import CostTable
+from dsnet.experiments.catalogue.common import EFFNET, MBNET, SLIM_FIRST, TOP1, US
+from dsnet.experiments.declare import Claim, Column, Plot, Row, Table
+from dsnet.experiments.measures import constant, dynamic_at, tradeoff, uniform_at, widest, widest_madds
+from dsnet.experiments.recipe import Recipe, Scale
+from dsnet.models import model_spec
+
+
+def static_madds(scale: Scale, base: str, width: float) -> float:
+    keys = scale.bases[base]
+    size = keys.get("data.image_size") or {"digits": 16, "cifar10": 32}[keys["data.dataset"]]
+    channels = 1 if keys["data.dataset"] == "digits" else 3
+    spec = model_spec(keys["model.name"], width=width, image_size=size, in_channels=channels)
+    return float(CostTable(spec, size).madds(()))
+
+
+def against_static(scale: Scale, dynamic: Recipe, static: str, paper: dict[float, tuple[str, str]]) -> Table:
+    """Dynamic and static networks at the MAdds of the static ones."""
+    rows, claims = [], []
+    for width in scale.widths:
+        cost = static_madds(scale, static, width)
+        ours, theirs = paper.get(width, ("", ""))
+        one, two = f"static x{width:g}", f"dynamic at the MAdds of x{width:g}"
+        rows.append(Row(one, Recipe(static, {"model.width": width}), {TOP1: theirs}))
+        measures = {"MAdds": constant(cost), TOP1: dynamic_at(cost)}
+        rows.append(Row(two, dynamic, {TOP1: ours}, measures))
+        difference = float(ours) - float(theirs) if ours and theirs else None
+        claims.append(Claim(f"dynamic over static x{width:g} at equal MAdds", TOP1, two, one, difference))
+    return Table(
+        "Dynamic networks against static networks of equal MAdds, trained by the same recipe",
+        (Column("MAdds", widest_madds, "madds"), Column(TOP1, widest)),
+        tuple(rows),
+        tuple(claims),
+        "Dynamic accuracies are interpolated between the slimmest path, five calibrated budgets, and the widest path.",
+    )
+
+
+def main_tables(scale: Scale) -> tuple[Table, ...]:
+    paper = {0.5: ("70.1", "63.3"), 0.75: ("72.8", "68.4"), 1.0: ("74.5", "70.9")}
+    return (against_static(scale, MBNET.gates(SLIM_FIRST), "static", paper),)
+
+
+def main_plots(scale: Scale) -> tuple[Plot, ...]:
+    dynamic = f"dynamic at the MAdds of x{scale.widths[0]:g}"
+    static = {f"static x{width:g}": f"static x{width:g}" for width in scale.widths}
+    title = "One dynamic network against separately trained static ones"
+    return (tradeoff(title, {dynamic: "its uniform sub-networks"}, {dynamic: "dynamic, router slim_first"}, static),)
+
+
+def effnet_tables(scale: Scale) -> tuple[Table, ...]:
+    paper = {1.0: ("76.7", "76.0"), 0.75: ("75.4", "74.6")}
+    return (against_static(scale, EFFNET.gates(SLIM_FIRST), "static_effnet", paper),)
+
+
+def us_tables(scale: Scale) -> tuple[Table, ...]:
+    labels = {"us": "US network, in-place distillation", "ds": "DS-Net, dynamic", "uniform": "DS-Net, uniform"}
+    columns, rows, claims = [], [], []
+    paper = {0.5: ("64.2", "70.1"), 0.75: ("69.5", "72.8"), 1.0: ("71.8", "74.5")}
+    dynamic = MBNET.gates(SLIM_FIRST)
+    us, ds, uniform = {}, {}, {}
+    for width in scale.widths:
+        cost = static_madds(scale, "static", width)
+        name = f"at the MAdds of x{width:g}"
+        columns.append(Column(name, uniform_at(cost)))
+        us[name], ds[name] = paper.get(width, ("", ""))
+        uniform[name] = dynamic_at(cost)
+        difference = float(ds[name]) - float(us[name]) if us[name] else None
+        claims.append(Claim(f"DS-Net over the US network {name}", name, labels["ds"], labels["us"], difference))
+    rows.append(Row(labels["us"], US.but({"ieb.teacher": "inplace"}), us))
+    rows.append(Row("US network, IEB", US))
+    rows.append(Row(labels["uniform"], dynamic))
+    rows.append(Row(labels["ds"], dynamic, ds, uniform))
+    return (Table("DS-Net against universally slimmable networks", tuple(columns), tuple(rows), tuple(claims)),)
+
+
+def us_plots(scale: Scale) -> tuple[Plot, ...]:
+    uniform = {
+        "US network, in-place distillation": "universally slimmable, in-place distillation",
+        "US network, IEB": "universally slimmable, IEB",
+        "DS-Net, uniform": "DS-Net, uniform sub-networks",
+    }
+    return (
+        tradeoff("DS-Net against universally slimmable networks", uniform, {"DS-Net, dynamic": "DS-Net, dynamic"}, {}),
+    )
