@@ -123,7 +123,8 @@ def test_gates_of_the_classification_run_are_kept(place: Path, capsys: pytest.Ca
     net = randomised("ds_mobilenet_v1_small", dtype=torch.float32)
     gated = with_fresh_router(net, replace(net.spec, router=RouterSpec("gate", "try_best")))
     dsnet.save(gated, place / "gated-backbone")
-    assert train(place, "kept", "--gates.router", "frozen", backbone="gated-backbone") == 0
+    assert train(place, "kept", "--gates.router", "frozen", "--rule", "11point", backbone="gated-backbone") == 0
+    assert json.loads((place / "kept" / "results" / "test.json").read_text())["rule"] == "11point"
     theirs, mine = gated.state_dict(), load_detector(place / "kept").state_dict()
     gate = "segments.0.first.gate."
     same = [torch.equal(mine[f"backbone.{name}"], tensor) for name, tensor in theirs.items() if name.startswith(gate)]

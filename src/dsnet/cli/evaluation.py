@@ -38,8 +38,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--rule",
         choices=["area", "11point"],
-        default="area",
-        help="of a detector's average precision; VOC07 has 11point",
+        default=None,
+        help="of a detector's average precision; VOC07 has 11point; by default the run's",
     )
     parser.add_argument("--overlap", type=float, default=0.5, help="that makes a detection right")
     parser.add_argument("--root", type=str | None, default=None, help="where the data is now, if it moved")

@@ -34,6 +34,7 @@ class DetectionConfig:
         optim: how weights are updated, stage I.
         gates: how the gate learns to route, stage II.
         gates_optim: how the gate's weights are updated, stage II.
+        rule: of average precision; area, or 11point as VOC 2007 has it.
         seed: of weights, order, augmentation and paths.
         threads: of torch; 0 leaves its default.
         save_steps: steps between checkpoints inside an epoch; null saves after every epoch only.
@@ -58,6 +59,7 @@ class DetectionConfig:
             epochs=5, batch_size=16, lr=0.05, schedule="exponential", warmup_epochs=0.0, weight_decay=0.0
         )
     )
+    rule: Literal["area", "11point"] = "area"
     seed: int = 0
     threads: int = 0
     save_steps: int | None = None

@@ -270,6 +270,7 @@ PAPER = Scale(
             "gates_optim.warmup_epochs": 0,
             "gates_optim.weight_decay": 0.0,
             "gates_optim.schedule": "exponential",
+            "rule": "11point",
             "save_steps": 500,
         },
     },

@@ -235,16 +235,20 @@ def evaluate_detection(
     split: str = "test",
     budgets: Sequence[str | float] | None = None,
     max_width: int | None = None,
-    rule: Rule = "area",
+    rule: Rule | None = None,
     overlap: float = 0.5,
 ) -> dict[str, Any]:
-    """Evaluate every width on a split, and the dynamic detector where it can route. Runs in this process alone."""
+    """Evaluate every width on a split, and the dynamic detector where it can route. Runs in this process alone.
+
+    rule: by default the run's.
+    """
     if detector.card.classes != data.classes:
         raise ValueError(
             f"the detector knows the classes {list(detector.card.classes)[:5]} but the data has "
             f"{list(data.classes)[:5]}; evaluate on data with the same classes"
         )
     traces = DetectionTraces(detector, plain(split_of(data, split), config))
+    rule = rule or config.rule
     result = evaluate_detector(traces, split=split, budgets=budgets, max_width=max_width, rule=rule, overlap=overlap)
     training = {"epochs": config.optim.epochs, "batch_size": config.optim.batch_size, "lr": config.optim.lr}
     return {**result, "seed": config.seed, "training": training}
