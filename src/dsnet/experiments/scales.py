@@ -166,6 +166,7 @@ CPU = Scale(
     folders={"cifar10": "", "folder": "imagenette", "detector": "BCCD"},
     widths=(0.5, 0.75, 1.0),
     notes={
+        "ieb": "Eight epochs.",
         "transfer": "From CIFAR-10 to Fashion-MNIST at 28 px, one epoch of each stage; the paper's figures are of "
         "ImageNet to CIFAR-10. Learning rate 0.05, from scratch 0.1.",
         "detection": "Blood cells (BCCD, 205 training images, 3 classes) at 160 px, 50 epochs; backbones trained on "
