@@ -37,10 +37,13 @@ OBJECTS = torch.tensor([[[0.1, 0.1, 0.5, 0.6, 0, 0], [0, 0, 0, 0, -1, 0]], [[0.4
 def test_every_step_trains_widest_slimmest_and_a_random_width() -> None:
     detector = random_detector()
     stage = WidthsStage(detector, WidthsConfig(paths=2)).train()
-    drawn = stage.draw(random.Random(0))
-    assert drawn[:2] == [(5,), (0,)]
+    for seed in range(20):
+        drawn = stage.draw(random.Random(seed))
+        assert drawn[:2] == [(5,), (0,)]
+        assert len(drawn) == 4
+        assert all(0 < width < 5 for (width,) in drawn[2:])
     losses = stage(pictures(2), OBJECTS, drawn, detector)
-    assert set(losses) == {"widest", "slimmest", "random"}
+    assert set(losses) == {"widest", "slimmest", "random1", "random2"}
     torch.stack(list(losses.values())).sum().backward()
     for name, parameter in detector.named_parameters():
         frozen = ("norm" in name and name.startswith("backbone.")) or ".slimming." in name or ".head." in name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 import torch
@@ -23,7 +24,7 @@ class WidthsConfig:
     """How the widths of a detector are trained together, stage I.
 
     Args:
-        paths: random sub-networks per step, beside the widest and the slimmest.
+        paths: random sub-networks per step, beside the widest and the slimmest and between them.
         momentum: of the moving average of the weights, which is what is saved.
     """
 
@@ -80,18 +81,15 @@ class WidthsStage(nn.Module):
         space = self.net.space
         if space.size == 1:
             return [space.widest]
-        drawn = [space.sample(rng) for _ in range(self.config.paths)]
-        return list(dict.fromkeys([space.widest, space.slimmest, *drawn]))
+        ends = [space.widest, space.slimmest]
+        between = (path for path in iter(lambda: space.sample(rng), None) if path not in ends)
+        return [*ends, *islice(between, self.config.paths if space.size > 2 else 0)]
 
     def forward(self, images: Tensor, objects: Tensor, paths: Sequence[Path], average: Detector) -> dict[str, Tensor]:
         targets = match_all(objects, self.net.priors)
         found = [loss_of(answer, targets).total for answer in self.net.forward_paths(images, paths)]
-        losses = {"widest": found[0]}
-        if len(found) > 1:
-            losses["slimmest"] = found[1]
-        if self.net.space.size > 1:  # a drawn path may be one of the two: then it costs, and counts, nothing
-            losses["random"] = torch.stack(found[2:]).sum() if len(found) > 2 else found[0].new_zeros(())
-        return losses
+        names = ["widest", "slimmest", *(f"random{number}" for number in range(1, len(paths) - 1))]
+        return dict(zip(names, found, strict=False))  # a static detector has the widest alone
 
 
 class GatesStage(nn.Module):
