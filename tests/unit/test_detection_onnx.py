@@ -77,7 +77,7 @@ def test_the_dynamic_file_routes_and_answers_as_the_detector(name: str, size: in
         for mine, theirs in zip(answer, boxes_at(detector, x[:2], path), strict=True):
             assert_close(mine, theirs, 1e-4)
         assert gate is not None
-        assert_close(gate, expected.scores[0][:2], 1e-3)
+        assert_close(gate, expected.scores[0][:2], 1e-3)  # their spread is 3e-3 of their size: rounding shows
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -120,7 +120,7 @@ def test_all_runners_agree_with_the_network(name: str, router: RouterSpec, tmp_p
             assert torch.equal(actual.paths[sure], expected.paths[sure]), runner.runtime
             assert torch.equal(actual.madds[sure], expected.madds[sure]), runner.runtime
             assert_close(actual.logits[sure], expected.logits[sure], 1e-4)
-            assert_close(actual.scores[0][sure], expected.scores[0][sure], 1e-3)
+            assert_close(actual.scores[0][sure], expected.scores[0][sure], 1e-4)
     assert len(taken) > 1
     for path in pinned_paths(found[1]):
         with torch.no_grad():
