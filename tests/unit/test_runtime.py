@@ -557,3 +557,20 @@ def test_a_bundle_that_was_exported_anew_is_not_mixed_with_the_old_one(tmp_path:
     export_bundle(net, tmp_path / "bundle", image_size=side(net))
     with pytest.raises(CheckpointError, match="exported anew since it was opened"):
         runner(x, path=(4,))
+
+
+def test_an_export_that_fails_leaves_the_old_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = routed_net("ds_mobilenet_v1_tiny", GATE)
+    x = varied(net, 1).float()
+    bundle = export_bundle(net, tmp_path / "bundle", image_size=side(net))
+    before = {file.name: file.read_bytes() for file in bundle.iterdir()}
+
+    def full(proto: object, file: Path) -> None:
+        if file.name.startswith("rest"):
+            raise OSError("no space left on device")
+
+    monkeypatch.setattr("dsnet.runtime.onnx.bundle.write_model", full)
+    with pytest.raises(OSError, match="no space"):
+        export_bundle(net, bundle, image_size=side(net))
+    assert {file.name: file.read_bytes() for file in bundle.iterdir()} == before
+    OnnxRunner(bundle)(x, path=(2,))

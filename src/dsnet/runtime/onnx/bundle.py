@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import uuid
 from collections.abc import Sequence
 from itertools import pairwise
@@ -20,24 +21,41 @@ from dsnet.runtime.onnx.writer import FLOAT, Graph, Model
 from dsnet.space import Path
 
 MANIFEST, WEIGHTS = "manifest.json", "weights.bin"
+NEW = ".new"  # where a bundle is written before it takes its place
 PAGE = 4096  # weights start at multiples of it, so that they can be mapped into memory
 
 
 def export_bundle(net: Supernet, folder: str | File, *, image_size: int | None = None) -> File:
-    """Write the parts between choices, for `OnnxRunner`, which groups a batch by width and runs each group."""
+    """Write the parts between choices, for `OnnxRunner`, which groups a batch by width and runs each group.
+
+    An older bundle in the folder stays as it is until the new one is complete.
+    """
     check_weights(net)
     if not net.chain:
         raise ValueError(f"{net.spec.name} has no widths to choose from; export it as a file")
     folder = File(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; a bundle is a folder: choose another name")
-    if folder.is_dir() and any(folder.iterdir()) and not any((folder / name).exists() for name in (MANIFEST, WEIGHTS)):
+    held = {file.name for file in folder.iterdir()} - {NEW} if folder.is_dir() else set()
+    if held and not held & {MANIFEST, WEIGHTS}:
         raise ValueError(f"{folder} holds other files; choose an empty or a new folder for the bundle")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / MANIFEST).unlink(missing_ok=True)  # a bundle without one is refused: it comes last
-    for old in folder.glob("*.onnx"):
-        old.unlink()
     size = net.spec.image_size if image_size is None else image_size
+    fresh = folder / NEW
+    shutil.rmtree(fresh, ignore_errors=True)  # of an export that was cut off
+    fresh.mkdir(parents=True)
+    try:
+        write_bundle(net, fresh, size)
+        (folder / MANIFEST).unlink(missing_ok=True)  # a bundle without one is refused: it comes last
+        for old in folder.glob("*.onnx"):
+            old.unlink()
+        for file in sorted(fresh.iterdir(), key=lambda file: file.name == MANIFEST):
+            file.replace(folder / file.name)
+    finally:
+        shutil.rmtree(fresh)
+    return folder
+
+
+def write_bundle(net: Supernet, folder: File, size: int) -> None:
     writer = PartWriter(net)
     with WeightFile(folder / WEIGHTS) as weights:
         for name, proto in parts(writer).items():
@@ -48,7 +66,6 @@ def export_bundle(net: Supernet, folder: str | File, *, image_size: int | None =
     about["weights"] = str((folder / WEIGHTS).stat().st_size)
     about["id"] = uuid.uuid4().hex
     (folder / MANIFEST).write_text(json.dumps(about, indent=1))
-    return folder
 
 
 def parts(writer: PartWriter) -> dict[str, onnx.ModelProto]:
