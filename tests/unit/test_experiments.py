@@ -73,6 +73,14 @@ def test_tables_share_runs() -> None:
     assert cells["main"] & cells["universal"] & cells["supernet"]
 
 
+def test_what_only_rounds_differently_has_the_same_name() -> None:
+    def name(**keys: object) -> str:
+        return cell_of(MBNET.but(keys), SCALES["cpu"], 0, runs=Path("o"), root="d").name.rpartition("-")[2]
+
+    assert name(**{"optim.channels_last": False}) == name(**{"optim.channels_last": True}) == name()
+    assert name(**{"optim.lr": 0.02}) != name()
+
+
 def test_cells_come_behind_what_they_need() -> None:
     transfer = cells_of(EXPERIMENTS["transfer"], SCALES["cpu"], (0, 1), Path("o"), "d")
     order = in_order([found for mine in transfer.values() for found in mine])
