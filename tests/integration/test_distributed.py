@@ -159,6 +159,7 @@ def test_a_restart_by_torchrun_resumes(tmp_path: Path) -> None:
     assert (tmp_path / "again" / "model.json").exists()
 
 
+@pytest.mark.slow
 def test_two_ranks_run_an_experiment(tmp_path: Path) -> None:
     """A grid under torchrun: every run is trained by both, one of them writes the tables."""
     words = ["temperature", "--scale", "smoke", "--out", str(tmp_path)]

@@ -55,6 +55,7 @@ def test_commands_in_the_readme_exist() -> None:
     assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in targets)
 
 
+@pytest.mark.slow
 def test_every_command_of_the_page_about_your_data_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

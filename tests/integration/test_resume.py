@@ -107,7 +107,9 @@ def test_stopped_in_stage_two_and_resumed_is_bitwise_equal(unbroken: Path, tmp_p
     assert_same_run(unbroken, folder)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_signals_finish_the_step_save_and_exit(number: int, code: int, unbroken: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = start(folder)

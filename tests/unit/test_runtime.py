@@ -32,11 +32,15 @@ EVERY = [
     *((name, router) for name in SMALL for router in (GATE, SLIM_FIRST, RouterSpec("slim_first", "kl"))),
     *((name, RouterSpec("threshold")) for name in SMALL),
     ("ds_mobilenet_v1", GATE),
-    ("ds_mobilenet_v1_18", SLIM_FIRST),
-    ("ds_resnet50", GATE),
-    ("ds_efficientnet_b0", GATE),
+    *(
+        pytest.param(name, router, marks=pytest.mark.slow)
+        for name, router in (("ds_mobilenet_v1_18", SLIM_FIRST), ("ds_resnet50", GATE), ("ds_efficientnet_b0", GATE))
+    ),
 ]
-NAMES = [f"{name}-{router.kind}-{router.targets}" for name, router in EVERY]
+
+
+def called(value: str | RouterSpec) -> str:
+    return value if isinstance(value, str) else f"{value.kind}-{value.targets}"
 
 
 def routed_net(name: str, router: RouterSpec, *, routing: object = None) -> Supernet:
@@ -103,7 +107,7 @@ def lambdas(net: Supernet, x: Tensor) -> list[float]:
     return sorted(found, key=spread)[-2:]
 
 
-@pytest.mark.parametrize(("name", "router"), EVERY, ids=NAMES)
+@pytest.mark.parametrize(("name", "router"), EVERY, ids=called)
 def test_all_runners_agree_with_the_network(name: str, router: RouterSpec, tmp_path: Path) -> None:
     net = routed_net(name, router)
     x = varied(net, 12).float()
