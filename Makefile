@@ -41,6 +41,7 @@ results: $(VENV)/installed
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/forward_paths.py
 	$(BIN)/python benchmarks/stage1.py
+	$(BIN)/python benchmarks/memory_format.py
 	$(BIN)/python benchmarks/stage2.py
 	$(BIN)/python benchmarks/runtime.py --export docs/results/runtime
 

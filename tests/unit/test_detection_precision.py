@@ -132,7 +132,7 @@ CORNER = (0.6, 0.6, 0.9, 0.9)
 @pytest.fixture(params=coco.PACKAGES, ids=lambda package: package[0].split(".")[0])
 def package(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the packages that give COCO's figures, alone."""
-    pytest.importorskip(request.param[0])
+    pytest.importorskip(request.param[0], reason=f"{request.param[0]} is an extra and not installed")
     monkeypatch.setattr(coco, "PACKAGES", (request.param,))
 
 

@@ -105,7 +105,7 @@ IMAGENETTE: Keys = {  # configs/imagenette_ds_mobilenet_v1_small.yaml
     "threads": 1,
 }
 RESNET: Keys = {"model.name": "ds_resnet_tiny", "optim.epochs": 6, "optim.lr": 0.1, "sgs_optim.epochs": 1}
-LAST: Keys = {"optim.channels_last": True}  # a quarter less time where convolutions are depthwise
+LAST: Keys = {"optim.channels_last": True}  # faster where convolutions are depthwise: benchmarks/memory_format.py
 CPU = Scale(
     name="cpu",
     about="Scale cpu: CIFAR-10, small networks, short trainings (14 epochs; DS-ResNet 6), gates 1 or 2 epochs.",
