@@ -112,6 +112,19 @@ def test_an_interrupted_grid_goes_on(
     assert ours["tables"] == unbroken["tables"]
 
 
+def test_longer_trainings_lie_beside_the_others(out: Path, tmp_path: Path) -> None:
+    shutil.copytree(out, tmp_path / "out")
+    words = ["reproduce", "temperature", "--scale", "smoke", "--out", str(tmp_path / "out"), "--longer", "2"]
+    assert main([*words, "--finished"]) == 0
+    first, second = (json.loads((tmp_path / "out" / f"temperature{end}.json").read_text()) for end in ("", "-longer2"))
+    assert any(first["runs"].values())
+    assert not any(second["runs"].values())  # runs of another length are other runs
+    assert second["made_by"]["command"].endswith("--longer 2")
+    page = (tmp_path / "out" / "temperature-longer2.md").read_text()
+    assert page.startswith(f"# {first['title']}, 2 times as long\n")
+    assert "every training is 2 times as long" in page
+
+
 def test_eval_does_not_change_what_a_table_reads(out: Path, tmp_path: Path) -> None:
     run = next((out / "runs").glob("resnet-gate-slim_first-*"))
     before = json.loads((run / grid.RESULT).read_text())
@@ -165,6 +178,7 @@ def test_a_failed_worker_is_named(out: Path, tmp_path: Path, capfd: pytest.Captu
         (["main", "--scale", "cpu"], "--root"),
         (["main", "--scale", "cpu", "--root", "/no/such/place"], "/no/such/place"),
         (["main", "--scale", "smoke", "--workers", "0"], "workers is 0"),
+        (["main", "--scale", "smoke", "--longer", "0"], "longer is 0"),
     ],
 )
 def test_wrong_words_get_one_clear_line(

@@ -19,7 +19,7 @@ from dsnet.experiments.grid import RESULT, Finished, in_order
 from dsnet.experiments.layout import judged, laid_out
 from dsnet.experiments.measures import interpolate
 from dsnet.experiments.recipe import LINKS, PLACES, Cell, Recipe, cell_of, flat, nested
-from dsnet.experiments.run import cells_of
+from dsnet.experiments.run import cells_of, flat_list
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,6 +79,25 @@ def test_what_only_rounds_differently_has_the_same_name() -> None:
 
     assert name(**{"optim.channels_last": False}) == name(**{"optim.channels_last": True}) == name()
     assert name(**{"optim.lr": 0.02}) != name()
+
+
+@pytest.mark.parametrize("name", ["main", "ieb", "detection"])
+def test_longer_multiplies_every_training(name: str) -> None:
+    """And nothing else; the runs have names of their own."""
+    for plain in SCALES.values():
+        once, twice = (
+            in_order(flat_list(cells_of(EXPERIMENTS[name], scale, (0,), Path("o"), "d")))
+            for scale in (plain, replace(plain, longer=2))
+        )
+        assert not {cell.name for cell in once} & {cell.name for cell in twice}
+        for short, long in zip(once, twice, strict=True):
+            before, after = flat(short.config.to_dict()), flat(long.config.to_dict())
+            changed = {key for key in before if before[key] != after[key]} - set(LINKS)
+            assert changed
+            for key in changed:
+                assert key.endswith(("optim.epochs", "optim.milestones"))
+                wanted = [2 * n for n in before[key]] if "milestones" in key else 2 * before[key]
+                assert after[key] == (tuple(wanted) if isinstance(wanted, list) else wanted)
 
 
 def test_cells_come_behind_what_they_need() -> None:

@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 from contextlib import nullcontext, redirect_stdout
+from dataclasses import replace
 from pathlib import Path as File
 
 from jsonargparse import ArgumentParser, Namespace
@@ -29,6 +30,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--out", default=None, type=str | None, help="folder of runs and results; default runs/SCALE")
     parser.add_argument("--seeds", nargs="+", type=int | None, default=None, help="by default those of the scale")
+    parser.add_argument(
+        "--longer", type=int, default=1, help="every training takes this many times its epochs; results NAME-longerN"
+    )
     parser.add_argument("--workers", type=int, default=1, help="runs that are trained side by side")
     parser.add_argument("--finished", action="store_true", help="train nothing; show what is finished")
     parser.add_argument("--export", type=str | None, default=None, help="a folder that gets the results as well")
@@ -41,7 +45,9 @@ def run(args: Namespace, parser: ArgumentParser) -> int:
     from dsnet.reports.tables import print_json, print_table
     from dsnet.training import Interrupted
 
-    scale = SCALES[args.scale]
+    if args.longer < 1:
+        raise ValueError(f"longer is {args.longer}; it must be at least 1, a factor of all epochs")
+    scale = replace(SCALES[args.scale], longer=args.longer)
     out = File(args.out or f"runs/{scale.name}")
     seeds = tuple(args.seeds or scale.seeds)
     if args.list:
@@ -63,6 +69,7 @@ def run(args: Namespace, parser: ArgumentParser) -> int:
         raise ValueError(f"workers is {args.workers}; it must be at least 1, and 1 under torchrun")
     words = ["dsnet", "reproduce", *args.experiments, "--scale", scale.name]
     words += ["--seeds", *map(str, args.seeds)] if args.seeds else []
+    words += ["--longer", str(args.longer)] if args.longer > 1 else []
     try:
         with redirect_stdout(sys.stderr) if args.json else nullcontext():  # what trainings print is not JSON
             results = reproduce(
@@ -86,5 +93,5 @@ def run(args: Namespace, parser: ArgumentParser) -> int:
     for result in results:
         show_experiment(result)
     if results:
-        print(f"written: {' '.join(str(out / result['experiment']) + '.md' for result in results)}")
+        print(f"written: {' '.join(str(out / (result['experiment'] + scale.suffix)) + '.md' for result in results)}")
     return 0

@@ -21,12 +21,15 @@ def result_of(experiment: Experiment, scale: Scale, runs: Runs, seeds: Sequence[
         tables.append(laid_out(table, runs))
         claims += [judged(claim, table, runs) for claim in table.claims]
     general = "" if experiment.measure is not None and scale.name != "smoke" else scale.about
+    longer = f"{scale.longer} times as long" if scale.longer > 1 else ""
+    note = longer and f"Here every training is {longer}."
+    text = (experiment.about, general, scale.notes.get(experiment.name), note)
     return {
         "experiment": experiment.name,
-        "title": experiment.title,
+        "title": ", ".join(part for part in (experiment.title, longer) if part),
         "scale": scale.name,
         "seeds": list(seeds),
-        "text": [experiment.about, *(text for text in (general, scale.notes.get(experiment.name)) if text)],
+        "text": [said for said in text if said],
         "tables": tables,
         "claims": claims,
         "figures": [plot(runs) for plot in experiment.plots(scale)],

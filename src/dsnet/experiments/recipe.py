@@ -16,6 +16,7 @@ from dsnet.detection.config import DetectionConfig, detection_config_from
 Keys = Mapping[str, Any]  # of a config, such as {"ieb.teacher": "ema"}
 LINKS = ("source", "gate_from", "backbone")  # other runs that a run starts from
 PLACES = ("data.root", "data.workers", "threads", "save_steps")  # do not change what is learned
+EPOCHS = ("optim.epochs", "optim.milestones")
 ROUNDING: Keys = {"optim.channels_last": False}  # changes no more than rounding: the digest holds the default
 
 
@@ -41,7 +42,8 @@ class Recipe:
 class Scale:
     """The same experiments with other networks and data.
 
-    bases: keys of a whole config by name. folders: where a base's data lies below the folder of all data.
+    bases: keys of a whole config by name. folders: where a base's data lies below the folder of all data. longer: every
+    training takes this many times its epochs.
     """
 
     name: str
@@ -52,6 +54,12 @@ class Scale:
     widths: tuple[float, ...]  # of static networks
     latency: Mapping[str, Any] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)  # on single experiments: what differs from the rest
+    longer: int = 1
+
+    @property
+    def suffix(self) -> str:
+        """Of the names of results: those of longer trainings lie beside the others."""
+        return "" if self.longer == 1 else f"-longer{self.longer}"
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,7 @@ def cell_of(recipe: Recipe, scale: Scale, seed: int, *, runs: File, root: str | 
     linked = {link: getattr(recipe, link) for link in LINKS if getattr(recipe, link) is not None}
     needs = {link: cell_of(other, scale, seed, runs=runs, root=root) for link, other in linked.items()}
     keys: dict[str, Any] = {**scale.bases[recipe.base], **recipe.keys, "seed": seed}
+    keys |= {key: stretched(value, scale.longer) for key, value in keys.items() if key.endswith(EPOCHS)}
     keys |= {link: str(runs / need.name) for link, need in needs.items()}
     if (folder := scale.folders.get(keys.get("data.dataset", recipe.base))) is not None:
         if root is None:
@@ -86,6 +95,10 @@ def cell_of(recipe: Recipe, scale: Scale, seed: int, *, runs: File, root: str | 
     digest = hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:8]
     said = [str(value) for value in recipe.keys.values() if isinstance(value, str | float | int)]
     return Cell("-".join([recipe.base, *said, f"seed{seed}", digest]), config, tuple(needs.values()))
+
+
+def stretched(epochs: Any, times: int) -> Any:
+    return [times * epoch for epoch in epochs] if isinstance(epochs, list) else times * epochs
 
 
 @cache  # tables share many of them, and reading one takes a moment

@@ -65,7 +65,7 @@ def reproduce(
         result.setdefault("made_by", {**how, "seconds": round(time.time() - begun + result.get("trained_seconds", 0))})
         for folder in (out, export):
             if folder is not None:
-                export_experiment(result, folder / name)
+                export_experiment(result, folder / f"{name}{scale.suffix}")
         results.append(result)
     return results
 
@@ -74,7 +74,7 @@ def measured(
     experiment: Experiment, scale: Scale, cells: dict[str, list[Cell]], out: File, seeds: Sequence[int], *, anew: bool
 ) -> dict[str, Any]:
     """The result of an experiment whose runs are there; what is measured without runs is kept, unless `anew`."""
-    file = out / f"{experiment.name}.json"
+    file = out / f"{experiment.name}{scale.suffix}.json"
     if experiment.measure is not None and not anew and file.exists():
         kept: dict[str, Any] = json.loads(file.read_text())
         return kept
