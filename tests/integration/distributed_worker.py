@@ -18,16 +18,16 @@ from dsnet.training.distributed import average_statistics, process_group, rank, 
 torch.set_num_threads(1)
 
 
+STEPS = ("group", "bypass", "batch", "boxes")  # what one_step knows
+
+
 def make_loop(model: str, folder: Path, size: int) -> Loop:
     torch.manual_seed(0)
     data = open_dataset(DataConfig())
     net = Supernet(model_spec(model, in_channels=1, image_size=16)).double()
     config = OptimConfig(batch_size=size, lr=0.01)
     batches = TrainBatches(data.train, size, seed=0, rank=rank(), world=world())
-    loop = Loop(IEB(net, IEBConfig()), batches, config, folder=folder, seed=0, momentum=0.9)
-    if os.environ.get("DSNET_TEST_BYPASS"):
-        loop.wrapped = loop.stage
-    return loop
+    return Loop(IEB(net, IEBConfig()), batches, config, folder=folder, seed=0, momentum=0.9)
 
 
 def make_detection_loop(folder: Path) -> Loop:
@@ -49,22 +49,30 @@ def make_detection_loop(folder: Path) -> Loop:
     return loop_of(stage, config, config.optim, data, folder, key="optim", momentum=0.9)
 
 
-def one_step(what: str, folder: Path) -> None:
-    model = "ds_resnet_tiny" if what == "group" else "ds_mobilenet_v1_tiny"
+def one_step(what: str, folder: Path, half: int | None = None) -> dict[str, torch.Tensor]:
+    """Gradients, statistics and losses of a first step. half: of what rank `half` of two would see."""
+    model = "ds_mobilenet_v1_tiny" if what == "batch" else "ds_resnet_tiny"
     loop = make_detection_loop(folder) if what == "boxes" else make_loop(model, folder, 64)
+    if what == "bypass":
+        loop.wrapped = loop.stage
     loop.stage.train()
     batch = next(iter(loop.batches.epoch(0)))
-    half = os.environ.get("DSNET_TEST_HALF")
-    if half is not None:  # what rank `half` of two would see
-        part = slice(int(half), None, 2)
-        batch = replace(batch, images=batch.images[part], labels=batch.labels[part])
+    if half is not None:
+        batch = replace(batch, images=batch.images[half::2], labels=batch.labels[half::2])
     losses = loop.step(replace(batch, images=batch.images.double()))
     average_statistics(loop.net)
     found = {f"grad.{name}": p.grad for name, p in loop.net.named_parameters() if p.grad is not None}
     found |= {f"stat.{name}": b for name, b in loop.net.named_buffers() if "running" in name}
-    found["losses"] = torch.tensor(list(losses.values()), dtype=torch.float64)
-    if rank() == 0:
-        torch.save(found, folder / f"{what}.pt")
+    return found | {"losses": torch.tensor(list(losses.values()), dtype=torch.float64)}
+
+
+def steps(folder: Path) -> None:
+    """Everything that needs two processes and a step or two of each."""
+    for what in STEPS:
+        found = one_step(what, folder)
+        if rank() == 0:
+            torch.save(found, folder / f"{what}.pt")
+    nan(folder)
 
 
 def nan(folder: Path) -> None:
@@ -121,7 +129,4 @@ if __name__ == "__main__":
     if what == "die":
         sys.exit(die(Path(where), rest))
     with process_group():
-        if what == "nan":
-            nan(Path(where))
-        else:
-            one_step(what, Path(where))
+        steps(Path(where))

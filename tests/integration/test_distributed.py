@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from detection_support import voc_folder
+from integration.distributed_worker import STEPS, one_step
 from support import randomised
 
 import dsnet
@@ -18,6 +19,7 @@ from dsnet.detection import load_detector
 
 HERE = Path(__file__).parent
 WORKER = HERE / "distributed_worker.py"
+Two = dict[str, dict[str, torch.Tensor]]
 
 
 def torchrun(*words: str, ranks: int = 2, restarts: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -35,52 +37,60 @@ def torchrun(*words: str, ranks: int = 2, restarts: int = 0, **environment: str)
     return done
 
 
-def work(what: str, folder: Path, *, ranks: int, **environment: str) -> dict[str, torch.Tensor]:
-    done = torchrun(str(WORKER), what, str(folder), ranks=ranks, **environment)
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for runs, beside a backbone and images with objects."""
+    folder = tmp_path_factory.mktemp("ranks")
+    detection_place(folder)
+    (folder / "runs").mkdir()
+    return folder / "runs"
+
+
+@pytest.fixture(scope="module")
+def two(place: Path) -> Two:
+    """What two ranks find, by kind of step; both start once for all of them."""
+    done = torchrun(str(WORKER), "steps", str(place))
     assert done.returncode == 0, done.stderr[-3000:]
-    return torch.load(folder / f"{what}.pt", weights_only=True)
+    return {what: torch.load(place / f"{what}.pt", weights_only=True) for what in STEPS}
 
 
-def test_group_norm_gradients_of_two_halves_equal_those_of_the_whole(tmp_path: Path) -> None:
-    results = []
-    for ranks in (1, 2):
-        (tmp_path / str(ranks)).mkdir()
-        results.append(work("group", tmp_path / str(ranks), ranks=ranks))
-    one, two = results
-    assert torch.allclose(one["losses"], two["losses"], rtol=1e-9)
+def test_group_norm_gradients_of_two_halves_equal_those_of_the_whole(two: Two, place: Path) -> None:
+    one = one_step("group", place)
+    assert one.keys() == two["group"].keys()
+    assert torch.allclose(one["losses"], two["group"]["losses"], rtol=1e-9)
     for name in one:
-        assert torch.allclose(one[name], two[name], rtol=1e-7, atol=1e-10), name
+        assert torch.allclose(one[name], two["group"][name], rtol=1e-7, atol=1e-10), name
 
 
-def test_a_bypassed_wrapper_is_noticed(tmp_path: Path) -> None:
+def test_a_bypassed_wrapper_is_noticed(two: Two, place: Path) -> None:
     """The same comparison fails when the stage is called without DistributedDataParallel."""
-    results = []
-    for ranks in (1, 2):
-        (tmp_path / str(ranks)).mkdir()
-        results.append(work("group", tmp_path / str(ranks), ranks=ranks, DSNET_TEST_BYPASS="1"))
-    one, two = results
+    one = one_step("bypass", place)
     gradients = [name for name in one if name.startswith("grad.")]
-    assert any(not torch.allclose(one[name], two[name], rtol=1e-3, atol=1e-6) for name in gradients)
+    assert any(not torch.allclose(one[name], two["bypass"][name], rtol=1e-3, atol=1e-6) for name in gradients)
 
 
-def test_batch_norm_gradients_are_the_mean_of_both_halves_and_statistics_are_averaged(tmp_path: Path) -> None:
-    (tmp_path / "two").mkdir()
-    two = work("batch", tmp_path / "two", ranks=2)
-    halves = []
-    for half in (0, 1):
-        (tmp_path / str(half)).mkdir()
-        halves.append(work("batch", tmp_path / str(half), ranks=1, DSNET_TEST_HALF=str(half)))
-    for name, value in two.items():
-        if name.startswith(("grad.", "stat.")):
-            mean = (halves[0][name] + halves[1][name]) / 2
-            assert torch.allclose(value, mean, rtol=1e-7, atol=1e-10), name
+def test_batch_norm_gradients_are_the_mean_of_both_halves_and_statistics_are_averaged(two: Two, place: Path) -> None:
+    first, second = (one_step("batch", place, half) for half in (0, 1))
+    checked = [name for name in two["batch"] if name.startswith(("grad.", "stat."))]
+    assert {name.split(".")[0] for name in checked} == {"grad", "stat"}
+    for name in checked:
+        mean = (first[name] + second[name]) / 2
+        assert torch.allclose(two["batch"][name], mean, rtol=1e-7, atol=1e-10), name
 
 
-def test_nan_in_one_rank_stops_both(tmp_path: Path) -> None:
-    done = torchrun(str(WORKER), "nan", str(tmp_path))
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_a_detectors_gradients_are_the_mean_of_both_halves(two: Two, place: Path) -> None:
+    first, second = (one_step("boxes", place, half) for half in (0, 1))
+    gradients = [name for name in two["boxes"] if name.startswith("grad.")]
+    assert any("neck" in name for name in gradients)
+    assert any("backbone" in name for name in gradients)
+    assert not torch.allclose(first["grad.neck.norm.layer.weight"], second["grad.neck.norm.layer.weight"], rtol=1e-3)
+    for name in gradients:
+        assert torch.allclose(two["boxes"][name], (first[name] + second[name]) / 2, rtol=1e-7, atol=1e-10), name
+
+
+def test_nan_in_one_rank_stops_both(two: Two, place: Path) -> None:
     for rank in (0, 1):
-        text = (tmp_path / f"nan{rank}.txt").read_text()
+        text = (place / f"nan{rank}.txt").read_text()
         assert "loss 'widest' is not finite at step 1" in text
         assert "untouched: True" in text
 
@@ -102,22 +112,6 @@ def detection_place(folder: Path) -> None:
     """A backbone and images with objects."""
     dsnet.save(randomised("ds_mobilenet_v1_small", dtype=torch.float32), folder / "backbone")
     voc_folder(folder / "voc", {"train": 20, "test": 4})
-
-
-def test_a_detectors_gradients_are_the_mean_of_both_halves(tmp_path: Path) -> None:
-    detection_place(tmp_path)
-    found = []
-    for name, ranks, half in (("two", 2, None), ("0", 1, "0"), ("1", 1, "1")):
-        (tmp_path / name).mkdir()
-        halves = {} if half is None else {"DSNET_TEST_HALF": half}
-        found.append(work("boxes", tmp_path / name, ranks=ranks, **halves))
-    two, first, second = found
-    gradients = [name for name in two if name.startswith("grad.")]
-    assert any("neck" in name for name in gradients)
-    assert any("backbone" in name for name in gradients)
-    assert not torch.allclose(first["grad.neck.norm.layer.weight"], second["grad.neck.norm.layer.weight"], rtol=1e-3)
-    for name in gradients:
-        assert torch.allclose(two[name], (first[name] + second[name]) / 2, rtol=1e-7, atol=1e-10), name
 
 
 def test_two_ranks_train_a_detector_and_its_gate(tmp_path: Path) -> None:
