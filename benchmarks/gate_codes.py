@@ -1,0 +1,136 @@
+"""How much could a gate know? The paper's slimming head is one linear layer over a few numbers, the code that the
+attention head has made of the map's channel means. Here heads are fitted on training images to tell whether the
+slimmest sub-network will be right, from that code and from more than it, and judged by their AUC on the test split. No
+gate that reads the same can be expected to know much more, however long it is trained and whatever its targets are.
+
+    python benchmarks/gate_codes.py SUPERNET [SUPERNET ...] [--export docs/results/gate_codes]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path as File
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dsnet.checkpoint import load
+from dsnet.data import Batch, plain_batches
+from dsnet.evaluate.dynamic import auc
+from dsnet.models import Supernet
+from dsnet.nn.gate import Gate
+from dsnet.pipeline import CONFIG, check_data, open_data, read_config
+from dsnet.reports.tables import markdown_table
+
+HIDDEN = 64
+READS = {
+    "code, linear (a shared head)": ("code", 0),
+    f"code, {HIDDEN} hidden units": ("code", HIDDEN),
+    f"channel means, {HIDDEN} hidden units": ("means", HIDDEN),
+}
+PROBE = f"the slimmest's own logits, {HIDDEN} hidden units (as slim-first)"
+
+
+@torch.inference_mode()
+def look(net: Supernet, batches: Iterable[Batch]) -> dict[str, Any]:
+    """Along the slimmest path: what the gates may read, by choice point, the logits, and whether they are right."""
+    gates = [module for module in net.modules() if isinstance(module, Gate) and module.slimming is not None]
+    means: list[Tensor] = []
+    hooks = [gate.pool.register_forward_hook(lambda module, args, pooled: means.append(pooled)) for gate in gates]
+    found: dict[str, list[Any]] = {"code": [], "means": [], "logits": [], "right": []}
+    for batch in batches:
+        means.clear()
+        logits, codes = net.run_coded(net.enter(batch.images), net.space.slimmest)
+        found["code"].append([code for code in codes if code is not None])
+        found["means"].append(list(means))
+        found["logits"].append(logits.sort(dim=1, descending=True).values)
+        found["right"].append(logits.argmax(1) == batch.labels)
+    for hook in hooks:
+        hook.remove()
+    by_point = {key: [torch.cat(parts) for parts in zip(*found[key], strict=True)] for key in ("code", "means")}
+    return {**by_point, "logits": torch.cat(found["logits"]), "right": torch.cat(found["right"])}
+
+
+def reached(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], hidden: int, epochs: int) -> float:
+    """The AUC on `test` of a head fitted on `train`; each is what it reads and what it should say."""
+    torch.manual_seed(0)
+    mean, spread = train[0].mean(0), train[0].std(0) + 1e-5
+    x, seen = ((part[0] - mean) / spread for part in (train, test))
+    size = x.shape[1]
+    head = nn.Sequential(nn.Linear(size, hidden), nn.ReLU(), nn.Linear(hidden, 1)) if hidden else nn.Linear(size, 1)
+    optimizer = torch.optim.Adam(head.parameters(), 3e-3)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(x)).split(256):
+            loss = F.binary_cross_entropy_with_logits(head(x[rows])[:, 0], train[1][rows].float())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    with torch.inference_mode():
+        return round(auc(head(seen)[:, 0], test[1]), 4)
+
+
+def measure(run: File, root: str | None, epochs: int) -> dict[str, Any]:
+    config = read_config(run / CONFIG)
+    data = open_data(config, root)
+    check_data(run, data)
+    net = load(run).eval()
+    train, test = (look(net, plain_batches(split, 256)) for split in (data.train, data.test))
+    rows = {
+        name: [
+            reached((ours, train["right"]), (theirs, test["right"]), hidden, epochs)
+            for ours, theirs in zip(train[key], test[key], strict=True)
+        ]
+        for name, (key, hidden) in READS.items()
+    }
+    probe = reached((train["logits"], train["right"]), (test["logits"], test["right"]), HIDDEN, epochs)
+    return {
+        "model": net.spec.name,
+        "seed": config.seed,
+        "epochs": config.optim.epochs,
+        "right": round(test["right"].double().mean().item(), 4),
+        "code": [code.shape[1] for code in train["code"]],
+        "means": [means.shape[1] for means in train["means"]],
+        "auc": {**rows, PROBE: [probe]},
+    }
+
+
+def page(results: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "# What a gate could know",
+        "",
+        "AUC on the test split of heads that were fitted, on training images, to tell whether the slimmest sub-network "
+        "is right; 0.5 is chance. Every choice point is met along the slimmest path.",
+        "",
+    ]
+    for result in results:
+        points = [f"gate {point}" for point in range(len(result["code"]))]
+        sizes = [f"{code} of {means}" for code, means in zip(result["code"], result["means"], strict=True)]
+        rows = [["numbers in the code, of channels", *sizes]]
+        for name, found in result["auc"].items():
+            rows.append([name, *(f"{value:.3f}" for value in found), *[""] * (len(points) - len(found))])
+        lines += [f"## {result['model']}, {result['epochs']} epochs, seed {result['seed']}", ""]
+        lines += [f"The slimmest sub-network is right on {100 * result['right']:.1f} %.", ""]
+        lines += [*markdown_table(["<what is read", *points], rows), ""]
+    return [*lines, "Made by `python benchmarks/gate_codes.py`; every figure is in the JSON beside this page."]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=File)
+    parser.add_argument("--root", help="where the data is now, if it moved")
+    parser.add_argument("--epochs", type=int, default=10, help="of fitting a head")
+    parser.add_argument("--export", type=File, help="write PREFIX.json and PREFIX.md")
+    args = parser.parse_args()
+    results = [measure(run, args.root, args.epochs) for run in args.runs]
+    print("\n".join(page(results)))
+    if args.export:
+        args.export.with_name(args.export.name + ".json").write_text(json.dumps(results, indent=1) + "\n")
+        args.export.with_name(args.export.name + ".md").write_text("\n".join(page(results)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
