@@ -23,6 +23,7 @@ test-slow: $(VENV)/installed-dev
 results: $(VENV)/installed
 	@test -n "$(DATA)" || { echo "say where CIFAR-10 is: make results DATA=folder"; exit 2; }
 	$(BIN)/dsnet reproduce all --root "$(DATA)" --workers 2 --export docs/results/paper
+	$(BIN)/dsnet reproduce main --longer 2 --seeds 0 --root "$(DATA)" --export docs/results/paper
 	for model in ds_mobilenet_v1_tiny ds_resnet_tiny; do \
 	  for seed in 0 1; do \
 	    $(BIN)/dsnet train --config configs/cifar10_$$model.yaml --data.root "$(DATA)" --seed $$seed \
@@ -35,6 +36,8 @@ results: $(VENV)/installed
 	$(BIN)/dsnet bench runs/routers/cifar10_ds_mobilenet_v1_tiny-0/slim_first-correctness --table1 --root "$(DATA)" \
 	  --routers runs/routers/cifar10_ds_mobilenet_v1_tiny-0/threshold-correctness \
 	    runs/routers/cifar10_ds_mobilenet_v1_tiny-0/gate-correctness --export docs/results/bench_routers
+	$(BIN)/python benchmarks/gate_codes.py runs/cifar10_ds_resnet_tiny-0 runs/cifar10_ds_resnet_tiny-1 \
+	  runs/cifar10_ds_mobilenet_v1_tiny-0 runs/cifar10_ds_mobilenet_v1_tiny-1 --export docs/results/gate_codes
 	for seed in 0 1 2; do $(BIN)/dsnet train --seed $$seed --out runs/digits$$seed || exit 1; done
 	$(BIN)/dsnet eval runs/digits0 runs/digits1 runs/digits2 --export docs/results/digits
 
