@@ -190,6 +190,9 @@ def detector_sections(run: RunParts) -> list[Section]:
         return [Section("Precision against MAdds", [not_evaluated(run, "precision against MAdds")])]
     table = Table(detection.columns(result), detection.cells(result), "Every width", detection.note(result))
     blocks: list[Block] = [Plot(precision_plot(result)), table]
+    if not detection.has_few(result):
+        title = detection.BY_CLASS[0].upper() + detection.BY_CLASS[1:]
+        blocks.append(Table(detection.class_columns(result), detection.class_cells(result), title))
     if not run.routes:
         return [
             Section("Precision against MAdds", blocks),

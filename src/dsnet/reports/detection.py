@@ -12,11 +12,15 @@ from PIL import Image
 from dsnet.reports.figures import new_figure, saved
 from dsnet.reports.tables import human, markdown_table, print_table
 
+FEW = 6  # classes that have columns; more of them get a table of their own
+BY_CLASS = "average precision by class and path"
 DYNAMIC = ["<budget", "MAdds", "mAP", "uniform", "<images per width"]
 
 
 def show_detection(result: dict[str, Any]) -> None:
     print_table(title(result), columns(result), cells(result), note=note(result))
+    if not has_few(result):
+        print_table(BY_CLASS, class_columns(result), class_cells(result))
     if "dynamic" in result:
         print_table("dynamic detector", DYNAMIC, dynamic_cells(result), note=DYNAMIC_NOTE)
         for row in result["dynamic"]:
@@ -31,22 +35,39 @@ def title(result: dict[str, Any]) -> str:
     )
 
 
+def has_few(result: dict[str, Any]) -> bool:
+    return len(result["rows"][0]["ap"]) <= FEW
+
+
 def columns(result: dict[str, Any]) -> list[str]:
-    return ["<path", "MAdds", "backbone", "parameters", "mAP", *result["rows"][0]["ap"]]
+    classes = result["rows"][0]["ap"] if has_few(result) else ()
+    return ["<path", "MAdds", "backbone", "parameters", "mAP", *classes]
 
 
 def cells(result: dict[str, Any]) -> list[list[str]]:
     return [
         [
-            ",".join(map(str, row["path"])) or "-",
+            path_name(row),
             human(row["madds"]),
             human(row["madds_parts"]["backbone"]),
             human(row["params"]),
             f"{row['map']:.3f}",
-            *(f"{value:.3f}" for value in row["ap"].values()),
+            *(f"{value:.3f}" for value in (row["ap"].values() if has_few(result) else ())),
         ]
         for row in result["rows"]
     ]
+
+
+def class_columns(result: dict[str, Any]) -> list[str]:
+    return ["<class", *map(path_name, result["rows"])]
+
+
+def class_cells(result: dict[str, Any]) -> list[list[str]]:
+    return [[name, *(f"{row['ap'][name]:.3f}" for row in result["rows"])] for name in result["rows"][0]["ap"]]
+
+
+def path_name(row: dict[str, Any]) -> str:
+    return ",".join(map(str, row["path"])) or "-"
 
 
 def note(result: dict[str, Any]) -> str:
@@ -81,6 +102,9 @@ def export_detection(results: Sequence[dict[str, Any]], prefix: File, sheet: Fil
     lines = [f"# {prefix.name.replace('_', ' ')}: mean average precision against MAdds", ""]
     for result in results:
         lines += [f"## {title(result)}", "", *markdown_table(columns(result), cells(result)), "", note(result), ""]
+        if not has_few(result):
+            by_class = markdown_table(class_columns(result), class_cells(result))
+            lines += [f"{BY_CLASS[0].upper()}{BY_CLASS[1:]}:", "", *by_class, ""]
         if "dynamic" in result:
             lines += ["Dynamic:", "", *markdown_table(DYNAMIC, dynamic_cells(result)), "", DYNAMIC_NOTE, ""]
         lines += [f"Training: {json.dumps(result['training'])}.", ""]
