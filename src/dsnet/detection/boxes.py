@@ -82,11 +82,14 @@ def select(
     boxes: [P, 4] in corners. scores: [P, classes].
     per_class: candidates of each class that are looked at. most: detections that are kept.
     """
-    likely = int((scores > threshold).sum(0).max())
-    scores, which = scores.T.topk(min(per_class, likely), dim=1)  # [C, K]
-    found = boxes[which]  # [C, K, 4]
-    keep = (scores > threshold) & nms(found, scores, overlap)
-    labels = torch.arange(len(scores), device=scores.device)[:, None].expand_as(scores)
-    scores, found, labels = scores[keep], found[keep], labels[keep]
+    found, kept, labels = [], [], []
+    for label, column in enumerate(scores.T):  # one by one: all their N x N overlaps together are much memory
+        likely = int((column > threshold).sum())
+        best, which = column.topk(min(per_class, likely))
+        keep = nms(boxes[which], best, overlap)
+        found.append(boxes[which[keep]])
+        kept.append(best[keep])
+        labels.append(torch.full_like(which[keep], label))
+    boxes, scores, classes = torch.cat(found), torch.cat(kept), torch.cat(labels)
     best = scores.argsort(descending=True, stable=True)[:most]
-    return found[best], scores[best], labels[best]
+    return boxes[best], scores[best], classes[best]
