@@ -26,6 +26,7 @@ def ds_resnet50() -> ModelSpec:
                     stride=1 if k == 0 else 2,
                     expansion=4,
                     choice=k,
+                    hidden=16 if k == 0 else None,  # 32 inputs / 16 would leave the first gate 2 numbers to read
                     tap=f"stage{k + 1}",
                 )
                 for k, repeats in enumerate(REPEATS)
