@@ -115,10 +115,11 @@ def test_an_interrupted_grid_goes_on(
 def test_longer_trainings_lie_beside_the_others(out: Path, tmp_path: Path) -> None:
     shutil.copytree(out, tmp_path / "out")
     words = ["reproduce", "temperature", "--scale", "smoke", "--out", str(tmp_path / "out"), "--longer", "2"]
-    assert main([*words, "--finished"]) == 0
+    assert main(words) == 0
     first, second = (json.loads((tmp_path / "out" / f"temperature{end}.json").read_text()) for end in ("", "-longer2"))
-    assert any(first["runs"].values())
-    assert not any(second["runs"].values())  # runs of another length are other runs
+    runs = [{name for mine in result["runs"].values() for name in mine} for result in (first, second)]
+    assert [len(names) for names in runs] == [2, 2]
+    assert not runs[0] & runs[1]  # runs of another length are other runs
     assert second["made_by"]["command"].endswith("--longer 2")
     page = (tmp_path / "out" / "temperature-longer2.md").read_text()
     assert page.startswith(f"# {first['title']}, 2 times as long\n")
@@ -132,6 +133,14 @@ def test_eval_does_not_change_what_a_table_reads(out: Path, tmp_path: Path) -> N
     assert len(json.loads((run / "results" / "test.json").read_text())["dynamic"]["rows"]) == 1
     assert grid.Finished(run, 0).result == before
     assert main(["reproduce", "gate_distribution", "--scale", "smoke", "--out", str(out), "--finished"]) == 0
+
+
+def test_what_has_not_begun_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["reproduce", "ieb", "latency", "--scale", "smoke", "--out", str(tmp_path / "out"), "--finished"]
+    assert main(words) == 0
+    assert "nothing is finished in" in (error := capsys.readouterr().err)
+    assert "ieb, latency" in error
+    assert not list(tmp_path.rglob("*.json"))
 
 
 def test_two_commands_do_not_train_in_one_folder(out: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,6 +87,9 @@ def run(args: Namespace, parser: ArgumentParser) -> int:
         why = signal.Signals(stop.number).name
         print(f"dsnet reproduce: stopped by {why}, state saved; the same command goes on", file=sys.stderr)
         return stop.exit_code
+    shown = {result["experiment"] for result in results}
+    if args.finished and (missing := [name for name in names if name not in shown]):
+        print(f"nothing is finished in {out} of: {', '.join(missing)}", file=sys.stderr)
     if args.json:
         print_json(results)
         return 0

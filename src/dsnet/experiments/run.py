@@ -42,8 +42,8 @@ def reproduce(
 ) -> list[dict[str, Any]]:
     """Run experiments below `out`; each result is written to OUT/NAME.json, NAME.md and figures beside them.
 
-    Runs are shared by all experiments below `out`. train: without it, only what is finished is shown. export: a folder
-    that gets the results as well.
+    Runs are shared by all experiments below `out`. train: without it, only what is finished is shown; experiments of
+    which nothing is are left out. export: a folder that gets the results as well.
     """
     seeds = tuple(scale.seeds if seeds is None else seeds)
     root = str(out / DATA) if scale.name == "smoke" else root if train else root or DATA
@@ -58,7 +58,7 @@ def reproduce(
     if not first:  # what is left takes one process
         return []
     results = []
-    for name in names:
+    for name in names if train else [name for name in names if has_begun(name, scale, grids[name], out)]:
         begun = time.time()
         result = measured(EXPERIMENTS[name], scale, grids[name], out, seeds, anew=train)
         how = {"command": command or f"dsnet reproduce {name} --scale {scale.name}", **provenance()}
@@ -88,6 +88,13 @@ def measured(
     result["trained_at"] = dict(commits)
     result["trained_seconds"] = sum(seconds_of(out / RUNS / cell.name) for cell in in_order(flat_list(cells)))
     return result
+
+
+def has_begun(name: str, scale: Scale, cells: dict[str, list[Cell]], out: File) -> bool:
+    """Whether there is something to show: a finished run, or what was measured without runs."""
+    if EXPERIMENTS[name].measure is not None:
+        return (out / f"{name}{scale.suffix}.json").exists()
+    return any(is_finished(out / RUNS / cell.name) for cell in flat_list(cells))
 
 
 def flat_list(cells: dict[str, list[Cell]]) -> list[Cell]:
