@@ -209,15 +209,18 @@ def test_measures_read_what_they_say(tmp_path: Path) -> None:
     """On a result whose figures are all different."""
     fixed = [{"path": [k, k], "top1": 0.1 + 0.1 * k, "madds": 1e6 * (1 + 2 * k)} for k in range(3)]
     mixed = [{"path": [0, 2], "top1": 0.9, "madds": 2.5e6}]
-    budgets = [{"madds": 1e6 * (2 + k), "top1": 0.41 + 0.01 * k, "gain": float(k)} for k in range(3)]
+    budgets = [{"madds": 1e6 * (2 + k), "top1": 0.41 + 0.01 * k, "hull": 0.3, "gain": float(k)} for k in range(3)]
     dynamic = {"rows": budgets, "as_trained": {"top1": 0.77, "madds": 3.3e6, "gain": -2.0}, "auc": 0.61}
     (tmp_path / "results").mkdir()
-    (tmp_path / RESULT).write_text(json.dumps({"rows": [*fixed, *mixed], "dynamic": dynamic}))
+    training = {"router": {"routing": [[0, 2], [0, 1, 2]]}}
+    (tmp_path / RESULT).write_text(json.dumps({"rows": [*fixed, *mixed], "dynamic": dynamic, "training": training}))
     run = Finished(tmp_path, 0)
     assert (measures.slimmest(run), measures.widest(run), measures.widest_madds(run)) == (0.1, pytest.approx(0.3), 5e6)
     assert measures.all_widths(run) == pytest.approx(0.2)
     assert [measures.as_trained(key)(run) for key in ("top1", "madds", "gain")] == [0.77, 3.3e6, -2.0]
     assert (measures.mean_gain(run), measures.at_budget(2, "gain")(run), measures.router_auc(run)) == (1.0, 2.0, 0.61)
+    # the lottery between paths (0, 0) and (2, 2) is right on 15, 20 and 25 % at the MAdds of the three budgets
+    assert [measures.over_lottery(key)(run) for key in ("top1", "hull")] == pytest.approx([22.0, 10.0])
     assert measures.uniform_at(2e6)(run) == pytest.approx(0.15)
     assert measures.dynamic_at(2.5e6)(run) == pytest.approx(0.415)  # between two budgets
     assert measures.dynamic_at(1.5e6)(run) == pytest.approx(0.255)  # between the slimmest path and a budget

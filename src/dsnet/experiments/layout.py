@@ -20,10 +20,11 @@ def result_of(experiment: Experiment, scale: Scale, runs: Runs, seeds: Sequence[
     for table in experiment.tables(scale):
         tables.append(laid_out(table, runs))
         claims += [judged(claim, table, runs) for claim in table.claims]
-    general = "" if experiment.measure is not None and scale.name != "smoke" else scale.about
+    trains = experiment.measure is None or scale.name == "smoke"
+    general, how = (scale.about, scale.trained) if trains else ("", "")
     longer = f"{scale.longer} times as long" if scale.longer > 1 else ""
     note = longer and f"Here every training is {longer}."
-    text = (experiment.about, general, scale.notes.get(experiment.name), note)
+    text = (experiment.about, general, scale.notes.get(experiment.name, how), note)
     return {
         "experiment": experiment.name,
         "title": ", ".join(part for part in (experiment.title, longer) if part),

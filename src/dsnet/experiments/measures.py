@@ -47,6 +47,19 @@ def mean_gain(run: Finished) -> float:
     return mean(row["gain"] for row in run.result["dynamic"]["rows"])
 
 
+def over_lottery(key: str) -> Measure:
+    """Of top1 or hull: points above a lottery between the two ends of the routing space, mean over the budgets."""
+
+    def measure(run: Finished) -> float:
+        routing = run.result["training"]["router"]["routing"]
+        ends = [[widths[end] for widths in routing] for end in (0, -1)]
+        (x0, y0), (x1, y1) = sorted((row["madds"], row["top1"]) for row in run.result["rows"] if row["path"] in ends)
+        rows = run.result["dynamic"]["rows"]
+        return mean(100 * (row[key] - y0 - (y1 - y0) * (row["madds"] - x0) / (x1 - x0)) for row in rows)
+
+    return measure
+
+
 def at_budget(budget: int, key: str) -> Measure:
     return lambda run: float(run.result["dynamic"]["rows"][budget][key])
 

@@ -42,8 +42,8 @@ class Recipe:
 class Scale:
     """The same experiments with other networks and data.
 
-    bases: keys of a whole config by name. folders: where a base's data lies below the folder of all data. longer: every
-    training takes this many times its epochs.
+    bases: keys of a whole config by name. folders: where a base's data lies below the folder of all data. slim: the
+    routing space of the paper's S networks, by base. longer: every training takes this many times its epochs.
     """
 
     name: str
@@ -52,8 +52,10 @@ class Scale:
     bases: Mapping[str, Keys]
     folders: Mapping[str, str]
     widths: tuple[float, ...]  # of static networks
+    slim: Mapping[str, list[list[int]]]
     latency: Mapping[str, Any] = field(default_factory=dict)
-    notes: Mapping[str, str] = field(default_factory=dict)  # on single experiments: what differs from the rest
+    trained: str = ""  # on what, and how long
+    notes: Mapping[str, str] = field(default_factory=dict)  # the same of experiments that differ
     longer: int = 1
 
     @property

@@ -21,6 +21,7 @@ DIGITS: Keys = {
     "recalibration": 256,
     "threads": 1,
 }
+LOWER_HALF = {"mbnet": [[0, 1, 2]], "resnet": [[0, 1]] * 4}
 CROPS: Keys = {"stage": "supernet", "data.dataset": "folder", "data.image_size": 32, "optim.batch_size": 32}
 SMOKE = Scale(
     name="smoke",
@@ -58,6 +59,7 @@ SMOKE = Scale(
     },
     folders={"folder": "digits", "detector": "digits-voc"},
     widths=(0.5, 1.0),
+    slim=LOWER_HALF,
     latency={"model": "ds_mobilenet_v1_tiny", "pairs": {(2,): "mobilenet_v1_tiny:0.5"}, "table1": 64, "repeats": 2},
 )
 
@@ -108,7 +110,8 @@ RESNET: Keys = {"model.name": "ds_resnet_tiny", "optim.epochs": 6, "optim.lr": 0
 LAST: Keys = {"optim.channels_last": True}  # faster where convolutions are depthwise: benchmarks/memory_format.py
 CPU = Scale(
     name="cpu",
-    about="Scale cpu: CIFAR-10, small networks, short trainings (14 epochs; DS-ResNet 6), gates 1 or 2 epochs.",
+    about="Scale cpu: small networks, short trainings.",
+    trained="On CIFAR-10: networks 14 epochs (DS-ResNet and EfficientNets 6), routers 2 (on DS-ResNet 1).",
     seeds=(0, 1),
     bases={
         **family(
@@ -165,8 +168,9 @@ CPU = Scale(
     },
     folders={"cifar10": "", "folder": "imagenette", "detector": "BCCD"},
     widths=(0.5, 0.75, 1.0),
+    slim=LOWER_HALF,
     notes={
-        "ieb": "Eight epochs.",
+        "ieb": "On CIFAR-10: 8 epochs.",
         "transfer": "From CIFAR-10 to Fashion-MNIST at 28 px, one epoch of each stage; the paper's figures are of "
         "ImageNet to CIFAR-10. Learning rate 0.05, from scratch 0.1.",
         "detection": "Blood cells (BCCD, 205 training images, 3 classes) at 160 px, 50 epochs; backbones trained on "
@@ -277,6 +281,7 @@ PAPER = Scale(
     },
     folders={"cifar10": "", "folder": "imagenet", "detector": "VOCdevkit"},
     widths=(0.5, 0.75, 1.0),
+    slim={"mbnet": [[0, 1, 2, 3]], "resnet": [[0, 1]] * 4},  # the paper gives DS-MBNet's
     latency=CPU.latency,
 )
 SCALES = {scale.name: scale for scale in (SMOKE, CPU, PAPER)}

@@ -23,6 +23,8 @@ def ieb_tables(scale: Scale) -> tuple[Table, ...]:
             "EMA target over in-place distillation, slimmest", "slimmest", "EMA target", "in-place distillation", 1.6
         ),
         Claim("EMA target over in-place distillation, widest", "widest", "EMA target", "in-place distillation", 0.3),
+        Claim("IEB over EMA target, slimmest", "slimmest", "IEB", "EMA target", 0.2),
+        Claim("IEB over EMA target, widest", "widest", "IEB", "EMA target", 0.3),
     )
     note = (
         "The paper does not say which slimmable MobileNetV1 it trained; its figures point to a narrower range of "
