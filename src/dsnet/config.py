@@ -10,6 +10,7 @@ from typing import Any, Literal
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
 from dsnet.data import DataConfig
+from dsnet.limits import must
 from dsnet.models import ModelSpec, model_spec
 from dsnet.models.spec import customise
 from dsnet.training import IEBConfig, OptimConfig, SGSConfig
@@ -91,10 +92,10 @@ class TrainConfig:
     recalibration: int = 4096
 
     def __post_init__(self) -> None:
-        if self.seed < 0 or self.threads < 0 or self.recalibration < 1:
-            raise ValueError("seed and threads must not be negative, recalibration must be at least 1")
-        if self.save_steps is not None and self.save_steps < 1:
-            raise ValueError(f"save_steps is {self.save_steps}; it must be at least 1, or null")
+        must("seed", self.seed, self.seed >= 0, "be at least 0")
+        must("threads", self.threads, self.threads >= 0, "be at least 0, which leaves torch's default")
+        must("recalibration", self.recalibration, self.recalibration >= 1, "be at least 1, a number of images")
+        must("save_steps", self.save_steps, self.save_steps is None or self.save_steps >= 1, "be at least 1, or null")
         if self.stage not in ("both", "supernet", "gate"):
             raise ValueError(f"stage {self.stage!r} is unknown; choose both, supernet or gate")
         if self.routes:

@@ -145,7 +145,7 @@ class WidthSpace:
         if len(path) != len(self):
             raise ValueError(
                 f"path {path} has {len(path)} entries but the network has {len(self)} choice points; "
-                f"use space.widest, which is {self.widest}, or space.sample(rng)"
+                f"give one width index for each, for example {','.join(map(str, self.widest))}"
             )
         for point, (width, allowed) in enumerate(zip(path, self.choices, strict=True)):
             if width not in allowed:

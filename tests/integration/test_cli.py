@@ -87,6 +87,38 @@ def test_wrong_usage_exits_2(words: list[str], capsys: pytest.CaptureFixture[str
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["reproduce", "--seeds", "0,1"],
+            "'0,1'; it must be an integer or several of them with spaces between",
+        ),
+        (["train", "--optim.epochs", "x"], "optim.epochs is 'x'; it must be an integer"),
+        (["train", "--optim.epochs", "0"], "optim.epochs is 0; it must be at least 1"),
+        (["train", "--sgs.temperature", "-1"], "sgs.temperature is -1.0; it must be positive"),
+        (["train", "--sgs.targets", "best"], "it must be one of correctness, kl, try_best, give_up, narrowest or null"),
+        (["train", "--model.routing", "3"], "it must be a list like [0, 2] or a list like [[0, 1], [0]] or null"),
+        (["train", "--data.augment.scale", "1"], "data.augment.scale is '1'; it must be a list"),
+        (["predict"], "missing: run, images; see `dsnet predict --help`"),
+    ],
+)
+def test_wrong_values_name_value_and_limit(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        raise SystemExit(main(words))
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_config_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes").write_text("hello")
+    with pytest.raises(SystemExit):
+        main(["train", "--config", str(tmp_path / "notes")])
+    assert "the config is 'hello'; it must be a YAML file" in capsys.readouterr().err
+
+
 def test_import_writes_a_folder_that_loads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from unit.test_foreign import released_shapes
 
@@ -147,7 +179,7 @@ def test_import_sorts_a_folder_and_moves_it_onto_another_model(
         ({"weight": torch.zeros(2)}, [], "without, the authors' released DS-MBNet (bn1.aux_bn.0.running_mean)"),
         ({"a": 1}, ["--as", "resnet50"], "holds no tensors"),
         ([1], ["--as", "resnet50"], "holds a list instead of named tensors"),
-        (None, ["--as", "resnet50"], "is damaged or not a torch file"),
+        (None, ["--as", "resnet50"], "is damaged or no file of weights"),
         ("plain", [], "this looks like a MobileNetV1 of timm; say which model it shall become with --as"),
         (
             "plain",

@@ -82,6 +82,22 @@ def test_every_artefact_is_evaluated_alike(run: Path, capsys: pytest.CaptureFixt
     assert main(["eval", str(moved), "--run", str(run)]) == 0
 
 
+def test_info_tells_the_same_of_every_artefact(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = printed(capsys, "info", str(run))
+    assert all(printed(capsys, "info", str(run / name)) == told for name in ("model.onnx", "bundle", "path-2.onnx"))
+
+
+@pytest.mark.parametrize(
+    "words", [["predict", "PHOTOS", "--confidence", "0.3"], ["eval", "--overlap", "0.4"], ["eval", "--rule", "area"]]
+)
+def test_options_of_detectors_are_refused(
+    run: Path, photos: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, *rest = (str(photos) if word == "PHOTOS" else word for word in words)
+    assert main([command, str(run), *rest]) == 2
+    assert f"{words[-2]} is for detectors" in capsys.readouterr().err
+
+
 def test_a_trained_network_routes_alike_everywhere(run: Path) -> None:
     net = dsnet.load(run)
     data = open_data(read_config(run / CONFIG))

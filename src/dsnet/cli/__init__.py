@@ -45,8 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             module = import_module(f"dsnet.cli.{own}")
             module.add_arguments(sub)
             if "--seed" not in sub._option_string_actions:
-                sub.add_argument("--seed", type=int, default=0, help="taken by every command; nothing here is random")
+                sub.add_argument("--seed", type=int, default=0, help="taken by every command; without effect here")
         commands.add_subcommand(name, sub, help=text)
+        sub.prog = f"dsnet {name}"
     if chosen is not None:
         words = getattr(module, "expand", list)(words)
     args = parser.parse_args(words)

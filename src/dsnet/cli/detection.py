@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from jsonargparse import Namespace
 
+from dsnet.limits import must
+
 if TYPE_CHECKING:
     from dsnet.detection import Detector, OnnxDetector
 
@@ -23,13 +25,15 @@ def evaluate_runs(args: Namespace) -> None:
     from dsnet.reports.detection import export_detection, show_detection
     from dsnet.reports.tables import print_json
 
+    overlap = 0.5 if args.overlap is None else args.overlap
+    must("--overlap", overlap, 0 < overlap < 1, "lie between 0 and 1")
     results = []
     for name in args.runs:
         folder, label = run_of(name, args)
         detector, config = open_detector(name), read_detection_config(folder / CONFIG)
         data = open_data(config, args.root)
         check_data(folder, data)  # type: ignore[arg-type]
-        how = {"budgets": args.budgets, "max_width": args.max_width, "rule": args.rule, "overlap": args.overlap}
+        how = {"budgets": args.budgets, "max_width": args.max_width, "rule": args.rule, "overlap": overlap}
         result = evaluate_detection(detector, data, config, split=args.split, **how)
         record_detection(folder, label, result, data)
         results.append(result)
@@ -91,8 +95,8 @@ def predict_objects(args: Namespace, files: Sequence[File]) -> int:
     from dsnet.reports.tables import human, print_json, print_table
     from dsnet.routing import Policy
 
-    if not 0 < args.confidence < 1:
-        raise ValueError(f"--confidence is {args.confidence}; it lies between 0 and 1")
+    confidence = 0.5 if args.confidence is None else args.confidence
+    must("--confidence", confidence, 0 < confidence < 1, "lie between 0 and 1")
     detector, policy = open_detector(args.run), Policy()
     path = None if args.path is None else parse_path(detector.spec.backbone, args.path)
     if path is None and detector.routes:
@@ -105,7 +109,7 @@ def predict_objects(args: Namespace, files: Sequence[File]) -> int:
         print(f"{args.run} {why}: path {','.join(map(str, path)) or '-'} runs", file=sys.stderr)
     if policy.note:
         print(policy.note, file=sys.stderr)
-    how: dict[str, Any] = {"path": path, "confidence": args.confidence, "batch_size": min(args.batch_size, 16)}
+    how: dict[str, Any] = {"path": path, "confidence": confidence, "batch_size": min(args.batch_size, 16)}
     refused: list[str] = []
     sights = list(find_objects(detector, files, policy, **how, refused=refused))
     if args.draw is not None:
@@ -125,7 +129,7 @@ def predict_objects(args: Namespace, files: Sequence[File]) -> int:
     elif rows:
         print_table(
             f"{detector.spec.name} on {len(sights)} images",
-            ["<image", f"<objects of {args.confidence:.0%} confidence or more", "<path", "MAdds"],
+            ["<image", f"<objects of {confidence:.0%} confidence or more", "<path", "MAdds"],
             rows,
             note=f"{human(sum(sight.madds for sight in sights) / len(sights))} MAdds per image on average.",
         )

@@ -41,7 +41,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         default=None,
         help="of a detector's average precision; VOC07 has 11point; by default the run's",
     )
-    parser.add_argument("--overlap", type=float, default=0.5, help="that makes a detection right")
+    parser.add_argument(
+        "--overlap",
+        type=float | None,
+        default=None,
+        help="of a detector: that makes a detection right, 0.5 unless given",
+    )
     parser.add_argument("--root", type=str | None, default=None, help="where the data is now, if it moved")
     parser.add_argument("--seed", type=int, default=0, help="of the random paths")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -66,6 +71,9 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
         from dsnet.cli.detection import evaluate_runs
 
         return evaluate_runs(args)
+    for option in ("rule", "overlap"):
+        if args[option] is not None:
+            raise ValueError(f"--{option} is for detectors, which find boxes; {args.runs[0]} classifies whole images")
     static = [read_result(File(name), args.split) for name in args.static]
     results, folders = [], []
     for name in args.runs:

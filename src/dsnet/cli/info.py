@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("model", help="a name from `dsnet models`, a folder that dsnet wrote, or a detector as ONNX")
+    parser.add_argument("model", help="a name from `dsnet models`, a folder that dsnet wrote, or an ONNX file of it")
     parser.add_argument("--image_size", type=int | None, default=None, help="pixels of the input's side")
     parser.add_argument("--num_classes", type=int | None, default=None, help="outputs of the classifier")
     parser.add_argument("--width", type=float | None, default=None, help="width multiplier of a static model")
@@ -93,12 +93,15 @@ def find_spec(args: Namespace) -> ModelSpec:
 
     from dsnet.checkpoint import read_description, spec_in
     from dsnet.models import list_models, model_spec
+    from dsnet.runtime import is_artefact, open_runner
 
     if args.model in list_models():
         return model_spec(args.model, width=args.width, num_classes=args.num_classes, image_size=args.image_size)
     if args.model and File(args.model).exists():
         if args.width is not None or args.num_classes is not None:
             raise ValueError(f"{args.model} is a saved model: its width and classes are fixed; name a model instead")
+        if is_artefact(args.model):
+            return open_runner(args.model).spec
         return spec_in(File(args.model), read_description(args.model))
     if File(args.model).name != args.model:
         raise ValueError(f"{args.model} does not exist; give a folder that dsnet wrote, or a name from `dsnet models`")

@@ -29,7 +29,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--draw", type=str | None, default=None, help="of a detector: folder for the images with boxes drawn on them"
     )
-    parser.add_argument("--confidence", type=float, default=0.5, help="of a detector: least confidence of an object")
+    parser.add_argument(
+        "--confidence",
+        type=float | None,
+        default=None,
+        help="of a detector: least confidence of an object, 0.5 unless given",
+    )
     parser.add_argument("--batch_size", type=int, default=64, help="images that are run together")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
@@ -51,8 +56,9 @@ def run(args: Namespace, parser: ArgumentParser) -> int:
         from dsnet.cli.detection import predict_objects
 
         return predict_objects(args, files)
-    if args.draw is not None:
-        raise ValueError(f"--draw is for detectors, which find boxes; {args.run} classifies whole images")
+    for option in ("draw", "confidence"):
+        if args[option] is not None:
+            raise ValueError(f"--{option} is for detectors, which find boxes; {args.run} classifies whole images")
     runner = open_runner(args.run)
     path = None if args.path is None else parse_path(runner.spec, args.path)
     policy = Policy()

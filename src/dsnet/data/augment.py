@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from dsnet.limits import must
+
 
 @dataclass(frozen=True)
 class AugmentConfig:
@@ -38,10 +40,11 @@ class AugmentConfig:
             raise ValueError(f"augment.crop {self.crop!r} is unknown; choose none, pad or resized")
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(f"augment.scale is {self.scale}; give rising shares of the area in (0, 1]")
-        if not 0 <= self.erasing <= 1 or not 0 <= self.colour <= 1 or not 1 <= self.magnitude <= 29:
-            raise ValueError("augment.erasing and augment.colour lie in [0, 1], augment.magnitude in [1, 29]")
-        if self.pad < 0 or self.randaugment < 0:
-            raise ValueError("augment.pad and augment.randaugment must not be negative")
+        must("augment.erasing", self.erasing, 0 <= self.erasing <= 1, "lie in [0, 1]")
+        must("augment.colour", self.colour, 0 <= self.colour <= 1, "lie in [0, 1]")
+        must("augment.magnitude", self.magnitude, 1 <= self.magnitude <= 29, "lie in [1, 29]")
+        must("augment.pad", self.pad, self.pad >= 0, "be at least 0")
+        must("augment.randaugment", self.randaugment, self.randaugment >= 0, "be at least 0")
 
 
 class Augment:

@@ -17,6 +17,7 @@ from dsnet.data import sources
 from dsnet.data.augment import Augment, AugmentConfig, normalise, to_float
 from dsnet.data.images import MAX_PIXELS, DataError, centre_crop, random_crop, read_image, to_tensor
 from dsnet.data.sources import Arrays, Files, Raw, Source
+from dsnet.limits import must
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # Debian's package
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -67,8 +68,9 @@ class DataConfig:
             raise ValueError(f"data.image_size is {self.image_size}; it must be at least 1, or null")
         if self.on_corrupt not in ("stop", "skip"):
             raise ValueError(f"data.on_corrupt {self.on_corrupt!r} is unknown; choose stop or skip")
-        if self.workers < 0 or not 0 <= self.max_skipped <= 1 or not 0 < self.crop_ratio <= 1:
-            raise ValueError("data.workers must not be negative; max_skipped and crop_ratio are shares up to 1")
+        must("data.workers", self.workers, self.workers >= 0, "be at least 0")
+        must("data.max_skipped", self.max_skipped, 0 <= self.max_skipped <= 1, "be a share in [0, 1]")
+        must("data.crop_ratio", self.crop_ratio, 0 < self.crop_ratio <= 1, "be a share in (0, 1]")
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,8 @@ def read_image(file: Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         raise
     except Exception as error:  # Pillow reports damaged files by many kinds of errors
         raise DataError(
-            f"{file} cannot be read as an image ({error}); replace or remove it, or train with data.on_corrupt skip"
+            f"{file} cannot be read as an image ({error}); replace or remove it; "
+            f"training passes over such files with data.on_corrupt skip"
         ) from error
 
 

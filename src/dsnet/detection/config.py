@@ -12,6 +12,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 from dsnet.detection.dataset import DetectionDataConfig
 from dsnet.detection.spec import GROUP, TAPS
 from dsnet.detection.stages import GatesConfig, WidthsConfig
+from dsnet.limits import must
 from dsnet.training import OptimConfig
 
 
@@ -67,8 +68,9 @@ class DetectionConfig:
     def __post_init__(self) -> None:
         if self.stage not in ("both", "detector", "gate"):
             raise ValueError(f"stage {self.stage!r} is unknown; choose both, detector or gate")
-        if self.seed < 0 or self.threads < 0 or (self.save_steps is not None and self.save_steps < 1):
-            raise ValueError("seed and threads must not be negative, save_steps must be at least 1 or null")
+        must("seed", self.seed, self.seed >= 0, "be at least 0")
+        must("threads", self.threads, self.threads >= 0, "be at least 0, which leaves torch's default")
+        must("save_steps", self.save_steps, self.save_steps is None or self.save_steps >= 1, "be at least 1, or null")
         for name in ("projection", "pyramid"):
             if getattr(self, name) < GROUP or getattr(self, name) % GROUP:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be a positive multiple of {GROUP}")

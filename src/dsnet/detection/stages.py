@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dsnet.data import Batch
 from dsnet.detection.detector import Answer, Detector
 from dsnet.detection.loss import MultiboxLoss, Targets, match_all, multibox_loss
+from dsnet.limits import must
 from dsnet.nn import Gate, RouterSpec
 from dsnet.space import Path
 from dsnet.training.sgs import score_loss
@@ -32,8 +33,8 @@ class WidthsConfig:
     momentum: float = 0.99
 
     def __post_init__(self) -> None:
-        if self.paths < 0 or not 0 <= self.momentum < 1:
-            raise ValueError("widths.paths must not be negative, widths.momentum lies in [0, 1)")
+        must("widths.paths", self.paths, self.paths >= 0, "be at least 0")
+        must("widths.momentum", self.momentum, 0 <= self.momentum < 1, "lie in [0, 1)")
 
 
 @dataclass(frozen=True)

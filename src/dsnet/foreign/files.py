@@ -83,4 +83,6 @@ def _read_torch(file: File) -> Any:
         ) from None
     except Exception as error:  # torch reports damaged files by a dozen kinds of errors
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"{file} is damaged or not a torch file ({reason})") from None
+        raise CheckpointError(
+            f"{file} is damaged or no file of weights ({reason}); give what torch.save or safetensors wrote"
+        ) from None

@@ -33,7 +33,7 @@ def model_spec(name: str, *, width: float | None = None, **wishes: Any) -> Model
     """The spec of a registered model; `wishes` as in `create_model`."""
     if not isinstance(name, str) or name not in _BUILDERS:
         close = difflib.get_close_matches(str(name), _BUILDERS, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(close)}?" if close else "list_models() has them all"
+        hint = f"did you mean {' or '.join(close)}?" if close else "`dsnet models` and list_models() have them all"
         raise ValueError(f"model {name!r} is unknown; {hint}")
     builder = _BUILDERS[name]
     if width is None:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dsnet.limits import must
 from dsnet.models import Supernet
 from dsnet.space import Path
 
@@ -37,8 +38,9 @@ class IEBConfig:
     def __post_init__(self) -> None:
         if self.teacher not in ("inplace", "ema", "ieb"):
             raise ValueError(f"ieb.teacher {self.teacher!r} is unknown; choose inplace, ema or ieb")
-        if self.paths < 0 or self.temperature <= 0 or not 0 <= self.momentum < 1:
-            raise ValueError("ieb.paths must not be negative, ieb.temperature must be positive, ieb.momentum in [0, 1)")
+        must("ieb.paths", self.paths, self.paths >= 0, "be at least 0")
+        must("ieb.temperature", self.temperature, self.temperature > 0, "be positive")
+        must("ieb.momentum", self.momentum, 0 <= self.momentum < 1, "lie in [0, 1)")
 
 
 class IEB(nn.Module):

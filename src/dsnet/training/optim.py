@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from dsnet.limits import must
 from dsnet.nn import Gate, ProbeHead
 
 
@@ -54,16 +55,20 @@ class OptimConfig:
     compile: str | None = None
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch_size < 1 or self.accumulate < 1:
-            raise ValueError("optim.epochs, optim.batch_size and optim.accumulate must be at least 1")
+        for name in ("epochs", "batch_size", "accumulate"):
+            must(f"optim.{name}", getattr(self, name), getattr(self, name) >= 1, "be at least 1")
         if self.batch_size % self.accumulate:
             raise ValueError(
                 f"optim.batch_size {self.batch_size} is not a multiple of optim.accumulate {self.accumulate}"
             )
-        if self.lr <= 0 or not 0 <= self.momentum < 1 or self.weight_decay < 0 or self.warmup_epochs < 0:
-            raise ValueError("optim.lr must be positive, momentum in [0, 1), weight_decay and warmup_epochs at least 0")
-        if (self.clip_norm is not None and self.clip_norm <= 0) or not 0 < self.gamma <= 1 or not 0 <= self.final <= 1:
-            raise ValueError("optim.clip_norm must be positive or null, optim.gamma in (0, 1], optim.final in [0, 1]")
+        clip = self.clip_norm
+        must("optim.lr", self.lr, self.lr > 0, "be positive")
+        must("optim.momentum", self.momentum, 0 <= self.momentum < 1, "lie in [0, 1)")
+        must("optim.weight_decay", self.weight_decay, self.weight_decay >= 0, "be at least 0")
+        must("optim.warmup_epochs", self.warmup_epochs, self.warmup_epochs >= 0, "be at least 0")
+        must("optim.clip_norm", clip, clip is None or clip > 0, "be positive, or null")
+        must("optim.gamma", self.gamma, 0 < self.gamma <= 1, "lie in (0, 1]")
+        must("optim.final", self.final, 0 <= self.final <= 1, "lie in [0, 1]")
         if self.schedule not in ("cosine", "exponential", "steps"):
             raise ValueError(f"optim.schedule {self.schedule!r} is unknown; choose cosine, exponential or steps")
         if (self.schedule == "steps") != bool(self.milestones) or list(self.milestones) != sorted(self.milestones):

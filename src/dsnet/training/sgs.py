@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dsnet.cost import CostTable
 from dsnet.data import seed_of
+from dsnet.limits import must
 from dsnet.models import Entered, ModelSpec, Supernet
 from dsnet.nn import RouterSpec
 from dsnet.training.ieb import full
@@ -53,15 +54,18 @@ class SGSConfig:
     def __post_init__(self) -> None:
         spec = self.spec
         if min(self.weights) < 0 or max(self.weights) == 0:
-            raise ValueError("sgs.classification, complexity and guidance must not be negative, nor all be zero")
+            raise ValueError(
+                f"sgs.classification, complexity and guidance are {self.weights}; none may be negative, nor all zero"
+            )
         if spec.probes and (self.classification or self.complexity):
             raise ValueError(
                 f"router {self.router} learns scores only; sgs.classification and sgs.complexity are for router gate"
             )
         if self.router == "threshold" and self.targets not in (None, "correctness"):
             raise ValueError("router threshold has nothing to train; leave sgs.targets out")
-        if self.temperature <= 0 or self.final_temperature <= 0 or not 0 <= self.momentum < 1:
-            raise ValueError("sgs temperatures must be positive, sgs.momentum in [0, 1)")
+        must("sgs.temperature", self.temperature, self.temperature > 0, "be positive")
+        must("sgs.final_temperature", self.final_temperature, self.final_temperature > 0, "be positive")
+        must("sgs.momentum", self.momentum, 0 <= self.momentum < 1, "lie in [0, 1)")
 
     @property
     def spec(self) -> RouterSpec:
