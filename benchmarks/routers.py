@@ -34,6 +34,7 @@ GRID = {
     "slim_first, kl": SGSConfig("slim_first", "kl"),
     "slim_first, correctness": SGSConfig("slim_first", "correctness"),
 }
+REST = ("gate, give_up", "gate, narrowest", "gate, kl")
 
 
 def main() -> None:
@@ -41,10 +42,14 @@ def main() -> None:
     parser.add_argument("--runs", nargs="+", type=Path, required=True, help="trained supernets, one per seed")
     parser.add_argument("--out", type=Path, required=True, help="folder of the routed runs")
     parser.add_argument("--epochs", type=int, default=3, help="of stage II")
-    parser.add_argument("--only", nargs="+", choices=list(GRID), default=list(GRID), help="some of the routers")
+    parser.add_argument("--some", action="store_true", help="without gate on give_up, narrowest and kl")
     parser.add_argument("--export", type=Path, help="write PREFIX.json and PREFIX.md")
     args = parser.parse_args()
-    cells = {name: [cell(run, args.out, GRID[name], args.epochs) for run in args.runs] for name in args.only}
+    cells = {
+        name: [cell(run, args.out, GRID[name], args.epochs) for run in args.runs]
+        for name in GRID
+        if not args.some or name not in REST
+    }
     if "threshold" in cells:  # the strongest plain baseline: its width is tuned for each budget, too
         folders = [args.out / run.name / "threshold-correctness" for run in args.runs]
         cells["threshold, best width per budget"] = [tuned_threshold(folder) for folder in folders]

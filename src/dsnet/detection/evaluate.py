@@ -144,7 +144,10 @@ def evaluate_detector(
 def examples(
     traces: DetectionTraces, names: Sequence[str], max_width: int | None, *, count: int = 6, confidence: float = 0.5
 ) -> dict[str, Any]:
-    """What was found in a few images, spread over the set: by the detector at M where it routes, else at its widest."""
+    """What was found in a few images, spread over the set: by the detector at M where it routes, else at its widest.
+
+    Of an image where nothing reaches the confidence, the surest find is kept.
+    """
     detector, table = traces.detector, traces.table
     paths = [max(traces.found, key=table.madds)] * len(traces)
     if detector.routes:
@@ -154,14 +157,14 @@ def examples(
     shown = []
     for row in sorted({round(number * (len(traces) - 1) / (count - 1)) for number in range(count)}):
         found, truth = traces.found[paths[row]][row], traces.truths[row]
-        sure = found.scores >= confidence
-        labels, boxes = found.classes[sure].tolist(), found.boxes[sure].tolist()
+        sure = found.scores >= min([confidence, *found.scores.tolist()[:1]])  # the surest comes first
+        finds = zip(found.classes[sure].tolist(), found.scores[sure].tolist(), found.boxes[sure].tolist(), strict=True)
         objects = zip(truth.classes.tolist(), truth.boxes.tolist(), strict=True)
         shown.append(
             {
                 "image": int(traces.ids[row]),
                 "path": list(paths[row]),
-                "found": [{"class": names[label], "box": box} for label, box in zip(labels, boxes, strict=True)],
+                "found": [{"class": names[label], "score": round(score, 3), "box": box} for label, score, box in finds],
                 "objects": [{"class": names[label], "box": box} for label, box in objects],
             }
         )

@@ -153,6 +153,7 @@ def examples_sheet(result: dict[str, Any], images: Sequence[Image.Image], file: 
     """The example images with the boxes that were found, and dashed those that are annotated."""
     import matplotlib
     from matplotlib.patches import Rectangle
+    from matplotlib.patheffects import withStroke
 
     shown, classes = result["examples"]["images"], result["examples"]["classes"]
     palette = matplotlib.colormaps["tab10" if len(classes) <= 10 else "tab20"]
@@ -164,7 +165,8 @@ def examples_sheet(result: dict[str, Any], images: Sequence[Image.Image], file: 
     used: dict[str, Rectangle] = {}
     for axes, example, image in zip(grid.flat, shown, images, strict=False):
         axes.imshow(image)
-        light: dict[str, Any] = {"linewidth": 0.8, "linestyle": "--", "edgecolor": "black", "alpha": 0.6}
+        light: dict[str, Any] = {"linewidth": 0.8, "linestyle": "--", "edgecolor": "black"}
+        light["path_effects"] = [withStroke(linewidth=1.6, foreground="white")]  # seen on dark images, too
         bold: dict[str, Any] = {"linewidth": 1.4}
         for things, style in ((example["objects"], light), (example["found"], bold)):
             for thing in things:
@@ -175,7 +177,10 @@ def examples_sheet(result: dict[str, Any], images: Sequence[Image.Image], file: 
                 axes.add_patch(box)
                 used[thing["class"] if things is example["found"] else "annotated"] = box
         width = f"width {','.join(map(str, example['path']))}, " if example["path"] else ""
-        axes.set_title(f"{width}{len(example['found'])} found, {len(example['objects'])} annotated", fontsize=7, pad=2)
+        sure = [find for find in example["found"] if find["score"] >= result["examples"]["confidence"]]
+        surest = [f"surest {find['class']} {find['score']:.0%}" for find in example["found"]]
+        said = f"{len(sure)} found" if sure or not surest else surest[0]
+        axes.set_title(f"{width}{said}, {len(example['objects'])} annotated", fontsize=7, pad=2)
     if used:
         figure.legend(list(used.values()), list(used), loc="outside lower center", ncols=6, frameon=False, fontsize=7)
     saved(figure, file)
