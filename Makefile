@@ -22,8 +22,10 @@ test-slow: $(VENV)/installed-dev
 # The pages in docs/results, from the runs up: many hours on two cores. DATA is the folder of cifar-10-batches-bin, imagenette and BCCD.
 results: $(VENV)/installed
 	@test -n "$(DATA)" || { echo "say where CIFAR-10 is: make results DATA=folder"; exit 2; }
-	$(BIN)/dsnet reproduce all --root "$(DATA)" --workers 2 --export docs/results/paper
-	$(BIN)/dsnet reproduce main --longer 2 --seeds 0 --root "$(DATA)" --export docs/results/paper
+	$(BIN)/dsnet reproduce motivation latency main ieb temperature losses sgs gate_design gate_distribution supernet transfer \
+	  --root "$(DATA)" --workers 2 --export docs/results/paper
+	$(BIN)/dsnet reproduce universal detection --seeds 0 --root "$(DATA)" --workers 2 --export docs/results/paper
+	$(BIN)/dsnet reproduce main supernet sgs gate_design --longer 2 --seeds 0 --root "$(DATA)" --workers 2 --export docs/results/paper
 	for model in ds_mobilenet_v1_tiny ds_resnet_tiny; do \
 	  routers="--epochs 2"; \
 	  if [ $$model = ds_resnet_tiny ]; then routers="--epochs 1 --some"; fi; \
@@ -38,8 +40,8 @@ results: $(VENV)/installed
 	$(BIN)/dsnet bench runs/routers/cifar10_ds_mobilenet_v1_tiny-0/slim_first-correctness --repeats 150 --runtimes onnx --root "$(DATA)" \
 	  --routers runs/routers/cifar10_ds_mobilenet_v1_tiny-0/threshold-correctness \
 	    runs/routers/cifar10_ds_mobilenet_v1_tiny-0/gate-correctness --export docs/results/bench_routers
-	$(BIN)/python benchmarks/gate_codes.py runs/cifar10_ds_resnet_tiny-0 runs/cifar10_ds_resnet_tiny-1 \
-	  runs/cifar10_ds_mobilenet_v1_tiny-0 runs/cifar10_ds_mobilenet_v1_tiny-1 --export docs/results/gate_codes
+	$(BIN)/python benchmarks/gate_codes.py runs/cpu/runs/resnet-supernet-seed*-* runs/cpu/runs/mbnet-supernet-seed*-* \
+	  --export docs/results/gate_codes
 	for seed in 0 1 2; do $(BIN)/dsnet train --seed $$seed --out runs/digits$$seed || exit 1; done
 	$(BIN)/dsnet eval runs/digits0 runs/digits1 runs/digits2 --export docs/results/digits
 
