@@ -18,7 +18,7 @@ from dsnet.config import CONFIG
 from dsnet.experiments.catalogue import EXPERIMENTS
 from dsnet.experiments.declare import Experiment
 from dsnet.experiments.digits import write_digits
-from dsnet.experiments.grid import Finished, in_order, is_finished, train_all
+from dsnet.experiments.grid import RESULT, Finished, in_order, is_finished, train_all
 from dsnet.experiments.layout import result_of
 from dsnet.experiments.recipe import Cell, Scale, cell_of
 from dsnet.reports.experiment import export_experiment
@@ -103,7 +103,7 @@ def flat_list(cells: dict[str, list[Cell]]) -> list[Cell]:
 
 def seconds_of(folder: File) -> float:
     """From a run's first file to its last, by the clock: pauses count; 0 if it is not there."""
-    times = [file.stat().st_mtime for file in (folder / CONFIG, folder / "results" / "test.json") if file.exists()]
+    times = [file.stat().st_mtime for file in (folder / CONFIG, folder / RESULT) if file.exists()]
     return max(times) - min(times) if times else 0.0
 
 
