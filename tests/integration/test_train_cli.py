@@ -174,8 +174,8 @@ def test_static_networks_train_by_the_same_command(tmp_path: Path, capsys) -> No
     ("words", "message"),
     [
         (["--optim.lrr", "3"], "'optim.lrr' is unknown; did you mean optim.lr"),
-        (["--optim.lr", "fast"], 'key "optim.lr"'),
-        (["--data.dataset", "cifar"], 'key "data.dataset"'),
+        (["--optim.lr", "fast"], "optim.lr is 'fast'; it must be a number"),
+        (["--data.dataset", "cifar"], "data.dataset is 'cifar'; it must be one of digits, cifar10"),
         (["--config", "CONFIG"], "'optim.learning_rate' is unknown"),
     ],
 )
@@ -194,7 +194,7 @@ def test_wrong_keys_are_refused_in_one_line(words: list[str], message: str, tmp_
     [
         (["--data.dataset", "cifar10"], "data.root is missing"),
         (["--data.dataset", "cifar10", "--data.root", "nowhere"], "nowhere/data_batch_1.bin does not exist"),
-        (["--optim.lr", "-1"], "optim.lr must be positive"),
+        (["--optim.lr", "-1"], "optim.lr is -1.0; it must be positive"),
         (["--optim.compile", "bogus"], "optim.compile 'bogus' is unknown; choose from"),
         (["--data.image_size", "0"], "data.image_size is 0"),
         (["--model.name", "ds_resnet51"], "model 'ds_resnet51' is unknown; did you mean ds_resnet50"),

@@ -229,10 +229,10 @@ def test_wrong_configs_are_refused() -> None:
     for call, message in (
         (lambda: SGSConfig("oracle"), "router 'oracle' is unknown"),
         (lambda: SGSConfig(targets="luck"), "targets 'luck' are unknown"),
-        (lambda: SGSConfig("gate", classification=0.0, complexity=0.0, guidance=0.0), "nor all be zero"),
+        (lambda: SGSConfig("gate", classification=0.0, complexity=0.0, guidance=0.0), "nor all zero"),
         (lambda: SGSConfig("slim_first", classification=1.0), "are for router gate"),
         (lambda: SGSConfig("threshold", "kl"), "has nothing to train"),
-        (lambda: SGSConfig(temperature=0.0), "temperatures must be positive"),
+        (lambda: SGSConfig(temperature=0.0), "temperature is 0.0; it must be positive"),
         (lambda: RouterSpec(hidden=0), "hidden size is 0"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -59,7 +59,10 @@ def test_bad_routing_is_refused(routing: object, message: str) -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ((0,), r"path \(0,\) has 1 entries but the network has 2 choice points; use space.widest, which is \(3, 3\)"),
+        (
+            (0,),
+            r"has 1 entries but the network has 2 choice points; give one width index for each, for example 3,3",
+        ),
         ((0, 4), "width 4 at choice point 1; allowed are 0, 1, 2, 3"),
         ((0, -1), "width -1 at choice point 1"),
         ((0, True), "not a tuple of width indices"),
