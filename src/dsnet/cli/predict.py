@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
 
+from dsnet.limits import must
+
 if TYPE_CHECKING:
     from dsnet.runtime import Runner
 
@@ -47,8 +49,7 @@ def run(args: Namespace, parser: ArgumentParser) -> int:
     from dsnet.routing import Policy
     from dsnet.runtime import open_runner
 
-    if args.batch_size < 1:
-        raise ValueError(f"--batch_size is {args.batch_size}; it must be at least 1")
+    must("--batch_size", args.batch_size, args.batch_size >= 1, "be at least 1")
     if args.path is not None and (args.budget is not None or args.max_width is not None):
         raise ValueError("--path pins the widths; leave --budget and --max_width out")
     files = image_files(args.images)

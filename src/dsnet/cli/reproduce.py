@@ -12,6 +12,8 @@ from pathlib import Path as File
 
 from jsonargparse import ArgumentParser, Namespace
 
+from dsnet.limits import must
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("experiments", nargs="*", default=[], help="names from --list, or `all`")
@@ -45,8 +47,7 @@ def run(args: Namespace, parser: ArgumentParser) -> int:
     from dsnet.reports.tables import print_json, print_table
     from dsnet.training import Interrupted
 
-    if args.longer < 1:
-        raise ValueError(f"longer is {args.longer}; it must be at least 1, a factor of all epochs")
+    must("longer", args.longer, args.longer >= 1, "be at least 1, a factor of all epochs")
     scale = replace(SCALES[args.scale], longer=args.longer)
     out = File(args.out or f"runs/{scale.name}")
     seeds = tuple(args.seeds or scale.seeds)
@@ -65,8 +66,8 @@ def run(args: Namespace, parser: ArgumentParser) -> int:
         raise ValueError("say which experiment: a name from `dsnet reproduce --list`, or all")
     if unknown := [name for name in names if name not in EXPERIMENTS]:
         raise ValueError(f"experiment {unknown[0]!r} is unknown; choose from {', '.join(EXPERIMENTS)}, or all")
-    if args.workers < 1 or (args.workers > 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1):
-        raise ValueError(f"workers is {args.workers}; it must be at least 1, and 1 under torchrun")
+    most = 1 if int(os.environ.get("WORLD_SIZE", "1")) > 1 else args.workers
+    must("workers", args.workers, 1 <= args.workers <= most, "be at least 1, and 1 under torchrun")
     words = ["dsnet", "reproduce", *args.experiments, "--scale", scale.name]
     words += ["--seeds", *map(str, args.seeds)] if args.seeds else []
     words += ["--longer", str(args.longer)] if args.longer > 1 else []

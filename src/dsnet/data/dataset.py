@@ -64,8 +64,12 @@ class DataConfig:
             raise ValueError(f"data.root is missing: say where the {self.dataset} files are with --data.root FOLDER")
         if not 0 < self.calibration < 0.9:
             raise ValueError(f"data.calibration is {self.calibration}; give a share between 0 and 0.9")
-        if self.image_size is not None and self.image_size < 1:
-            raise ValueError(f"data.image_size is {self.image_size}; it must be at least 1, or null")
+        must(
+            "data.image_size",
+            self.image_size,
+            self.image_size is None or self.image_size >= 1,
+            "be at least 1, or null",
+        )
         if self.on_corrupt not in ("stop", "skip"):
             raise ValueError(f"data.on_corrupt {self.on_corrupt!r} is unknown; choose stop or skip")
         must("data.workers", self.workers, self.workers >= 0, "be at least 0")

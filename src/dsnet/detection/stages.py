@@ -55,8 +55,7 @@ class GatesConfig:
     def __post_init__(self) -> None:
         if self.router not in ("frozen", "trained") or self.targets not in ("try_best", "excess"):
             raise ValueError("gates.router is frozen or trained, gates.targets is try_best or excess")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"gates.momentum is {self.momentum}; it lies in [0, 1)")
+        must("gates.momentum", self.momentum, 0 <= self.momentum < 1, "lie in [0, 1)")
 
     @property
     def spec(self) -> RouterSpec:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from dsnet.limits import must
+
 
 @dataclass(frozen=True)
 class Preprocessing:
@@ -23,8 +25,7 @@ class Preprocessing:
             raise ValueError(
                 f"preprocessing needs one mean and one positive std per channel, not {self.mean}, {self.std}"
             )
-        if not 0 < self.crop <= 1:
-            raise ValueError(f"preprocessing crop is {self.crop}; it must lie in (0, 1]")
+        must("preprocessing crop", self.crop, 0 < self.crop <= 1, "lie in (0, 1]")
         if self.interpolation not in ("nearest", "bilinear", "bicubic"):
             raise ValueError(f"interpolation {self.interpolation!r} is unknown; choose nearest, bilinear or bicubic")
 

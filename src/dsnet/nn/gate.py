@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dsnet.limits import must
 from dsnet.nn.slicing import GlobalPool, Shape, SliceLinear, Width
 from dsnet.nn.tracing import materialise
 from dsnet.space import Channels
@@ -41,8 +42,7 @@ class GateSpec:
         ):
             if value not in known:
                 raise ValueError(f"gate {name} {value!r} is unknown; choose from {', '.join(map(repr, known))}")
-        if self.reduction < 1:
-            raise ValueError(f"gate reduction is {self.reduction}; it must be at least 1")
+        must("gate reduction", self.reduction, self.reduction >= 1, "be at least 1")
 
 
 class Gate(nn.Module):

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dsnet.limits import must
 from dsnet.nn.slicing import Mix, Sliceable, Width, fill, twin
 from dsnet.space import Channels
 
@@ -25,8 +26,7 @@ class NormSpec:
     def __post_init__(self) -> None:
         if self.kind not in ("batch", "group"):
             raise ValueError(f"norm {self.kind!r} is unknown; choose 'batch' or 'group'")
-        if self.group_size < 1:
-            raise ValueError(f"group_size is {self.group_size}; it must be at least 1")
+        must("group_size", self.group_size, self.group_size >= 1, "be at least 1")
 
     def build(self, channels: Channels) -> SliceNorm:
         return SliceBatchNorm2d(channels) if self.kind == "batch" else SliceGroupNorm(channels, self.group_size)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dsnet.limits import must
 from dsnet.nn.slicing import Shape, SliceLinear
 from dsnet.space import Channels
 
@@ -37,8 +38,8 @@ class RouterSpec:
             raise ValueError(f"router {self.kind!r} is unknown; choose from {', '.join(KINDS)}")
         if self.targets not in TARGETS:
             raise ValueError(f"targets {self.targets!r} are unknown; choose from {', '.join(TARGETS)}")
-        if type(self.hidden) is not int or self.hidden < 1:
-            raise ValueError(f"the router's hidden size is {self.hidden!r}; it must be at least 1")
+        good = type(self.hidden) is int and self.hidden >= 1
+        must("the router's hidden size", repr(self.hidden), good, "be at least 1")
 
     @property
     def probes(self) -> bool:

@@ -131,7 +131,8 @@ ROUTERS = {"gate, try best": PAPER_GATES, "gate, correctness (ours)": CORRECTNES
 
 def supernet_tables(scale: Scale) -> tuple[Table, ...]:
     note = (
-        "Over a lottery: above a lottery between the slimmest and the widest path, which knows nothing of the image. "
+        "Over a lottery: above one between the slimmest and the widest path of a row's own routing space, blind to the "
+        "image. "
         "S: the paper's small networks, whose gates may choose among the lowest widths only; their budgets span these. "
         "The paper compares them with a sub-network of 8 to 9 % fewer MAdds; here both cost the same."
     )
