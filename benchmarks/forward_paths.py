@@ -20,21 +20,21 @@ from torch import Tensor
 
 from dsnet import create_model
 from dsnet.models import Supernet
-from dsnet.space import Path
+from dsnet.space import WidthPath
 
 
-def shared(net: Supernet, x: Tensor, paths: list[Path]) -> list[Tensor]:
+def shared(net: Supernet, x: Tensor, paths: list[WidthPath]) -> list[Tensor]:
     return net.forward_paths(x, paths)
 
 
-def separate(net: Supernet, x: Tensor, paths: list[Path]) -> list[Tensor]:
+def separate(net: Supernet, x: Tensor, paths: list[WidthPath]) -> list[Tensor]:
     return [net(x, path) for path in paths]
 
 
-Forward = Callable[[Supernet, Tensor, list[Path]], list[Tensor]]
+Forward = Callable[[Supernet, Tensor, list[WidthPath]], list[Tensor]]
 
 
-def step(forward: Forward, net: Supernet, x: Tensor, paths: list[Path]) -> float:
+def step(forward: Forward, net: Supernet, x: Tensor, paths: list[WidthPath]) -> float:
     """Seconds of one forward and backward pass."""
     net.zero_grad(set_to_none=True)
     start = time.perf_counter()
@@ -42,7 +42,7 @@ def step(forward: Forward, net: Supernet, x: Tensor, paths: list[Path]) -> float
     return time.perf_counter() - start
 
 
-def gradient_difference(net: Supernet, x: Tensor, paths: list[Path]) -> float:
+def gradient_difference(net: Supernet, x: Tensor, paths: list[WidthPath]) -> float:
     """Largest difference of the two ways' gradients, relative to the largest gradient."""
     gradients = []
     for forward in (shared, separate):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -95,7 +95,7 @@ def trained(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], points: i
         return round(auc(scores[:, 0] - scores[:, -1], test[1]), 4)
 
 
-def measure(run: File, root: str | None, epochs: int) -> dict[str, Any]:
+def measure(run: Path, root: str | None, epochs: int) -> dict[str, Any]:
     config = read_config(run / CONFIG)
     data = open_data(config, root)
     check_data(run, data)
@@ -147,10 +147,10 @@ def page(results: list[dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=File)
+    parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--root", help="where the data is now, if it moved")
     parser.add_argument("--epochs", type=int, default=10, help="of fitting a head")
-    parser.add_argument("--export", type=File, help="write PREFIX.json and PREFIX.md")
+    parser.add_argument("--export", type=Path, help="write PREFIX.json and PREFIX.md")
     args = parser.parse_args()
     results = [measure(run, args.root, args.epochs) for run in args.runs]
     print("\n".join(page(results)))

@@ -12,7 +12,7 @@ import json
 import tempfile
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -121,7 +121,7 @@ def main() -> None:
             for name, form in FORMS.items():
                 layers.group_norm = form  # type: ignore[assignment]
                 export.OPSET, export.IR_VERSION = (21, 10) if form is native else (18, 8)
-                file = export_onnx(net, File(folder) / f"{len(calls)}.onnx", path=path)
+                file = export_onnx(net, Path(folder) / f"{len(calls)}.onnx", path=path)
                 session = open_session(file, 1)
                 calls["onnxruntime", path, name] = partial(session.run, ["logits"], image)
                 found = session.run(["logits"], image)[0]
@@ -140,10 +140,10 @@ def main() -> None:
     result["failed"] = failed
     print(json.dumps(result, indent=1))
     if args.export:
-        File(args.export).write_text(json.dumps(result, indent=1) + "\n")
+        Path(args.export).write_text(json.dumps(result, indent=1) + "\n")
 
 
-def openvino_call(file: File, image: dict[str, np.ndarray], expected: np.ndarray | None) -> Callable[[], Any]:
+def openvino_call(file: Path, image: dict[str, np.ndarray], expected: np.ndarray | None) -> Callable[[], Any]:
     import openvino
 
     options = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}

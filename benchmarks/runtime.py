@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from dsnet.runtime.bench import Artefacts, BenchConfig, bench, machine
 from dsnet.runtime.bench.candidates import forced_call
 from dsnet.runtime.bench.timing import Call, interleaved, ratio, summary
 from dsnet.runtime.onnx.runner import open_session
-from dsnet.space import Path
+from dsnet.space import WidthPath
 
 IMAGE = "image"
 
@@ -53,7 +53,7 @@ class Masked(nn.Module):
         return self.net.forward_mixed(image, lambda point, scores: mixes)[0]
 
 
-def masked_session(net: Supernet, x: Tensor, paths: Sequence[Path], folder: File, threads: int) -> Call:
+def masked_session(net: Supernet, x: Tensor, paths: Sequence[WidthPath], folder: Path, threads: int) -> Call:
     """The masked network through torch's own exporter; only for networks with one choice."""
     mixes = torch.zeros(len(x), len(net.spec.routing[0]))
     for row, (width,) in enumerate(paths):
@@ -65,7 +65,7 @@ def masked_session(net: Supernet, x: Tensor, paths: Sequence[Path], folder: File
 
 
 def batches(
-    name: str, widths: Sequence[Path], *, batch: int, threads: int, repeats: int, masked: bool
+    name: str, widths: Sequence[WidthPath], *, batch: int, threads: int, repeats: int, masked: bool
 ) -> dict[str, Any]:
     """A batch whose images take these paths in equal shares."""
     net = network(name)
@@ -75,7 +75,7 @@ def batches(
     order = torch.randperm(batch, generator=torch.Generator().manual_seed(1)).tolist()
     paths = [paths[row] for row in order]
     with tempfile.TemporaryDirectory() as folder:
-        artefacts = Artefacts(net, File(folder), size)
+        artefacts = Artefacts(net, Path(folder), size)
         bundle = OnnxRunner(artefacts.bundle(), threads=threads)
         single = open_session(artefacts.dynamic(), threads)
         images = [image.numpy() for image in x.split(1)]
@@ -89,7 +89,7 @@ def batches(
         grouped = forced_call(bundle, x, paths)
         calls: dict[str, Call] = {"grouped": grouped, "grouped again": grouped, "one by one": one_by_one}
         if masked:
-            calls["masked"] = masked_session(net, x, paths, File(folder), threads)
+            calls["masked"] = masked_session(net, x, paths, Path(folder), threads)
         answers: dict[str, Any] = {
             key: np.concatenate(call()) if key == "one by one" else call() for key, call in calls.items()
         }
@@ -137,8 +137,8 @@ def main() -> None:
     results["ds_resnet50"] = bench(network("ds_resnet50"), resnet)
     few = max(4, args.repeats // 10)
     spread = [tuple(path) for path in torch.randint(4, (32, 4), generator=torch.Generator().manual_seed(0)).tolist()]
-    corners: list[Path] = [(k,) * 4 for k in range(4)]
-    four: list[Path] = [(0,), (4,), (9,), (13,)]
+    corners: list[WidthPath] = [(k,) * 4 for k in range(4)]
+    four: list[WidthPath] = [(0,), (4,), (9,), (13,)]
     results["batches"] = [
         batches("ds_mobilenet_v1", four, batch=32, threads=2, repeats=few, masked=True),
         batches("ds_mobilenet_v1", [(k,) for k in range(14)], batch=32, threads=2, repeats=few, masked=True),
@@ -168,7 +168,7 @@ def main() -> None:
     ]
     print("\n".join(lines))
     if args.export:
-        prefix = File(args.export)
+        prefix = Path(args.export)
         prefix.with_suffix(".json").write_text(json.dumps({**about, **results}, indent=1) + "\n")
         prefix.with_suffix(".md").write_text("\n".join(lines) + "\n")
 

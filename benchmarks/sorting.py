@@ -14,7 +14,7 @@ import argparse
 import json
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ def shuffled(net: Supernet, seed: int) -> Supernet:
     return net
 
 
-def measure(run: File, name: str, root: str | None, orders: int) -> dict[str, Any]:
+def measure(run: Path, name: str, root: str | None, orders: int) -> dict[str, Any]:
     """Top-1 of every uniform path, for each order of the channels."""
     config = read_config(run / CONFIG)
     data = open_data(config, root)
@@ -92,11 +92,11 @@ def page(results: list[dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=File)
+    parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--to", default="ds_mobilenet_v1_tiny")
     parser.add_argument("--root", help="where the data is now, if it moved")
     parser.add_argument("--orders", type=int, default=4, help="random orders to compare with")
-    parser.add_argument("--export", type=File, help="write PREFIX.json and PREFIX.md")
+    parser.add_argument("--export", type=Path, help="write PREFIX.json and PREFIX.md")
     args = parser.parse_args()
     results = [measure(run, args.to, args.root, args.orders) for run in args.runs]
     print("\n".join(page(results)))

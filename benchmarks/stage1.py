@@ -24,14 +24,14 @@ from dsnet.data import AugmentConfig, Batch, DataConfig
 from dsnet.data.dataset import Loader
 from dsnet.data.sources import Arrays
 from dsnet.models import Supernet, create_model
-from dsnet.space import Path
+from dsnet.space import WidthPath
 from dsnet.training import EMA, IEB, IEBConfig, OptimConfig, make_optimizer
 
 
 class SeparateIEB(IEB):
     """The same losses, every sub-network by a call of its own."""
 
-    def forward(self, images: Tensor, labels: Tensor, paths: list[Path], teacher: Supernet) -> dict[str, Tensor]:  # type: ignore[override]
+    def forward(self, images: Tensor, labels: Tensor, paths: list[WidthPath], teacher: Supernet) -> dict[str, Tensor]:  # type: ignore[override]
         space = self.net.space
         wide, *middle, slim = [self.net(images, path) for path in (space.widest, *paths, space.slimmest)]
         with torch.no_grad():

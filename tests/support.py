@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dsnet.models import Supernet, create_model, list_models
 from dsnet.nn import Gate, RouterSpec, SliceBatchNorm2d, SliceNorm, SlimFirstHead
-from dsnet.space import Path
+from dsnet.space import WidthPath
 from dsnet.training import with_fresh_router
 
 MODELS = list_models()
@@ -56,7 +56,7 @@ def images(net: Supernet, batch: int = 3, seed: int = 1) -> Tensor:
     return torch.randn(batch, net.spec.in_channels, size, size, generator=generator, dtype=dtype)
 
 
-def some_paths(net: Supernet, count: int = 3, seed: int = 0) -> list[Path]:
+def some_paths(net: Supernet, count: int = 3, seed: int = 0) -> list[WidthPath]:
     """Slimmest, widest and a few random paths."""
     rng = random.Random(seed)
     paths = [net.space.slimmest, net.space.widest, *(net.space.sample(rng) for _ in range(count))]

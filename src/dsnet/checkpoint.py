@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any, Protocol
 
 import safetensors.torch
@@ -48,7 +48,7 @@ class CheckpointError(ValueError):
     """A file that cannot be read as what it should be; the message names the file and the remedy."""
 
 
-def save(net: Supernet, folder: str | os.PathLike[str]) -> File:
+def save(net: Supernet, folder: str | os.PathLike[str]) -> Path:
     """Write the network with its spec and card. A crash at any moment leaves the old model or the new one.
 
     One process at a time may write to a folder.
@@ -61,10 +61,10 @@ def save(net: Supernet, folder: str | os.PathLike[str]) -> File:
     return write_model(folder, net.state_dict(), net.spec, net.card)
 
 
-def write_model(folder: str | os.PathLike[str], state: Mapping[str, Tensor], spec: Spec, card: Card) -> File:
+def write_model(folder: str | os.PathLike[str], state: Mapping[str, Tensor], spec: Spec, card: Card) -> Path:
     """Write weights, spec and card; whoever knows the kind of network calls this."""
     check_card(spec, card)
-    folder = File(folder)
+    folder = Path(folder)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     weights = safetensors.torch.save(tensors)
     description = _describe(spec, card, {"sha256": _digest(weights), "bytes": len(weights)})
@@ -77,7 +77,7 @@ def write_model(folder: str | os.PathLike[str], state: Mapping[str, Tensor], spe
 
 def save_card(folder: str | os.PathLike[str], card: Card) -> None:
     """Replace the card of a saved model, for example after its budgets were calibrated."""
-    folder = File(folder)
+    folder = Path(folder)
     content = read_description(folder)
     spec = spec_in(folder, content)
     check_card(spec, card)
@@ -109,7 +109,7 @@ def _describe(spec: Spec, card: Card, weights: Mapping[str, Any]) -> bytes:
 
 def load(folder: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Supernet:
     """The saved network in eval mode, bit for bit."""
-    folder = File(folder)
+    folder = Path(folder)
     content, tensors = read_model(folder)
     spec = spec_in(folder, content)
     try:
@@ -125,7 +125,7 @@ def load(folder: str | os.PathLike[str], *, device: torch.device | str = "cpu") 
     return net.to(device).eval()
 
 
-def read_model(folder: File) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_model(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The verified description and weights of a run folder."""
     content = read_description(folder)
     return content, _read_weights(folder, content["weights"])
@@ -133,7 +133,7 @@ def read_model(folder: File) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def read_description(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """The verified content of a run folder's model.json."""
-    folder = File(folder)
+    folder = Path(folder)
     file = folder / MODEL
     if not file.is_file():
         remedy = "run `dsnet import` for foreign weights" if folder.is_file() else "give the folder that dsnet wrote"
@@ -155,7 +155,7 @@ def read_description(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return content
 
 
-def spec_in(folder: File, content: Mapping[str, Any]) -> ModelSpec:
+def spec_in(folder: Path, content: Mapping[str, Any]) -> ModelSpec:
     if task_in(content) != "classification":
         raise CheckpointError(f"{folder} holds a network for {task_in(content)}, not for classification")
     try:
@@ -170,14 +170,14 @@ def task_in(content: Mapping[str, Any]) -> str:
     return str(spec.get("task", "classification")) if isinstance(spec, Mapping) else "classification"
 
 
-def card_in(folder: File, content: Mapping[str, Any]) -> Card:
+def card_in(folder: Path, content: Mapping[str, Any]) -> Card:
     try:
         return Card.from_dict(content["card"])
     except (ValueError, KeyError) as error:
         raise CheckpointError(f"{folder / MODEL}: {error}") from error
 
 
-def check_tensors(file: File, given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+def check_tensors(file: Path, given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Refuse a file whose tensors are not those of the network, naming the first difference of each kind."""
     if missing := sorted(set(expected) - set(given)):
         raise CheckpointError(f"{file} misses {len(missing)} tensors of the network, the first is {missing[0]!r}")
@@ -193,7 +193,7 @@ def check_tensors(file: File, given: Mapping[str, Tensor], expected: Mapping[str
             )
 
 
-def _read_weights(folder: File, stated: Mapping[str, Any]) -> dict[str, Tensor]:
+def _read_weights(folder: Path, stated: Mapping[str, Any]) -> dict[str, Tensor]:
     """The weights that the description names; those of a save that was cut short lie beside the old ones."""
     file = folder / WEIGHTS
     found = [candidate.read_bytes() for candidate in (file, folder / INCOMING) if candidate.is_file()]
@@ -213,10 +213,10 @@ def _read_weights(folder: File, stated: Mapping[str, Any]) -> dict[str, Tensor]:
         raise CheckpointError(f"{file} is not a safetensors file ({error})") from error
 
 
-def write_whole(file: File, data: bytes) -> None:
+def write_whole(file: Path, data: bytes) -> None:
     """Write to a temporary file, sync, rename: after a crash there is the old file or the new one, never a part."""
     descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".tmp", dir=file.parent)
-    temporary = File(name)
+    temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(data)

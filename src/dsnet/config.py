@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any, Literal
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
@@ -144,7 +144,7 @@ def config_from(keys: dict[str, Any]) -> TrainConfig:
     return config_of(parser, parser.parse_object(keys))
 
 
-def read_config(file: File) -> TrainConfig:
+def read_config(file: Path) -> TrainConfig:
     """The config of a run folder."""
     parser = silent_parser()
     if not file.is_file():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from dsnet.reports.show import COLUMNS, DYNAMIC_COLUMNS, cells, dynamic_cells, d
 from dsnet.reports.tables import human, markdown_table
 
 TAGS = ["dynamic-neural-networks", "slimmable-networks", "image-classification", "pytorch"]
-RESULT = File("results") / "test.json"
+RESULT = Path("results") / "test.json"
 
 
 def from_pretrained(
@@ -27,7 +27,7 @@ def from_pretrained(
     *,
     revision: str | None = None,
     device: torch.device | str = "cpu",
-    cache_dir: str | File | None = None,
+    cache_dir: str | Path | None = None,
     token: str | bool | None = None,
     local_files_only: bool = False,
 ) -> Supernet:
@@ -35,7 +35,7 @@ def from_pretrained(
 
     With HF_HUB_OFFLINE=1 or `local_files_only` only what was downloaded before is read.
     """
-    if File(name).is_dir():
+    if Path(name).is_dir():
         return load(name, device=device)
     try:
         folder = snapshot_download(
@@ -61,10 +61,10 @@ def from_pretrained(
 
 def save_pretrained(
     model: Supernet | str | os.PathLike[str], folder: str | os.PathLike[str], *, license: str = "unknown"
-) -> File:
+) -> Path:
     """Write a network, or that of a run with its accuracy, and a README.md where there is none yet."""
-    _Published(model, license).save_pretrained(File(folder))
-    return File(folder)
+    _Published(model, license).save_pretrained(Path(folder))
+    return Path(folder)
 
 
 def push_to_hub(
@@ -89,18 +89,18 @@ class _Published(ModelHubMixin):
                 f"only a Supernet can be published, not a {type(model).__name__}; give one, or a run folder"
             )
         self.net = model if isinstance(model, Supernet) else load(model)
-        self.result = None if isinstance(model, Supernet) else read_result(File(model) / RESULT)
+        self.result = None if isinstance(model, Supernet) else read_result(Path(model) / RESULT)
         self.license, self.repo_id = license, repo_id
         self._hub_mixin_config = None  # model.json says it all; there is no config.json
 
-    def _save_pretrained(self, save_directory: File) -> None:
+    def _save_pretrained(self, save_directory: Path) -> None:
         save(self.net, save_directory)
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
         return ModelCard(model_card(self.net, self.result, license=self.license, repo_id=self.repo_id))
 
 
-def read_result(file: File) -> dict[str, Any] | None:
+def read_result(file: Path) -> dict[str, Any] | None:
     """The evaluation that a run wrote; None where it has none."""
     if not file.is_file():
         return None

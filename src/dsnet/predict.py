@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path as File
+from pathlib import Path
 
 import torch
 from PIL import Image
@@ -14,7 +14,7 @@ from dsnet.data.images import SUFFIXES, DataError, centre_crop, read_image
 from dsnet.models import Supernet
 from dsnet.routing import Policy
 from dsnet.runtime import Runner
-from dsnet.space import Path
+from dsnet.space import WidthPath
 
 
 @dataclass(frozen=True)
@@ -25,16 +25,16 @@ class Prediction:
     label: int
     name: str
     confidence: float
-    path: Path
+    path: WidthPath
     madds: int
 
 
 def predict(
     runner: Runner,
-    files: Sequence[File],
+    files: Sequence[Path],
     policy: Policy,
     *,
-    path: Path | None = None,
+    path: WidthPath | None = None,
     batch_size: int = 64,
     refused: list[str] | None = None,
 ) -> Iterator[Prediction]:
@@ -59,8 +59,8 @@ def predict(
 
 
 def readable(
-    files: Sequence[File], batch_size: int, refused: list[str] | None
-) -> Iterator[tuple[list[File], list[Image.Image]]]:
+    files: Sequence[Path], batch_size: int, refused: list[str] | None
+) -> Iterator[tuple[list[Path], list[Image.Image]]]:
     """Batches of files with their images."""
     for start in range(0, len(files), batch_size):
         found = []
@@ -87,11 +87,11 @@ def prepare(image: Image.Image, net: Supernet | Runner) -> Tensor:
     return (x - torch.tensor(how.mean).view(-1, 1, 1)) / torch.tensor(how.std).view(-1, 1, 1)
 
 
-def image_files(names: Sequence[str]) -> list[File]:
+def image_files(names: Sequence[str]) -> list[Path]:
     """Files as given, and all images below folders, sorted."""
-    found: list[File] = []
+    found: list[Path] = []
     for name in names:
-        place = File(name)
+        place = Path(name)
         if place.is_dir():
             inside = sorted(file for file in place.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
             if not inside:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-Path = tuple[int, ...]
+WidthPath = tuple[int, ...]
 """One width index per choice point, 0 = slimmest. A static network has the path ()."""
 
 
@@ -112,7 +112,7 @@ class WidthSpace:
             and all(w in allowed for w, allowed in zip(path, self.choices, strict=True))
         )
 
-    def __iter__(self) -> Iterator[Path]:
+    def __iter__(self) -> Iterator[WidthPath]:
         """Every path, slimmest first, the last choice point turning fastest."""
         return itertools.product(*self.choices)
 
@@ -121,23 +121,23 @@ class WidthSpace:
         return prod(len(allowed) for allowed in self.choices)
 
     @property
-    def slimmest(self) -> Path:
+    def slimmest(self) -> WidthPath:
         return tuple(allowed[0] for allowed in self.choices)
 
     @property
-    def widest(self) -> Path:
+    def widest(self) -> WidthPath:
         return tuple(allowed[-1] for allowed in self.choices)
 
     @property
-    def uniform(self) -> list[Path]:
+    def uniform(self) -> list[WidthPath]:
         """The paths that take the same position in every choice point's list, slimmest first."""
         positions = min((len(allowed) for allowed in self.choices), default=1)
         return [tuple(allowed[k] for allowed in self.choices) for k in range(positions)]
 
-    def sample(self, rng: random.Random) -> Path:
+    def sample(self, rng: random.Random) -> WidthPath:
         return tuple(rng.choice(allowed) for allowed in self.choices)
 
-    def validate(self, path: Sequence[int]) -> Path:
+    def validate(self, path: Sequence[int]) -> WidthPath:
         """`path` as a tuple, or a ValueError that says what is wrong with it."""
         if not isinstance(path, Sequence) or isinstance(path, str) or not all(_is_index(w) for w in path):
             raise ValueError(f"path {path!r} is not a tuple of width indices; for example {self.widest}")

@@ -14,10 +14,10 @@ from dsnet.extraction import extract
 from dsnet.models import Supernet, create_model
 from dsnet.models.segment import Segment
 from dsnet.nn import SliceBatchNorm2d, SliceDepthwise, SliceGroupNorm
-from dsnet.space import Path
+from dsnet.space import WidthPath
 
 
-def one_hot_choice(net: Supernet, paths: list[Path]):
+def one_hot_choice(net: Supernet, paths: list[WidthPath]):
     """A `choose` that sends sample b along paths[b]."""
 
     def choose(point: int, logits: Tensor | None) -> Tensor:

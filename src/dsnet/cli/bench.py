@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from pathlib import Path as File
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser, Namespace
@@ -88,16 +88,16 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
             **common,
         )
         result["widths"] = bench(net, config)
-        if File(args.model).exists() and net.spec.router is not None:
+        if Path(args.model).exists() and net.spec.router is not None:
             result["routed"] = routed(args)
     if args.table1:
         result["table1"] = table1(threads=args.threads[0], repeats=args.repeats)
-    if (File(args.model) / CONFIG).is_file() and args.model not in list_models():  # `dsnet report` finds it there
-        file = File(args.model) / BENCH
+    if (Path(args.model) / CONFIG).is_file() and args.model not in list_models():  # `dsnet report` finds it there
+        file = Path(args.model) / BENCH
         file.parent.mkdir(exist_ok=True)
         write_whole(file, json.dumps(result, indent=1).encode())
     if args.export:
-        prefix = File(args.export)
+        prefix = Path(args.export)
         prefix.parent.mkdir(parents=True, exist_ok=True)
         prefix.with_name(prefix.name + ".json").write_text(json.dumps(result, indent=1) + "\n")
         latency_figure(result["widths"], prefix.with_name(prefix.name + ".png"))
@@ -126,7 +126,7 @@ def network(name: str) -> Supernet:
     from dsnet.models import Supernet, list_models, model_spec
     from dsnet.nn import RouterSpec
 
-    if name not in list_models() and File(name).exists():
+    if name not in list_models() and Path(name).exists():
         return load(name)
     spec = model_spec(name)
     gated = spec.gate is not None and spec.gate.slimming is not None and spec.widths

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path as File
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jsonargparse import Namespace
@@ -42,7 +42,7 @@ def evaluate_runs(args: Namespace) -> None:
     if args.json:
         print_json(results if len(results) > 1 else results[0])
     if args.export:
-        prefix = File(args.export)
+        prefix = Path(args.export)
         sheet = draw_examples(results[-1], data, prefix.with_name(f"{prefix.name}-examples.png"))
         export_detection(results, prefix, sheet)
 
@@ -86,7 +86,7 @@ def show_widths(args: Namespace) -> None:
     )
 
 
-def predict_objects(args: Namespace, files: Sequence[File]) -> int:
+def predict_objects(args: Namespace, files: Sequence[Path]) -> int:
     from dsnet.cli.info import parse_path
     from dsnet.cli.predict import tell_refused
     from dsnet.data import read_image
@@ -113,11 +113,11 @@ def predict_objects(args: Namespace, files: Sequence[File]) -> int:
     refused: list[str] = []
     sights = list(find_objects(detector, files, policy, **how, refused=refused))
     if args.draw is not None:
-        out = File(args.draw)
+        out = Path(args.draw)
         out.mkdir(parents=True, exist_ok=True)
         for number, sight in enumerate(sights):
-            place = out / f"{number:04d}-{File(sight.file).stem}.png"  # names may repeat in different folders
-            drawn(read_image(File(sight.file)), sight, detector.spec.num_classes).save(place)
+            place = out / f"{number:04d}-{Path(sight.file).stem}.png"  # names may repeat in different folders
+            drawn(read_image(Path(sight.file)), sight, detector.spec.num_classes).save(place)
         print(f"{len(sights)} images with boxes in {out}", file=sys.stderr)
     rows = []
     for sight in sights:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
@@ -74,7 +74,7 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     for option in ("rule", "overlap"):
         if args[option] is not None:
             raise ValueError(f"--{option} is for detectors, which find boxes; {args.runs[0]} classifies whole images")
-    static = [read_result(File(name), args.split) for name in args.static]
+    static = [read_result(Path(name), args.split) for name in args.static]
     results, folders = [], []
     for name in args.runs:
         folder, label = run_of(name, args)
@@ -108,23 +108,23 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     else:
         show_result(result, pictures)
     if args.export:
-        export_result(result, File(args.export), static)
+        export_result(result, Path(args.export), static)
 
 
-def run_of(name: str, args: Namespace) -> tuple[File, str]:
+def run_of(name: str, args: Namespace) -> tuple[Path, str]:
     """The run folder of what is evaluated, which a file may lie in, and the name of the result."""
     from dsnet.config import CONFIG
     from dsnet.runtime import is_artefact
 
     if not is_artefact(name):
-        return File(name), args.split
-    folder = File(args.run or File(name).resolve().parent)
+        return Path(name), args.split
+    folder = Path(args.run or Path(name).resolve().parent)
     if not (folder / CONFIG).exists():
         raise ValueError(f"{folder} is not the run that {name} came from: there is no {CONFIG}; name it with --run")
-    return folder, f"{args.split}-{File(name).stem}"
+    return folder, f"{args.split}-{Path(name).stem}"
 
 
-def read_result(folder: File, split: str) -> dict[str, Any]:
+def read_result(folder: Path, split: str) -> dict[str, Any]:
     """A stored evaluation of another run."""
     file = folder / "results" / f"{split}.json"
     try:

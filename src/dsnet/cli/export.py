@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path as File
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser, Namespace
 if TYPE_CHECKING:
     from dsnet.models import Supernet
     from dsnet.runtime import OnnxRunner
-    from dsnet.space import Path
+    from dsnet.space import WidthPath
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -58,7 +58,7 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     if args.bundle:
         if args.path is not None or args.no_defaults or any(value is not None for value in knobs.values()):
             raise ValueError("a bundle takes its budget, cap and path when it runs; leave them out")
-        where = export_bundle(net, args.out or File(args.run) / "bundle", image_size=args.image_size)
+        where = export_bundle(net, args.out or Path(args.run) / "bundle", image_size=args.image_size)
     else:
         path = None if args.path is None else parse_path(net.spec, args.path)
         file = out_file(args, path)
@@ -78,12 +78,12 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     print(f"  logits of slimmest and widest path differ from PyTorch by {off:.1e} of their spread")
 
 
-def out_file(args: Namespace, path: Path | None) -> File:
+def out_file(args: Namespace, path: WidthPath | None) -> Path:
     """Where the network goes as one file."""
     if args.no_defaults and any(value is not None for value in (path, args.budget, args.max_width)):
         raise ValueError("--no_defaults leaves budget, cap and path to whoever runs the file; leave them out")
     name = "model.onnx" if path is None else f"path-{'-'.join(map(str, path))}.onnx"
-    file = File(args.out or File(args.run) / name)
+    file = Path(args.out or Path(args.run) / name)
     if file.suffix != ".onnx":
         raise ValueError(f"{file} does not end in .onnx; name the file so, or use --bundle for a folder")
     return file

@@ -41,14 +41,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, parser: ArgumentParser) -> None:
     from dataclasses import asdict
-    from pathlib import Path as File
+    from pathlib import Path
 
     import torch
 
     from dsnet.checkpoint import MODEL, CheckpointError, save
     from dsnet.reports.tables import print_json
 
-    if (File(args.out) / MODEL).exists():
+    if (Path(args.out) / MODEL).exists():
         raise CheckpointError(f"{args.out} already holds a model; choose another --out or remove it")
     torch.manual_seed(args.seed)
     try:
@@ -64,7 +64,7 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
 
 def read(args: Namespace) -> tuple[Supernet, ImportReport | TransferReport]:
     """The network that the options ask for, and an account of its weights."""
-    from pathlib import Path as File
+    from pathlib import Path
 
     from dsnet.checkpoint import load
     from dsnet.foreign import Source, find_scheme, import_as, import_released, read_plain, read_tensors, transfer
@@ -75,7 +75,7 @@ def read(args: Namespace) -> tuple[Supernet, ImportReport | TransferReport]:
     name, sort = args["as"], None if args.sort == "none" else args.sort
     if name is not None:
         model_spec(name, num_classes=args.num_classes)  # says what is wrong with it before a large file is read
-    folder = File(args.file).is_dir()
+    folder = Path(args.file).is_dir()
     if folder and name is None:
         net = load(args.file)
         return transfer(net, customise(net.spec, num_classes=args.num_classes), sort=sort)

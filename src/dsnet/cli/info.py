@@ -8,7 +8,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 if TYPE_CHECKING:
     from dsnet.models import ModelSpec
-    from dsnet.space import Path
+    from dsnet.space import WidthPath
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -89,7 +89,7 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
 
 
 def find_spec(args: Namespace) -> ModelSpec:
-    from pathlib import Path as File
+    from pathlib import Path
 
     from dsnet.checkpoint import read_description, spec_in
     from dsnet.models import list_models, model_spec
@@ -97,18 +97,18 @@ def find_spec(args: Namespace) -> ModelSpec:
 
     if args.model in list_models():
         return model_spec(args.model, width=args.width, num_classes=args.num_classes, image_size=args.image_size)
-    if args.model and File(args.model).exists():
+    if args.model and Path(args.model).exists():
         if args.width is not None or args.num_classes is not None:
             raise ValueError(f"{args.model} is a saved model: its width and classes are fixed; name a model instead")
         if is_artefact(args.model):
             return open_runner(args.model).spec
-        return spec_in(File(args.model), read_description(args.model))
-    if File(args.model).name != args.model:
+        return spec_in(Path(args.model), read_description(args.model))
+    if Path(args.model).name != args.model:
         raise ValueError(f"{args.model} does not exist; give a folder that dsnet wrote, or a name from `dsnet models`")
     return model_spec(args.model)  # says which names are close
 
 
-def parse_path(spec: ModelSpec, text: str) -> Path:
+def parse_path(spec: ModelSpec, text: str) -> WidthPath:
     try:
         path = [int(part) for part in text.split(",")]
     except ValueError:
@@ -116,7 +116,7 @@ def parse_path(spec: ModelSpec, text: str) -> Path:
     return spec.space.validate(path)
 
 
-def channels(spec: ModelSpec, path: Path) -> list[int]:
+def channels(spec: ModelSpec, path: WidthPath) -> list[int]:
     """Output channels of the stages that a choice reaches (of all stages in a static model), repeats left out."""
     counts: list[int] = []
     for stage in spec.stages:

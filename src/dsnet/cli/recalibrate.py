@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path as File
+from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -21,7 +21,7 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.pipeline import CONFIG, calibrate_budgets, calibration_images, check_data, open_data, read_config
     from dsnet.training import recalibrate
 
-    folder = File(args.run)
+    folder = Path(args.run)
     net = load(folder)
     config = read_config(folder / CONFIG)
     if args.images is not None:

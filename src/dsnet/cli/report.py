@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path as File
+from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -26,17 +26,17 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.reports.html import page
     from dsnet.reports.readme import export_report
 
-    place = File(args.place)
-    out = File(args.out) if args.out else place / "report.html"
+    place = Path(args.place)
+    out = Path(args.out) if args.out else place / "report.html"
     if not place.is_dir():
         raise ValueError(f"{place} is not a folder; name a run that `dsnet train` wrote, or a folder that holds runs")
-    report = report_of(place, root=args.root, static=[read_result(File(name), "test") for name in args.static])
+    report = report_of(place, root=args.root, static=[read_result(Path(name), "test") for name in args.static])
     try:
         out.write_text(page(report), encoding="utf-8")
     except OSError as error:
         raise ValueError(f"{out} cannot be written ({error.strerror}); name another file with --out") from error
     print(f"report: {out} ({out.stat().st_size / 1e3:.0f} kB)")
     if args.markdown:
-        command = shlex.join(["dsnet", "report", place.resolve().name, "--markdown", File(args.markdown).name])
-        written = export_report(report, File(args.markdown), command=command)
+        command = shlex.join(["dsnet", "report", place.resolve().name, "--markdown", Path(args.markdown).name])
+        written = export_report(report, Path(args.markdown), command=command)
         print(f"markdown: {' '.join(map(str, written))}")

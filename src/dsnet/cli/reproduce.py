@@ -8,7 +8,7 @@ import signal
 import sys
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
-from pathlib import Path as File
+from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -49,7 +49,7 @@ def run(args: Namespace, parser: ArgumentParser) -> int:
 
     must("longer", args.longer, args.longer >= 1, "be at least 1, a factor of all epochs")
     scale = replace(SCALES[args.scale], longer=args.longer)
-    out = File(args.out or f"runs/{scale.name}")
+    out = Path(args.out or f"runs/{scale.name}")
     seeds = tuple(args.seeds or scale.seeds)
     if args.list:
         done = progress(list(EXPERIMENTS), scale, out, args.root or "data", seeds)
@@ -81,7 +81,7 @@ def run(args: Namespace, parser: ArgumentParser) -> int:
                 seeds=seeds,
                 workers=args.workers,
                 train=not args.finished,
-                export=None if args.export is None else File(args.export),
+                export=None if args.export is None else Path(args.export),
                 command=shlex.join(words),
             )
     except Interrupted as stop:

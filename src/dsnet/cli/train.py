@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from dataclasses import replace
-from pathlib import Path as File
+from pathlib import Path
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
@@ -42,7 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def expand(words: list[str]) -> list[str]:
     """--from RUN also reads the config of that run, before any other option: all of it to train a router, else what is
     not about data and optimisation."""
-    folder = File(value_of(words, "--from") or "")
+    folder = Path(value_of(words, "--from") or "")
     if value_of(words, "--from") is None or not (folder / MODEL).is_file():
         return words
     place = words.index("train") + 1
@@ -57,7 +57,7 @@ def expand(words: list[str]) -> list[str]:
 
 def stage_of(words: list[str]) -> str | None:
     """What --stage says, or else the config file that is given."""
-    file = File(value_of(words, "--config") or "")
+    file = Path(value_of(words, "--config") or "")
     if (said := value_of(words, "--stage")) is not None or not file.is_file():
         return said
     content = yaml.safe_load(file.read_text())
@@ -80,14 +80,14 @@ def run(args: Namespace, parser: ArgumentParser) -> int | None:
     many = int(os.environ.get("WORLD_SIZE", "1")) > 1
     resume = args.resume
     begun = ("state/last.pt", "gate/state/last.pt", "model.json")
-    if restarted and args.out and any((File(args.out) / name).exists() for name in begun):
+    if restarted and args.out and any((Path(args.out) / name).exists() for name in begun):
         resume = args.out
     if args.resume is not None and (args.out is not None or args["from"] is not None):
         raise ValueError(
             f"--resume goes on in {args.resume} with the run's own source; leave --out and --from out, or begin anew"
         )
     if resume is not None:
-        folder = File(resume)
+        folder = Path(resume)
         config = resumed(read_config(folder / CONFIG), config_of(parser, args) if resume == args.resume else None)
     elif many and not args.out:
         raise ValueError("several processes must agree on a folder; give --out FOLDER")
@@ -97,7 +97,7 @@ def run(args: Namespace, parser: ArgumentParser) -> int | None:
         if config.stage == "gate" and source is None:
             raise ValueError("--stage gate needs --from RUN: a router needs a trained supernet")
         config = replace(config, source=source)
-        folder = File(args.out) if args.out else new_folder(config)
+        folder = Path(args.out) if args.out else new_folder(config)
     try:
         result = train(config, folder, resume=resume is not None)
     except Interrupted as stop:
@@ -125,12 +125,12 @@ def resumed(config: TrainConfig, given: TrainConfig | None) -> TrainConfig:
     return replace(config, threads=given.threads or config.threads, data=replace(config.data, **where))
 
 
-def new_folder(config: TrainConfig) -> File:
+def new_folder(config: TrainConfig) -> Path:
     """runs/MODEL-DATASET-seedN, with a number behind it if that is taken."""
     stem = f"{config.model.name}-{config.data.dataset}-seed{config.seed}"
     if config.source is not None and config.stage != "gate":
-        stem += f"-from-{File(config.source).name}"
+        stem += f"-from-{Path(config.source).name}"
     if config.stage == "gate":
         stem += f"-{config.sgs.router}-{config.sgs.spec.targets}"
     names = [stem, *(f"{stem}-{number}" for number in range(2, 10_000))]
-    return next(folder for name in names if not (folder := File("runs") / name).exists())
+    return next(folder for name in names if not (folder := Path("runs") / name).exists())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
-from pathlib import Path as File
+from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -38,13 +38,13 @@ def run(args: Namespace, parser: ArgumentParser) -> int | None:
     from dsnet.training import Interrupted
 
     if args.resume is not None:
-        folder = File(args.resume)
+        folder = Path(args.resume)
         config = resumed(read_detection_config(folder / CONFIG), detection_config_of(parser, args))
     else:
         config = replace(detection_config_of(parser, args), source=args["from"])
         if (config.stage == "gate") != (config.source is not None):
             raise ValueError("--stage gate and --from RUN belong together: the gate needs a trained detector")
-        folder = File(args.out) if args.out else new_folder(config)
+        folder = Path(args.out) if args.out else new_folder(config)
     try:
         result = train_detection(config, folder, resume=args.resume is not None)
     except Interrupted as stop:
@@ -69,9 +69,9 @@ def resumed(config: DetectionConfig, given: DetectionConfig) -> DetectionConfig:
     return replace(config, threads=given.threads or config.threads, data=replace(config.data, **where))
 
 
-def new_folder(config: DetectionConfig) -> File:
+def new_folder(config: DetectionConfig) -> Path:
     """runs/fssd-BACKBONE-DATA-seedN, with a number behind it if that is taken."""
-    backbone, data = File(config.source or config.backbone or "none").name, File(config.data.root).name
+    backbone, data = Path(config.source or config.backbone or "none").name, Path(config.data.root).name
     stem = f"fssd-{backbone}-{data}-seed{config.seed}" + ("-gate" if config.stage == "gate" else "")
     names = [stem, *(f"{stem}-{number}" for number in range(2, 10_000))]
-    return next(folder for name in names if not (folder := File("runs") / name).exists())
+    return next(folder for name in names if not (folder := Path("runs") / name).exists())

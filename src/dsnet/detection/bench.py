@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from dsnet.routing import Policy, Prices
 from dsnet.runtime.bench import Artefacts, BenchConfig, bench
 from dsnet.runtime.bench.candidates import AGAIN, eager_call, onnx_calls, openvino_calls, static_call
 from dsnet.runtime.bench.timing import Call
-from dsnet.space import Path
+from dsnet.space import WidthPath
 
 RUNTIMES = ("eager", "onnx", "openvino")
 
@@ -29,26 +29,26 @@ class DetectorArtefacts(Artefacts):
 
     bundles = False
 
-    def __init__(self, detector: Detector, folder: File) -> None:
+    def __init__(self, detector: Detector, folder: Path) -> None:
         self.detector, self.net, self.folder = detector, detector.backbone, folder
         self.table, self.size = DetectorCost(detector), detector.spec.image_size
 
-    def static(self, path: Path) -> File:
+    def static(self, path: WidthPath) -> Path:
         file = self.folder / f"path-{'-'.join(map(str, path))}.onnx"
         return file if file.exists() else export_detector(self.detector, file, path=path)
 
-    def dynamic(self, *, defaults: bool = True) -> File:
+    def dynamic(self, *, defaults: bool = True) -> Path:
         file = self.folder / ("dynamic.onnx" if defaults else "open.onnx")
         return file if file.exists() else export_detector(self.detector, file, defaults=defaults)
 
-    def chosen(self, images: Tensor, policy: Policy) -> list[Path]:
+    def chosen(self, images: Tensor, policy: Policy) -> list[WidthPath]:
         return [tuple(path) for path in route_detector(self.detector, images, policy).paths.tolist()]
 
     def routed(self, policy: Policy) -> Callable[[Tensor], Any]:
         prices = Prices(self.table)
         return torch.inference_mode()(lambda x: route_detector(self.detector, x, policy, prices=prices))
 
-    def extracted(self, x: Tensor, path: Path) -> Call:
+    def extracted(self, x: Tensor, path: WidthPath) -> Call:
         return static_call(extract_detector(self.detector, path, fold=True), x)
 
 
@@ -75,11 +75,11 @@ def candidates(
     detector: Detector,
     net: Supernet,
     x: Tensor,
-    paths: Sequence[Path],
+    paths: Sequence[WidthPath],
     runtimes: Sequence[str],
     artefacts: Artefacts,
     threads: int,
-) -> Iterator[tuple[tuple[str, Path], Call]]:
+) -> Iterator[tuple[tuple[str, WidthPath], Call]]:
     """Calls by (runtime, path); ideals and their repetitions are among them."""
     for path in paths if "eager" in runtimes else ():
         static = artefacts.extracted(x, path)

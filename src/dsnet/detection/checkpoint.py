@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path as File
+from pathlib import Path
 
 import torch
 
@@ -25,14 +25,14 @@ from dsnet.runtime import is_artefact
 from dsnet.runtime.onnx.runner import task_of
 
 
-def save_detector(detector: Detector, folder: str | os.PathLike[str]) -> File:
+def save_detector(detector: Detector, folder: str | os.PathLike[str]) -> Path:
     """Write the detector with its spec and card. A crash at any moment leaves the old model or the new one."""
     return write_model(folder, detector.state_dict(), detector.spec, detector.card)
 
 
 def load_detector(folder: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Detector:
     """The saved detector in eval mode, bit for bit."""
-    folder = File(folder)
+    folder = Path(folder)
     content, tensors = read_model(folder)
     if task_in(content) != TASK:
         raise CheckpointError(f"{folder} holds a network for {task_in(content)}, not for detection; use dsnet.load")
@@ -52,13 +52,13 @@ def load_detector(folder: str | os.PathLike[str], *, device: torch.device | str 
 
 def open_detector(where: str | os.PathLike[str]) -> Detector | OnnxDetector:
     """The detector of a run folder or of an ONNX file."""
-    place = File(where)
+    place = Path(where)
     return OnnxDetector(place) if is_artefact(place) else load_detector(place)
 
 
 def is_detector(where: str | os.PathLike[str]) -> bool:
     """Whether a folder or an ONNX file holds a detector."""
-    place = File(where)
+    place = Path(where)
     if place.suffix == ".onnx" and place.is_file():
         return task_of(place) == TASK
     return (place / MODEL).is_file() and task_in(read_description(place)) == TASK

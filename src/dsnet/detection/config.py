@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any, Literal
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
@@ -105,7 +105,7 @@ def detection_config_from(keys: dict[str, Any]) -> DetectionConfig:
     return detection_config_of(parser, parser.parse_object(keys))
 
 
-def read_detection_config(file: File) -> DetectionConfig:
+def read_detection_config(file: Path) -> DetectionConfig:
     """The config of a run folder."""
     parser = silent_parser()
     if not file.is_file():

@@ -23,7 +23,7 @@ from dsnet.models import Card, Supernet
 from dsnet.models.segment import Features
 from dsnet.nn import SliceBatchNorm2d, SliceConv2d
 from dsnet.nn.tracing import materialise
-from dsnet.space import Channels, Path, WidthSpace
+from dsnet.space import Channels, WidthPath, WidthSpace
 
 
 class Answer(NamedTuple):
@@ -96,7 +96,7 @@ class Detector(nn.Module):
         self.check_input(x)
         return self.run(x, self.space.validate(path))
 
-    def run(self, x: Tensor, path: Path) -> Answer:
+    def run(self, x: Tensor, path: WidthPath) -> Answer:
         """`forward` without its checks."""
         return self.finish(self.widths(self.start(x), path))
 
@@ -124,7 +124,7 @@ class Detector(nn.Module):
         x, tapped = segment.rest.features(x, w_out)
         return x, self.project(mine | tapped, w_out)
 
-    def widths(self, started: Started, path: Path) -> Features:
+    def widths(self, started: Started, path: WidthPath) -> Features:
         """The projected maps of a path."""
         x, scaled, _, projected = started
         w_in = 0
@@ -155,7 +155,7 @@ class Detector(nn.Module):
         assert raw is not None
         return router.link(raw)
 
-    def look(self, x: Tensor, paths: Sequence[Path]) -> tuple[list[tuple[Tensor, Tensor]], Tensor | None]:
+    def look(self, x: Tensor, paths: Sequence[WidthPath]) -> tuple[list[tuple[Tensor, Tensor]], Tensor | None]:
         """Boxes and scores of several paths, and the first gate's scores where it routes."""
         self.check_input(x)
         started = self.start(x)

@@ -20,7 +20,7 @@ from dsnet.detection.loss import PADDING
 from dsnet.detection.onnx import OnnxDetector
 from dsnet.detection.route import detector_policy
 from dsnet.routing import Outcome, Prices, RoutingError, Traces
-from dsnet.space import Path
+from dsnet.space import WidthPath
 from dsnet.version import __version__
 
 SCHEMA = 1
@@ -48,7 +48,7 @@ class DetectionTraces(Traces):
 
     @torch.no_grad()
     def __init__(
-        self, detector: Detector | OnnxDetector, batches: Iterable[Batch], *, paths: Sequence[Path] | None = None
+        self, detector: Detector | OnnxDetector, batches: Iterable[Batch], *, paths: Sequence[WidthPath] | None = None
     ) -> None:
         if len(detector.spec.backbone.widths) > 1:
             raise RoutingError(f"{detector.spec.name!r} has several choice points; evaluate it path by path")
@@ -56,7 +56,7 @@ class DetectionTraces(Traces):
         self.table = DetectorCost(detector.spec)
         self.prices = Prices(self.table)
         wanted = list(detector.space) if paths is None else list(paths)
-        self.found: dict[Path, list[Detections]] = {path: [] for path in wanted}
+        self.found: dict[WidthPath, list[Detections]] = {path: [] for path in wanted}
         self.truths: list[Truth] = []
         scores, kept = [], []
         device = detector.eval().priors.device if isinstance(detector, Detector) else torch.device("cpu")

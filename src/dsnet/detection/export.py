@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -17,18 +17,18 @@ from dsnet.routing.route import Fork, LiveParts
 from dsnet.runtime.onnx.export import IMAGE, DynamicWriter, check_weights, describe, finish, write_checked
 from dsnet.runtime.onnx.layers import write_call
 from dsnet.runtime.onnx.writer import FLOAT, Graph, Model
-from dsnet.space import Path
+from dsnet.space import WidthPath
 
 
 def export_detector(
     detector: Detector,
-    file: str | File,
+    file: str | Path,
     *,
     path: Sequence[int] | None = None,
     budget: str | float | None = None,
     max_width: int | None = None,
     defaults: bool = True,
-) -> File:
+) -> Path:
     """Write a detector as one ONNX file; inputs and options are those of `export_onnx`.
 
     outputs: boxes [.., P, 4], corners as shares of the image; scores [.., P, classes], before suppression; and from the
@@ -41,7 +41,7 @@ def export_detector(
             raise ValueError("a path pins the widths; leave budget and max_width out")
         path = detector.space.validate(path or ())
         about = describe(detector, table, kind="static", paths=[path], policy=policy_for(net))
-        return write_checked(static_model(detector, path), about, File(file))
+        return write_checked(static_model(detector, path), about, Path(file))
     if net.spec.router is None and (budget is not None or max_width is not None):
         raise ValueError(f"this {detector.spec.name} has not learned to route, so it has no budgets")
     policy = policy_for(net, budget, max_width=max_width, table=table)
@@ -49,10 +49,10 @@ def export_detector(
         Prices(table).check_cap(max_width)
     writer = DetectorWriter(detector, table, policy, defaults=defaults)
     about = describe(detector, table, kind="dynamic", paths=writer.pinnable, policy=policy)
-    return write_checked(writer.model(), about, File(file))
+    return write_checked(writer.model(), about, Path(file))
 
 
-def static_model(detector: Detector, path: Path) -> onnx.ModelProto:
+def static_model(detector: Detector, path: WidthPath) -> onnx.ModelProto:
     """One width for batches of any size, its weights cut out and folded."""
     graph, spec = Graph(Model(shared=False)), detector.spec
     found = write_call(graph, detector, lambda x: detector.boxes_of(detector.run(x, path)), IMAGE)

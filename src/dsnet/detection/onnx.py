@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path as File
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from dsnet.routing import Policy, Prices
 from dsnet.routing.route import check_routes
 from dsnet.runtime.onnx.export import IMAGE
 from dsnet.runtime.onnx.runner import as_array, finite, held_space, knobs, one_by_one, open_session, read_label
-from dsnet.space import Path, WidthSpace
+from dsnet.space import WidthPath, WidthSpace
 
 
 class OnnxDetector:
@@ -27,8 +27,8 @@ class OnnxDetector:
     backbone: without weights; it tells the candidates and has the card with the budgets.
     """
 
-    def __init__(self, file: str | File, *, threads: int = 0) -> None:
-        self.file = File(file)
+    def __init__(self, file: str | Path, *, threads: int = 0) -> None:
+        self.file = Path(file)
         self.session = open_session(self.file, threads)
         about = self.session.get_modelmeta().custom_metadata_map
         label = read_label(self.file, about, DetectorSpec.from_dict, task=TASK)
@@ -50,7 +50,7 @@ class OnnxDetector:
         """The widths that the file holds."""
         return held_space(self.spec.backbone, self.kind, self.paths)
 
-    def look(self, x: Tensor, paths: Sequence[Path]) -> tuple[list[tuple[Tensor, Tensor]], Tensor | None]:
+    def look(self, x: Tensor, paths: Sequence[WidthPath]) -> tuple[list[tuple[Tensor, Tensor]], Tensor | None]:
         """Boxes and scores of several paths, and the gate's scores where it routes; as `Detector.look`."""
         found, gate = [], None
         for path in paths:
@@ -72,7 +72,7 @@ class OnnxDetector:
         boxes, scores = answers(columns[0][:, 0], columns[1][:, 0])
         return boxes, scores, torch.from_numpy(columns[2]), torch.from_numpy(columns[3])
 
-    def run_path(self, x: Tensor, path: Path) -> list[Tensor]:
+    def run_path(self, x: Tensor, path: WidthPath) -> list[Tensor]:
         """Boxes, scores and, where a gate routes, its scores; every image along one path."""
         self.spec.check_input(x.shape)
         if path not in self.paths:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import colorsys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path as File
+from pathlib import Path
 
 import torch
 from PIL import Image, ImageDraw
@@ -20,7 +20,7 @@ from dsnet.detection.onnx import OnnxDetector
 from dsnet.detection.route import route_boxes
 from dsnet.predict import readable
 from dsnet.routing import Policy, Prices
-from dsnet.space import Path
+from dsnet.space import WidthPath
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,17 @@ class Sight:
 
     file: str
     objects: tuple[Found, ...]
-    path: Path
+    path: WidthPath
     madds: int
 
 
 @torch.no_grad()
 def find_objects(
     detector: Detector | OnnxDetector,
-    files: Sequence[File],
+    files: Sequence[Path],
     policy: Policy,
     *,
-    path: Path | None = None,
+    path: WidthPath | None = None,
     confidence: float = 0.5,
     batch_size: int = 16,
     refused: list[str] | None = None,

@@ -16,7 +16,7 @@ from dsnet.detection.detector import Answer, Detector
 from dsnet.detection.loss import MultiboxLoss, Targets, match_all, multibox_loss
 from dsnet.limits import must
 from dsnet.nn import Gate, RouterSpec
-from dsnet.space import Path
+from dsnet.space import WidthPath
 from dsnet.training.sgs import score_loss
 
 
@@ -76,7 +76,7 @@ class WidthsStage(nn.Module):
             if isinstance(gate, Gate) and gate.slimming is not None:
                 (gate if keep_gates else gate.slimming).requires_grad_(False)
 
-    def draw(self, rng: random.Random, progress: float = 0.0, *, part: int = 0) -> list[Path]:
+    def draw(self, rng: random.Random, progress: float = 0.0, *, part: int = 0) -> list[WidthPath]:
         """The paths of one step, the same for all parts of its batch."""
         space = self.net.space
         if space.size == 1:
@@ -85,7 +85,9 @@ class WidthsStage(nn.Module):
         between = (path for path in iter(lambda: space.sample(rng), None) if path not in ends)
         return [*ends, *islice(between, self.config.paths if space.size > 2 else 0)]
 
-    def forward(self, images: Tensor, objects: Tensor, paths: Sequence[Path], average: Detector) -> dict[str, Tensor]:
+    def forward(
+        self, images: Tensor, objects: Tensor, paths: Sequence[WidthPath], average: Detector
+    ) -> dict[str, Tensor]:
         targets = match_all(objects, self.net.priors)
         found = [loss_of(answer, targets).total for answer in self.net.forward_paths(images, paths)]
         names = ["widest", "slimmest", *(f"random{number}" for number in range(1, len(paths) - 1))]

@@ -15,7 +15,7 @@ from dsnet.routing.budgets import default_lambda
 from dsnet.routing.route import first_scores
 from dsnet.routing.traces import Described, Load
 from dsnet.runtime import Runner
-from dsnet.space import Path
+from dsnet.space import WidthPath
 
 SHARES = (1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6)
 COLLAPSED = 0.99
@@ -28,7 +28,7 @@ class RunnerTraces(Traces):
         self.runner = runner
         super().__init__(runner, batches, load, image_size=image_size)
 
-    def _look(self, images: Tensor, paths: list[Path]) -> tuple[list[Tensor], Tensor]:
+    def _look(self, images: Tensor, paths: list[WidthPath]) -> tuple[list[Tensor], Tensor]:
         logits = [self.runner.run_path(images, path).logits for path in paths]
         return logits, self.runner.run(images).scores[0]
 
@@ -159,7 +159,7 @@ def by_class(traces: Traces, policies: Sequence[Policy]) -> dict[str, list[Any]]
     }
 
 
-def choices(net: Described) -> list[Path]:
+def choices(net: Described) -> list[WidthPath]:
     """The uniform paths of the routing space and its widest, which is one of them unless gates have different lists."""
     return list(dict.fromkeys([*net.candidates, net.routing.widest]))
 
@@ -199,7 +199,7 @@ def hull(traces: Traces, madds: float) -> Tensor:
     return (1 - share) * traces.right(slim).double() + share * traces.right(wide).double()
 
 
-Point = tuple[float, float, Path]
+Point = tuple[float, float, WidthPath]
 
 
 def concave(points: Sequence[Point]) -> list[Point]:

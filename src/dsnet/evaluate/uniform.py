@@ -16,7 +16,7 @@ from dsnet.cost import CostTable
 from dsnet.data import Batch
 from dsnet.models import Supernet
 from dsnet.runtime import Runner
-from dsnet.space import Path
+from dsnet.space import WidthPath
 from dsnet.training import distributed, uncalibrated
 from dsnet.version import __version__
 
@@ -25,7 +25,7 @@ SCHEMA = 2
 
 @torch.no_grad()
 def accuracy(
-    net: Supernet | Runner, batches: Iterable[Batch], paths: Sequence[Path], *, everywhere: bool = False
+    net: Supernet | Runner, batches: Iterable[Batch], paths: Sequence[WidthPath], *, everywhere: bool = False
 ) -> list[dict[str, float]]:
     """Top-1, top-5 and loss of every path; with `everywhere` over the batches of all processes, which all must call."""
     if isinstance(net, Runner):
@@ -62,7 +62,7 @@ def _accuracy(
 
 
 def evaluate(
-    net: Supernet | Runner, batches: Iterable[Batch], paths: Sequence[Path], *, image_size: int, split: str
+    net: Supernet | Runner, batches: Iterable[Batch], paths: Sequence[WidthPath], *, image_size: int, split: str
 ) -> dict[str, Any]:
     """The result of an evaluation: one row per path, cheapest first."""
     if isinstance(net, Supernet) and (unseen := uncalibrated(net, paths)):
@@ -97,7 +97,7 @@ def evaluate(
     }
 
 
-def paths_to_evaluate(net: Supernet | Runner, sample: int = 0, seed: int = 0) -> list[Path]:
+def paths_to_evaluate(net: Supernet | Runner, sample: int = 0, seed: int = 0) -> list[WidthPath]:
     """Every width of a network with one choice point; uniform paths and a random sample of one with several."""
     space = net.space
     paths = space.uniform

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path as File
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -11,7 +11,7 @@ FOLDER, VOC, DONE = "digits", "digits-voc", "digits.done"
 SIDE, OBJECTS, COUNTS = 64, 3, {"train": 16, "val": 8, "test": 8}
 
 
-def write_digits(root: File) -> None:
+def write_digits(root: Path) -> None:
     """Both datasets below `root`, unless they are there."""
     if (root / DONE).exists():
         return
@@ -35,7 +35,7 @@ def write_digits(root: File) -> None:
     (root / DONE).touch()
 
 
-def scene(top: File, name: str, pixels: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> None:
+def scene(top: Path, name: str, pixels: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> None:
     """One image with a few enlarged digits, the first in each column of a grid, and its boxes."""
     image, objects = Image.new("RGB", (SIDE, SIDE), (90, 90, 90)), []
     for column in range(OBJECTS):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 from dsnet.checkpoint import write_whole
@@ -32,7 +32,7 @@ RESULT = "results/reproduce.json"  # test.json as it was at the end of training:
 class Finished:
     """What a finished run says about itself."""
 
-    folder: File
+    folder: Path
     seed: int
 
     @cached_property
@@ -51,7 +51,7 @@ class Finished:
         return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def is_finished(folder: File) -> bool:
+def is_finished(folder: Path) -> bool:
     return (folder / RESULT).is_file()
 
 
@@ -60,7 +60,7 @@ def in_order(cells: Sequence[Cell]) -> list[Cell]:
     return list({cell.name: cell for wanted in cells for cell in wanted.everything()}.values())
 
 
-def train_all(cells: Sequence[Cell], runs: File, workers: int = 1) -> None:
+def train_all(cells: Sequence[Cell], runs: Path, workers: int = 1) -> None:
     """Finish the cells and what they need. With several workers each run writes to a log beside its folder."""
     left = [cell for cell in in_order(cells) if not is_finished(runs / cell.name)]
     barrier()  # every process has the same list, before the first of them finishes a run
@@ -73,7 +73,7 @@ def train_all(cells: Sequence[Cell], runs: File, workers: int = 1) -> None:
     train_beside(left, runs, workers)
 
 
-def train_beside(left: list[Cell], runs: File, workers: int) -> None:
+def train_beside(left: list[Cell], runs: Path, workers: int) -> None:
     """Each run in a process of its own; whatever ends this, the runs that are under way save their state first."""
     context = multiprocessing.get_context("spawn")
     running: dict[SpawnProcess, Cell] = {}
@@ -99,7 +99,7 @@ def train_beside(left: list[Cell], runs: File, workers: int) -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def check_end(process: SpawnProcess, cell: Cell, runs: File) -> None:
+def check_end(process: SpawnProcess, cell: Cell, runs: Path) -> None:
     process.join()
     if process.exitcode == 0:
         return
@@ -109,7 +109,7 @@ def check_end(process: SpawnProcess, cell: Cell, runs: File) -> None:
     raise TrainingError(f"{cell.name}: {why}. Its log is {log}; the same command goes on from its last checkpoint")
 
 
-def train_logged(cell: Cell, folder: File) -> None:
+def train_logged(cell: Cell, folder: Path) -> None:
     """In a process of its own: what would be printed goes to a log, whose last line is the error if there is one."""
     end_with_parent()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ def train_logged(cell: Cell, folder: File) -> None:
             sys.exit(FAILED)
 
 
-def train_cell(cell: Cell, folder: File) -> None:
+def train_cell(cell: Cell, folder: Path) -> None:
     """Train a cell, or go on from its last checkpoint."""
     begun = any((folder / part / "state" / "last.pt").exists() for part in (".", GATE))
     barrier()

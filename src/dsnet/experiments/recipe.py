@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 from dsnet.config import TrainConfig, config_from
@@ -77,7 +77,7 @@ class Cell:
         return [*(cell for need in self.needs for cell in need.everything()), self]
 
 
-def cell_of(recipe: Recipe, scale: Scale, seed: int, *, runs: File, root: str | None) -> Cell:
+def cell_of(recipe: Recipe, scale: Scale, seed: int, *, runs: Path, root: str | None) -> Cell:
     """The run of a recipe; its name carries a digest of everything that decides what is learned."""
     linked = {link: getattr(recipe, link) for link in LINKS if getattr(recipe, link) is not None}
     needs = {link: cell_of(other, scale, seed, runs=runs, root=root) for link, other in linked.items()}
@@ -89,7 +89,7 @@ def cell_of(recipe: Recipe, scale: Scale, seed: int, *, runs: File, root: str | 
             raise ValueError(
                 f"scale {scale.name} needs data: give --root, the folder with {folder or 'cifar-10-batches-bin'}"
             )
-        keys["data.root"] = str(File(root) / folder)
+        keys["data.root"] = str(Path(root) / folder)
     config = config_of_keys(json.dumps(keys))
     decisive = {key: value for key, value in flat(config.to_dict()).items() if key not in (*PLACES, *LINKS)}
     decisive |= {key: value for key, value in ROUNDING.items() if key in decisive}

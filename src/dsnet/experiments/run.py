@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,13 +31,13 @@ RUNS, DATA = "runs", "data"
 def reproduce(
     names: Sequence[str],
     scale: Scale,
-    out: File,
+    out: Path,
     *,
     root: str | None = None,
     seeds: Sequence[int] | None = None,
     workers: int = 1,
     train: bool = True,
-    export: File | None = None,
+    export: Path | None = None,
     command: str = "",
 ) -> list[dict[str, Any]]:
     """Run experiments below `out`; each result is written to OUT/NAME.json, NAME.md and figures beside them.
@@ -71,7 +71,7 @@ def reproduce(
 
 
 def measured(
-    experiment: Experiment, scale: Scale, cells: dict[str, list[Cell]], out: File, seeds: Sequence[int], *, anew: bool
+    experiment: Experiment, scale: Scale, cells: dict[str, list[Cell]], out: Path, seeds: Sequence[int], *, anew: bool
 ) -> dict[str, Any]:
     """The result of an experiment whose runs are there; what is measured without runs is kept, unless `anew`."""
     file = out / f"{experiment.name}{scale.suffix}.json"
@@ -90,7 +90,7 @@ def measured(
     return result
 
 
-def has_begun(name: str, scale: Scale, cells: dict[str, list[Cell]], out: File) -> bool:
+def has_begun(name: str, scale: Scale, cells: dict[str, list[Cell]], out: Path) -> bool:
     """Whether there is something to show: a finished run, or what was measured without runs."""
     if EXPERIMENTS[name].measure is not None:
         return (out / f"{name}{scale.suffix}.json").exists()
@@ -101,14 +101,14 @@ def flat_list(cells: dict[str, list[Cell]]) -> list[Cell]:
     return [cell for mine in cells.values() for cell in mine]
 
 
-def seconds_of(folder: File) -> float:
+def seconds_of(folder: Path) -> float:
     """From a run's first file to its last, by the clock: pauses count; 0 if it is not there."""
     times = [file.stat().st_mtime for file in (folder / CONFIG, folder / RESULT) if file.exists()]
     return max(times) - min(times) if times else 0.0
 
 
 @contextmanager
-def locked(out: File) -> Iterator[None]:
+def locked(out: Path) -> Iterator[None]:
     """One command at a time trains below a folder: two would train the same runs. Without effect on Windows."""
     try:
         import fcntl
@@ -130,7 +130,7 @@ def locked(out: File) -> Iterator[None]:
 
 
 def cells_of(
-    experiment: Experiment, scale: Scale, seeds: Sequence[int], out: File, root: str | None
+    experiment: Experiment, scale: Scale, seeds: Sequence[int], out: Path, root: str | None
 ) -> dict[str, list[Cell]]:
     """The runs of an experiment by label of their row, one per seed."""
     rows = [row for table in experiment.tables(scale) for row in table.rows]
@@ -148,7 +148,7 @@ def provenance() -> dict[str, str]:
     }
 
 
-def progress(names: Sequence[str], scale: Scale, out: File, root: str | None, seeds: Sequence[int]) -> dict[str, Any]:
+def progress(names: Sequence[str], scale: Scale, out: Path, root: str | None, seeds: Sequence[int]) -> dict[str, Any]:
     """By experiment: how many runs it has in all, and how many are finished."""
     found = {}
     for name in names:

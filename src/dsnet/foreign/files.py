@@ -11,7 +11,7 @@ import pickle
 import re
 import zipfile
 from collections.abc import Mapping
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any, Literal
 
 import safetensors.torch
@@ -26,7 +26,7 @@ Weights = Literal["model", "ema"]
 
 def read_tensors(file: str | os.PathLike[str], weights: Weights = "model") -> dict[str, Tensor]:
     """The tensors of a foreign file by name, without a `module.` prefix; what is in the file decides how it is read."""
-    file = File(file)
+    file = Path(file)
     if not file.is_file():
         raise CheckpointError(f"{file} does not exist or is not a file")
     content = _read_safetensors(file) if _looks_like_safetensors(file) else _read_torch(file)
@@ -52,20 +52,20 @@ def read_tensors(file: str | os.PathLike[str], weights: Weights = "model") -> di
     return tensors
 
 
-def _looks_like_safetensors(file: File) -> bool:
+def _looks_like_safetensors(file: Path) -> bool:
     """An 8-byte header length, then JSON."""
     with file.open("rb") as stream:
         return file.suffix == ".safetensors" or stream.read(9)[8:] == b"{"
 
 
-def _read_safetensors(file: File) -> dict[str, Tensor]:
+def _read_safetensors(file: Path) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load_file(file)
     except SafetensorError as error:
         raise CheckpointError(f"{file} is not a complete safetensors file ({error})") from error
 
 
-def _read_torch(file: File) -> Any:
+def _read_torch(file: Path) -> Any:
     try:
         # torch does not check the sums that its zip files carry
         if zipfile.is_zipfile(file) and (damaged := zipfile.ZipFile(file).testzip()):

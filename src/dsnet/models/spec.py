@@ -9,7 +9,7 @@ from typing import Any, Literal
 from dsnet.nn.gate import ACTIVATIONS, Activation, GateSpec
 from dsnet.nn.norm import NormSpec
 from dsnet.nn.router import RouterSpec
-from dsnet.space import Channels, Path, WidthSpace
+from dsnet.space import Channels, WidthPath, WidthSpace
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class ModelSpec:
         return WidthSpace.full(self.widths)
 
     @property
-    def candidates(self) -> list[Path]:
+    def candidates(self) -> list[WidthPath]:
         """The uniform paths of the routing space, slimmest first: what a probing router chooses from."""
         return WidthSpace(self.routing).uniform
 

@@ -13,7 +13,7 @@ from dsnet.models.card import Card, Preprocessing
 from dsnet.models.segment import Features, Segment
 from dsnet.models.spec import ModelSpec
 from dsnet.nn import Mix, SlimmingHead, Width, probe_head
-from dsnet.space import Path, WidthSpace
+from dsnet.space import WidthPath, WidthSpace
 
 Choose = Callable[[int, Tensor | None], Tensor]
 """(choice point, gate logits [B, R], or None without a slimming head) -> weights [B, R] over the routing space."""
@@ -57,7 +57,7 @@ class Supernet(nn.Module):
         return WidthSpace(self.spec.routing)
 
     @property
-    def candidates(self) -> list[Path]:
+    def candidates(self) -> list[WidthPath]:
         return self.spec.candidates
 
     @property
@@ -73,7 +73,7 @@ class Supernet(nn.Module):
         self.check_input(x)
         return self.run(x, self.space.validate(path))
 
-    def run(self, x: Tensor, path: Path) -> Tensor:
+    def run(self, x: Tensor, path: WidthPath) -> Tensor:
         """`forward` without its checks."""
         x, w_in = self.front(x, 0), 0
         for segment, w_out in zip(self.chain, path, strict=True):
@@ -88,7 +88,7 @@ class Supernet(nn.Module):
         x = self.chain[0].enter(x, 0)
         return Entered(x, *self.chain[0].attend(x, 0))
 
-    def run_coded(self, entered: Entered, path: Path) -> tuple[Tensor, list[Tensor | None]]:
+    def run_coded(self, entered: Entered, path: WidthPath) -> tuple[Tensor, list[Tensor | None]]:
         """Logits of a path, and the code that each slimming head on the way would read."""
         x, scaled, code = entered
         w_in, codes = 0, []
@@ -100,7 +100,7 @@ class Supernet(nn.Module):
             x, w_in = segment.body(x, scaled, w_in, w_out), w_out
         return self.head(x, w_in), codes
 
-    def run_scored(self, x: Tensor, path: Path) -> tuple[Tensor, list[Tensor | None]]:
+    def run_scored(self, x: Tensor, path: WidthPath) -> tuple[Tensor, list[Tensor | None]]:
         """`run`, and the raw scores of each slimming head met on the way."""
         logits, codes = self.run_coded(self.enter(x), path)
         widths = (0, *path)[: len(path)]
@@ -125,11 +125,11 @@ class Supernet(nn.Module):
         wanted = [self.space.validate(path) for path in paths]
         return self.run_paths(self.enter(x), wanted) if wanted else []
 
-    def run_paths(self, entered: Entered, paths: Sequence[Path]) -> list[Tensor]:
+    def run_paths(self, entered: Entered, paths: Sequence[WidthPath]) -> list[Tensor]:
         """`forward_paths` from `enter` on."""
-        logits: dict[Path, Tensor] = {}
+        logits: dict[WidthPath, Tensor] = {}
 
-        def descend(x: Tensor, scaled: Tensor, prefix: Path) -> None:
+        def descend(x: Tensor, scaled: Tensor, prefix: WidthPath) -> None:
             w_in, point = prefix[-1] if prefix else 0, len(prefix)
             below = [path[point] for path in paths if path[:point] == prefix]
             for w_out in dict.fromkeys(below):

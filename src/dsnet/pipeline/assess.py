@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,9 +106,9 @@ def evaluate_split(
         "temperature": config.ieb.temperature,
     }
     if config.source is not None and config.stage != "gate":
-        training["source"] = File(config.source).name
+        training["source"] = Path(config.source).name
     if config.gate_from is not None:
-        training["gate_from"] = File(config.gate_from).name
+        training["gate_from"] = Path(config.gate_from).name
     if net.spec.router is not None:
         router = config.sgs_optim
         training["router"] = {
@@ -124,7 +124,7 @@ def evaluate_split(
     return {**result, **about}
 
 
-def record(folder: File, name: str, result: dict[str, Any], data: Dataset, *, pictures: bool = True) -> list[File]:
+def record(folder: Path, name: str, result: dict[str, Any], data: Dataset, *, pictures: bool = True) -> list[Path]:
     """Write a result and its pictures below a run's folder; returns the pictures."""
     file = folder / "results" / f"{name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ def record(folder: File, name: str, result: dict[str, Any], data: Dataset, *, pi
     return drawn
 
 
-def draw_examples(result: dict[str, Any], data: Dataset, file: File) -> File:
+def draw_examples(result: dict[str, Any], data: Dataset, file: Path) -> Path:
     """A sheet of images that the router found easy and hard."""
     part = split_of(data, result["split"])
     groups = []

@@ -6,7 +6,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -48,7 +48,7 @@ from dsnet.training.distributed import barrier, process_group, rank, world
 EVAL_BATCH = 32
 
 
-def train_detection(config: DetectionConfig, folder: File, *, resume: bool = False) -> dict[str, Any]:
+def train_detection(config: DetectionConfig, folder: Path, *, resume: bool = False) -> dict[str, Any]:
     """Train a detector, its gate, or both, or continue to.
 
     Returns the evaluation of the saved detector on the test split; processes other than the first return nothing.
@@ -109,7 +109,7 @@ def new_detector(config: DetectionConfig, data: DetectionData) -> Detector:
     return detector
 
 
-def widths_loop(config: DetectionConfig, folder: File, data: DetectionData) -> Loop:
+def widths_loop(config: DetectionConfig, folder: Path, data: DetectionData) -> Loop:
     torch.manual_seed(config.seed)
     keep = config.gates.router == "frozen"
     stage = WidthsStage(new_detector(config, data), config.widths, keep_gates=keep)
@@ -121,7 +121,7 @@ def loop_of(
     config: DetectionConfig,
     optim: OptimConfig,
     data: DetectionData,
-    folder: File,
+    folder: Path,
     **how: Any,
 ) -> Loop:
     if optim.compile is not None:
@@ -142,7 +142,7 @@ def train_batches(config: DetectionConfig, data: DetectionData, size: int) -> Tr
     return TrainBatches(data.train, size, config.seed, config.data.workers, rank=rank(), world=world())
 
 
-def train_widths(loop: Loop, config: DetectionConfig, folder: File, data: DetectionData, *, resume: bool) -> None:
+def train_widths(loop: Loop, config: DetectionConfig, folder: Path, data: DetectionData, *, resume: bool) -> None:
     """Stage I; leaves the moving average that is best on the calibration split in the folder."""
     if resume:
         loop.resume()
@@ -158,7 +158,7 @@ def train_widths(loop: Loop, config: DetectionConfig, folder: File, data: Detect
         save_detector(best.to(memory_format=torch.contiguous_format), folder)  # type: ignore[call-overload]
 
 
-def train_gates(config: DetectionConfig, folder: File, data: DetectionData, *, resume: bool) -> None:
+def train_gates(config: DetectionConfig, folder: Path, data: DetectionData, *, resume: bool) -> None:
     """Stage II on the folder's detector; leaves it there with its gate and calibrated budgets."""
     detector = load_detector(folder)
     torch.manual_seed(config.seed)
@@ -258,7 +258,7 @@ def bench_detection(
     name: str, *, root: str | None = None, budgets: int = 5, images: int = 64, threads: int = 1, rounds: int = 1
 ) -> dict[str, Any]:
     """Latency of a dynamic detector on its test images at several budgets, sliced in PyTorch and as ONNX."""
-    folder = File(name)
+    folder = Path(name)
     detector, config = load_detector(folder).float(), read_detection_config(folder / CONFIG)
     router = detector.spec.backbone.router
     if router is None or not detector.card.budgets:
@@ -270,7 +270,7 @@ def bench_detection(
     low, high = detector.card.budgets[0].madds, detector.card.budgets[-1].madds
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
-        artefacts = DetectorArtefacts(detector, File(scratch))
+        artefacts = DetectorArtefacts(detector, Path(scratch))
         for runtime, words in (("runner", "eager"), ("onnx", "onnx")):
             asked = [low + (high - low) * number / (budgets - 1) for number in range(budgets)]
             points = [Operating(words, artefacts, detector_policy(detector, madds), madds) for madds in asked]
@@ -280,7 +280,7 @@ def bench_detection(
     return {**machine(), **about, "rows": [{**row, **kind} for row in rows], "equal": []}
 
 
-def record_detection(folder: File, name: str, result: dict[str, Any], data: DetectionData) -> File:
+def record_detection(folder: Path, name: str, result: dict[str, Any], data: DetectionData) -> Path:
     """Write a result below a run's folder, and a sheet of examples beside it."""
     file = folder / "results" / f"{name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -289,11 +289,11 @@ def record_detection(folder: File, name: str, result: dict[str, Any], data: Dete
     return file
 
 
-def draw_examples(result: dict[str, Any], data: DetectionData, file: File) -> File:
+def draw_examples(result: dict[str, Any], data: DetectionData, file: Path) -> Path:
     """A sheet of images with what was found in them."""
     records = cast(Records, split_of(data, result["split"]).source).items
     shown = [records[example["image"]].file for example in result["examples"]["images"]]
-    return examples_sheet(result, [read_image(File(name)) for name in shown], file)
+    return examples_sheet(result, [read_image(Path(name)) for name in shown], file)
 
 
 def split_of(data: DetectionData, name: str) -> Split:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ BENCH = "results/bench.json"
 GATE = "gate"  # below a run's folder: training state and metrics of stage II
 
 
-def prepare_folder(folder: File, config: TrainConfig, data: Dataset) -> None:
+def prepare_folder(folder: Path, config: TrainConfig, data: Dataset) -> None:
     """Write config, splits and versions into a new folder."""
     if (folder / "state" / "last.pt").exists() or (folder / MODEL).exists():
         raise CheckpointError(
@@ -40,7 +40,7 @@ def prepare_folder(folder: File, config: TrainConfig, data: Dataset) -> None:
     write_whole(folder / CONFIG, yaml.safe_dump(to_plain(config.to_dict()), sort_keys=False).encode())
 
 
-def check_data(folder: File, data: Dataset) -> None:
+def check_data(folder: Path, data: Dataset) -> None:
     """Refuse data that changed since the run began: test or calibration images might have become training images."""
     try:
         known = json.loads((folder / SPLITS).read_text())["fingerprint"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ def bench_runs(
     sample: torch.Tensor | None = None
     with tempfile.TemporaryDirectory() as scratch:
         for number, name in enumerate(folders):
-            folder = File(name)
+            folder = Path(name)
             net, config = load(folder), read_config(folder / CONFIG)
             if net.spec.router is None or not net.card.budgets:
                 raise ValueError(f"{folder} has no calibrated router; train it with `dsnet train --stage gate`")
@@ -45,7 +45,7 @@ def bench_runs(
             check_data(folder, data)
             if sample is None:
                 sample = data.test.load(data.test.ids[torch.linspace(0, len(data.test) - 1, images).long()]).images
-            artefacts = Artefacts(net, File(scratch) / str(number), data.image_size)
+            artefacts = Artefacts(net, Path(scratch) / str(number), data.image_size)
             traces = traces_of(net, data.test, config, [], name="test") if accuracy else None
             low, high = net.card.budgets[0].madds, net.card.budgets[-1].madds
             for asked in np.linspace(low, high, budgets):

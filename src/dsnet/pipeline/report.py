@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ SIDE = 96  # pixels of an image in the page, at most
 GROUPS = {"slimmest": "Easy for the router: the cheapest paths", "widest": "Hard for the router: the dearest paths"}
 
 
-def report_of(place: File, *, root: str | None = None, static: Sequence[dict[str, Any]] = ()) -> Report:
+def report_of(place: Path, *, root: str | None = None, static: Sequence[dict[str, Any]] = ()) -> Report:
     """The report of a run, or of all runs and experiments below a folder."""
     found = list(below(place))
     opened: dict[str, Dataset] = {}
@@ -48,7 +48,7 @@ def report_of(place: File, *, root: str | None = None, static: Sequence[dict[str
     return compose(place.resolve().name, runs, experiments)
 
 
-def below(place: File, depth: int = DEPTH) -> Iterator[File]:
+def below(place: Path, depth: int = DEPTH) -> Iterator[Path]:
     """Run folders and JSON files, a run's own folders left out."""
     if any((place / name).is_file() for name in (CONFIG, MODEL, RESULT)):
         yield place
@@ -61,7 +61,7 @@ def below(place: File, depth: int = DEPTH) -> Iterator[File]:
             yield from below(entry, depth - 1)
 
 
-def experiment(file: File) -> dict[str, Any] | None:
+def experiment(file: Path) -> dict[str, Any] | None:
     """An experiment's result; None for other JSON."""
     content = read_json(file)
     if not isinstance(content, dict) or not isinstance(content.get("experiment"), str):
@@ -80,7 +80,7 @@ def drawable(make: Callable[[], Chapter]) -> bool:
     return True
 
 
-def read_json(file: File) -> Any:
+def read_json(file: Path) -> Any:
     """None where there is no file, or not one that can be read."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
@@ -88,7 +88,7 @@ def read_json(file: File) -> Any:
         return None
 
 
-def read_lines(file: File) -> list[dict[str, Any]]:
+def read_lines(file: Path) -> list[dict[str, Any]]:
     """A log of one JSON object per line; a line that is still being written is left out."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -105,7 +105,7 @@ def read_lines(file: File) -> list[dict[str, Any]]:
     return found
 
 
-def gather(folder: File, place: File, root: str | None, opened: dict[str, Dataset]) -> RunParts:
+def gather(folder: Path, place: Path, root: str | None, opened: dict[str, Dataset]) -> RunParts:
     result = read_json(folder / RESULT)
     result = result if isinstance(result, dict) and result.get("rows") else None
     try:
@@ -139,7 +139,7 @@ def gather(folder: File, place: File, root: str | None, opened: dict[str, Datase
     return next((kept for kept in fewer if drawable(partial(run_chapter, kept))), bare)
 
 
-def examples(folder: File, result: dict[str, Any], root: str | None, opened: dict[str, Dataset]) -> list[Pictures]:
+def examples(folder: Path, result: dict[str, Any], root: str | None, opened: dict[str, Dataset]) -> list[Pictures]:
     """The images that the router found easy and hard, with class, answer and path."""
     config = read_config(folder / CONFIG)
     key = repr((config.data, config.model))

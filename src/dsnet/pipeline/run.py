@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -24,7 +24,7 @@ from dsnet.training.distributed import barrier, process_group, rank, world
 from dsnet.training.loop import Validate
 
 
-def train(config: TrainConfig, folder: File, *, resume: bool = False, draw: bool = True) -> dict[str, Any]:
+def train(config: TrainConfig, folder: Path, *, resume: bool = False, draw: bool = True) -> dict[str, Any]:
     """Train a supernet, its router, or both, or continue to; draw: figures of the result as well.
 
     Returns the evaluation of the saved model on the test split; processes other than the first return nothing.
@@ -63,7 +63,7 @@ def train(config: TrainConfig, folder: File, *, resume: bool = False, draw: bool
         return result
 
 
-def starting_network(config: TrainConfig, folder: File, data: Dataset, *, resume: bool) -> Supernet:
+def starting_network(config: TrainConfig, folder: Path, data: Dataset, *, resume: bool) -> Supernet:
     """Fresh weights; or the source's, for stage gate as they are, else carried over to this run's data."""
     torch.manual_seed(config.seed)
     if config.source is None:
@@ -81,13 +81,13 @@ def starting_network(config: TrainConfig, folder: File, data: Dataset, *, resume
     return net
 
 
-def supernet_loop(net: Supernet, config: TrainConfig, folder: File, data: Dataset) -> Loop:
+def supernet_loop(net: Supernet, config: TrainConfig, folder: Path, data: Dataset) -> Loop:
     stage = IEB(net, config.ieb)
     batches = train_batches(config, data, "optim")
     return Loop(stage, batches, config.optim, folder=folder, momentum=config.ieb.momentum, **loop_options(config))
 
 
-def train_supernet(loop: Loop, config: TrainConfig, folder: File, data: Dataset, *, resume: bool) -> None:
+def train_supernet(loop: Loop, config: TrainConfig, folder: Path, data: Dataset, *, resume: bool) -> None:
     """Stage I; leaves the best moving average, recalibrated, in the folder."""
     if resume:
         loop.resume()
@@ -105,7 +105,7 @@ def train_supernet(loop: Loop, config: TrainConfig, folder: File, data: Dataset,
         save(best.to(memory_format=torch.contiguous_format), folder)  # type: ignore[call-overload]
 
 
-def train_router(config: TrainConfig, folder: File, data: Dataset, *, resume: bool) -> None:
+def train_router(config: TrainConfig, folder: Path, data: Dataset, *, resume: bool) -> None:
     """Stage II on the folder's network; leaves it there with its router and calibrated budgets."""
     net = with_router(load(folder), config, folder)
     if config.sgs.router != "threshold":
@@ -128,7 +128,7 @@ def train_router(config: TrainConfig, folder: File, data: Dataset, *, resume: bo
     save(net, folder)
 
 
-def run_loop(loop: Loop, validate: Validate, shown: File, folder: File) -> Supernet:
+def run_loop(loop: Loop, validate: Validate, shown: Path, folder: Path) -> Supernet:
     display = make_display(shown, rank=rank())
     try:
         return loop.run(validate, display)
@@ -172,7 +172,7 @@ def source_network(config: TrainConfig, data: Dataset) -> Supernet:
     """The trained supernet that stage II starts from; it must know the data."""
     if config.source is None:
         raise ValueError("stage gate needs a trained supernet; say which with --from RUN")
-    folder = File(config.source)
+    folder = Path(config.source)
     net = load_source(config)
     if (folder / SPLITS).exists():
         check_data(folder, data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path as File
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -114,7 +114,7 @@ def check_gate_source(config: TrainConfig, spec: ModelSpec, classes: tuple[str, 
         )
 
 
-def with_router(net: Supernet, config: TrainConfig, folder: File) -> Supernet:
+def with_router(net: Supernet, config: TrainConfig, folder: Path) -> Supernet:
     """The network with a fresh router, or with the one that the run's folder keeps."""
     torch.manual_seed(config.seed)
     net = with_fresh_router(net, config.routed(net.spec))

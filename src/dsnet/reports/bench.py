@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 from dsnet.reports.figures import BLUE, GREEN, GREY, RED, new_figure, saved
@@ -45,7 +45,7 @@ def show_bench(result: dict[str, Any]) -> None:
         print_table(title, columns, cells, note=note)
 
 
-def export_bench(result: dict[str, Any], file: File) -> None:
+def export_bench(result: dict[str, Any], file: Path) -> None:
     """The same as a Markdown page; the figure is beside it."""
     lines = [f"# Latency of {file.stem}", ""]
     for title, columns, cells, note in sections(result):
@@ -135,7 +135,7 @@ def table1_cells(table: dict[str, Any]) -> list[list[str]]:
     return [[row["way"], *ms(row), ratio(row["ratio"]), ratio(row["paper"])] for row in table["rows"]]
 
 
-def latency_figure(widths: dict[str, Any], file: File) -> File:
+def latency_figure(widths: dict[str, Any], file: Path) -> Path:
     """Median latency per image against MAdds, one line per runtime."""
     figure = new_figure(6, 4)
     axes = figure.add_subplot()

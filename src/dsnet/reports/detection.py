@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 from PIL import Image
@@ -94,7 +94,7 @@ def dynamic_cells(result: dict[str, Any]) -> list[list[str]]:
     ]
 
 
-def export_detection(results: Sequence[dict[str, Any]], prefix: File, sheet: File) -> None:
+def export_detection(results: Sequence[dict[str, Any]], prefix: Path, sheet: Path) -> None:
     """PREFIX.json, PREFIX.md and PREFIX.png, beside a sheet of examples; nothing in them is typed by hand."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
     prefix.with_name(prefix.name + ".json").write_text(json.dumps(list(results), indent=1) + "\n")
@@ -122,7 +122,7 @@ def export_detection(results: Sequence[dict[str, Any]], prefix: File, sheet: Fil
     prefix.with_name(prefix.name + ".md").write_text("\n".join(lines) + "\n")
 
 
-def precision_figure(results: Sequence[dict[str, Any]], file: File) -> File:
+def precision_figure(results: Sequence[dict[str, Any]], file: Path) -> Path:
     """mAP over MAdds: the widths of each detector, and its dynamic budgets."""
     figure = new_figure(6, 4)
     axes = figure.add_subplot()
@@ -149,7 +149,7 @@ def examples_note(result: dict[str, Any]) -> str:
     )
 
 
-def examples_sheet(result: dict[str, Any], images: Sequence[Image.Image], file: File) -> File:
+def examples_sheet(result: dict[str, Any], images: Sequence[Image.Image], file: Path) -> Path:
     """The example images with the boxes that were found, and dashed those that are annotated."""
     import matplotlib
     from matplotlib.patches import Rectangle

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 from dsnet.checkpoint import write_whole
@@ -21,7 +21,7 @@ def show_experiment(result: dict[str, Any]) -> None:
         print_table(f"{result['title']}: does it hold at scale {result['scale']}?", CLAIMS, claims_of(result))
 
 
-def export_experiment(result: dict[str, Any], prefix: File) -> None:
+def export_experiment(result: dict[str, Any], prefix: Path) -> None:
     """PREFIX.json, PREFIX.md and PREFIX.svg, PREFIX-2.svg, ...; nothing in them is typed by hand."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
     lines = [f"# {result['title']}", "", *paragraphs(result)]

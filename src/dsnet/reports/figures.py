@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path as File
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 BLUE, RED, GREY, GREEN = "#1f5fa8", "#c8442d", "#9aa5b1", "#3c8d5a"
 
 
-def accuracy_figure(result: dict[str, Any], file: File, static: Sequence[dict[str, Any]] = ()) -> File:
+def accuracy_figure(result: dict[str, Any], file: Path, static: Sequence[dict[str, Any]] = ()) -> Path:
     """Accuracy against MAdds: uniform paths, other paths, dynamic budgets, and separately trained static networks."""
     figure = new_figure(6, 4)
     axes = figure.add_subplot()
@@ -43,7 +43,7 @@ def accuracy_figure(result: dict[str, Any], file: File, static: Sequence[dict[st
     return saved(figure, file)
 
 
-def gates_figure(result: dict[str, Any], file: File) -> File:
+def gates_figure(result: dict[str, Any], file: Path) -> Path:
     """How the images spread over the widths of each gate, one panel per budget (the paper's gate distribution)."""
     import matplotlib
 
@@ -69,7 +69,7 @@ def gates_figure(result: dict[str, Any], file: File) -> File:
     return saved(figure, file)
 
 
-def examples_figure(groups: Sequence[tuple[str, np.ndarray, Sequence[str]]], file: File, *, title: str) -> File:
+def examples_figure(groups: Sequence[tuple[str, np.ndarray, Sequence[str]]], file: Path, *, title: str) -> Path:
     """Rows of images [N, H, W, C] with captions, one group of rows per title."""
     columns = max(6, *(len(images) for _, images, _ in groups)) // 2
     figure = new_figure(1.1 * columns, 1.35 * 2 * len(groups) + 0.5)
@@ -95,7 +95,7 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def saved(figure: Figure, file: File) -> File:
+def saved(figure: Figure, file: Path) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file)
     return file

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 from dsnet.reports.blocks import Bars, Block, Claims, Code, Missing, Pictures, Plot, Report, Sheet, Table, Text, Tiles
@@ -16,12 +16,12 @@ MARKERS = "os^Dv+xh"
 VERDICTS = {True: "✓ holds", False: "✗ does not hold", None: "? no verdict"}
 
 
-def export_report(report: Report, prefix: File, *, command: str) -> list[File]:
+def export_report(report: Report, prefix: Path, *, command: str) -> list[Path]:
     """PREFIX.md and PREFIX-1.png, ...; returns what was written."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
-    pictures: list[File] = []
+    pictures: list[Path] = []
 
-    def beside() -> File:
+    def beside() -> Path:
         return prefix.with_name(f"{prefix.name}-{len(pictures) + 1}.png")
 
     def lines_of(block: Block) -> list[str]:
@@ -88,7 +88,7 @@ def plain(words: str) -> str:
     return " ".join(words.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
-def plot(figure: dict[str, Any], file: File) -> File:
+def plot(figure: dict[str, Any], file: Path) -> Path:
     """The same as svg.chart, as PNG."""
     drawn = new_figure(6.4, 4)
     axes = drawn.add_subplot()
@@ -120,7 +120,7 @@ def plot(figure: dict[str, Any], file: File) -> File:
     return saved(drawn, file)
 
 
-def bars(figure: dict[str, Any], file: File) -> File:
+def bars(figure: dict[str, Any], file: Path) -> Path:
     """The same as svg.stacked_bars, as PNG."""
     import matplotlib
 
@@ -144,7 +144,7 @@ def bars(figure: dict[str, Any], file: File) -> File:
     return saved(drawn, file)
 
 
-def sheet(part: Pictures, file: File) -> File:
+def sheet(part: Pictures, file: Path) -> Path:
     import io
 
     import numpy as np

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 from dsnet.reports.figures import accuracy_figure, gates_figure
@@ -14,7 +14,7 @@ COLUMNS = ["<path", "MAdds", "of widest", "parameters", "top-1", "top-5", "loss"
 DYNAMIC_COLUMNS = ["budget", "MAdds", "p50", "p95", "top-1", "uniform hull", "gain", "<images per width, first gate"]
 
 
-def show_result(result: dict[str, Any], pictures: Sequence[File] = ()) -> None:
+def show_result(result: dict[str, Any], pictures: Sequence[Path] = ()) -> None:
     print_table(title(result), COLUMNS, cells(result))
     if "dynamic" in result:
         dynamic = result["dynamic"]
@@ -25,7 +25,7 @@ def show_result(result: dict[str, Any], pictures: Sequence[File] = ()) -> None:
         print(f"figures: {' '.join(map(str, pictures))}")
 
 
-def draw(result: dict[str, Any], prefix: File, static: Sequence[dict[str, Any]] = ()) -> list[File]:
+def draw(result: dict[str, Any], prefix: Path, static: Sequence[dict[str, Any]] = ()) -> list[Path]:
     """PREFIX.png, and PREFIX-gates.png of a dynamic network."""
     pictures = [accuracy_figure(result, prefix.with_name(prefix.name + ".png"), static)]
     if "dynamic" in result:
@@ -33,7 +33,7 @@ def draw(result: dict[str, Any], prefix: File, static: Sequence[dict[str, Any]] 
     return pictures
 
 
-def export_result(result: dict[str, Any], prefix: File, static: Sequence[dict[str, Any]] = ()) -> None:
+def export_result(result: dict[str, Any], prefix: Path, static: Sequence[dict[str, Any]] = ()) -> None:
     """PREFIX.json, PREFIX.md and pictures; nothing in them is typed by hand."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
     prefix.with_name(prefix.name + ".json").write_text(json.dumps(result, indent=1) + "\n")

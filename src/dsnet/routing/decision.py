@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dsnet.cost import CostTable
 from dsnet.models import ModelSpec, Supernet
-from dsnet.space import Path
+from dsnet.space import WidthPath
 
 
 class RoutingError(ValueError):
@@ -53,7 +53,7 @@ class Prices:
 
     def __init__(self, table: CostTable) -> None:
         self.table, self.spec = table, table.spec
-        self._spent: dict[Path, int] = {}
+        self._spent: dict[WidthPath, int] = {}
         if table.probe is not None:
             base = table.probe.madds
             prices = [(table.madds(path, dynamic=True) - base) / table.widest for path in self.spec.candidates]
@@ -74,7 +74,7 @@ class Prices:
     def of(cls, model: Supernet | ModelSpec, image_size: int | None = None) -> Prices:
         return cls(CostTable(model, image_size))
 
-    def spent(self, path: Path) -> int:
+    def spent(self, path: WidthPath) -> int:
         """MAdds of a routed path, router included."""
         if path not in self._spent:
             self._spent[path] = self.table.madds(path, dynamic=True)
@@ -111,7 +111,7 @@ def widest_indices(spec: ModelSpec, point: int) -> list[int]:
 def rest(table: CostTable, point: int, position: int) -> int:
     """MAdds behind a choice point when every later one takes the same position in its list."""
     routing = table.spec.routing
-    path: Path = tuple(allowed[min(position, len(allowed) - 1)] for allowed in routing[point:])
+    path: WidthPath = tuple(allowed[min(position, len(allowed) - 1)] for allowed in routing[point:])
     steps = table.steps[point + 1 :]
     later = sum(step[a][b].madds for step, (a, b) in zip(steps, pairwise(path), strict=True))
     slimming = sum(router[a].madds for router, a in zip(table.routers[point + 1 :], path, strict=False))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dsnet.models import ModelSpec, Supernet
 from dsnet.routing.decision import Policy, Prices, decide
-from dsnet.space import Path
+from dsnet.space import WidthPath
 
 
 @dataclass(frozen=True)
@@ -135,12 +135,12 @@ def run_grouped(parts: Parts, x: Tensor, policy: Policy, prices: Prices, *, over
     return Routed(logits, paths, torch.tensor(madds, dtype=torch.long), scores)
 
 
-def run_path(parts: Parts, x: Tensor, path: Path) -> Tensor:
+def run_path(parts: Parts, x: Tensor, path: WidthPath) -> Tensor:
     """Logits of one path for the whole batch."""
     return follow(parts, parts.front(x), path)
 
 
-def follow(parts: Parts, at: Fork | Tensor, path: Path) -> Tensor:
+def follow(parts: Parts, at: Fork | Tensor, path: WidthPath) -> Tensor:
     """Logits of one path, from its first choice on."""
     w_in = 0
     for point, w_out in enumerate(path):

@@ -14,7 +14,7 @@ from dsnet.data import Batch
 from dsnet.models import Card, ModelSpec, Supernet
 from dsnet.routing.decision import Policy, Prices, decide
 from dsnet.routing.route import Routed, check_routes, first_scores, route
-from dsnet.space import Path, WidthSpace
+from dsnet.space import WidthPath, WidthSpace
 
 Load = Callable[[Tensor], Batch]
 BATCH = 256
@@ -45,7 +45,7 @@ class Described(Protocol):
     def routing(self) -> WidthSpace: ...
 
     @property
-    def candidates(self) -> list[Path]: ...
+    def candidates(self) -> list[WidthPath]: ...
 
 
 class Traces:
@@ -62,7 +62,7 @@ class Traces:
         self.table = CostTable(net.spec, image_size)
         self.prices = Prices(self.table)
         uniform = list(dict.fromkeys([*net.space.uniform, *net.candidates, net.routing.widest]))
-        right: dict[Path, list[Tensor]] = {path: [] for path in uniform}
+        right: dict[WidthPath, list[Tensor]] = {path: [] for path in uniform}
         scores, kept, labels = [], [], []
         for batch in batches:
             if not len(batch.images):
@@ -76,13 +76,13 @@ class Traces:
         if not kept:
             raise ValueError("there are no images to route")
         self.ids, self.labels = torch.cat(kept), torch.cat(labels)
-        self.scores: dict[Path, Tensor] = {(): torch.cat(scores)}
+        self.scores: dict[WidthPath, Tensor] = {(): torch.cat(scores)}
         self.correct = {path: torch.cat(parts).to(torch.int8) for path, parts in right.items()}  # -1: not known yet
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def _look(self, images: Tensor, paths: list[Path]) -> tuple[list[Tensor], Tensor]:
+    def _look(self, images: Tensor, paths: list[WidthPath]) -> tuple[list[Tensor], Tensor]:
         """Logits of several paths, the first candidate's among them, and the scores of the first decision."""
         net = self.net
         assert isinstance(net, Supernet)
@@ -94,7 +94,7 @@ class Traces:
         assert isinstance(self.net, Supernet)
         return route(self.net, images.to(device_of(self.net)), policy, prices=self.prices)
 
-    def right(self, path: Path) -> Tensor:
+    def right(self, path: WidthPath) -> Tensor:
         """Which images [N] a uniform path gets right."""
         return self.correct[path] == 1
 
@@ -126,7 +126,7 @@ class Traces:
         paths = torch.zeros(len(self), len(spec.widths), dtype=torch.long)
         unknown: list[Tensor] = []
 
-        def descend(rows: Tensor, prefix: Path) -> None:
+        def descend(rows: Tensor, prefix: WidthPath) -> None:
             if len(prefix) == len(spec.widths):
                 unknown.append(rows[self.correct[prefix][rows] < 0] if prefix in self.correct else rows)
                 return

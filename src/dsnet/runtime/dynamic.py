@@ -23,7 +23,7 @@ from dsnet.nn.tracing import materialise
 from dsnet.routing import Policy, Prices, Routed
 from dsnet.routing.route import Fork, LiveParts, run_grouped, run_path
 from dsnet.runtime.runner import Runner
-from dsnet.space import Path
+from dsnet.space import WidthPath
 
 GIB = 2**30
 
@@ -67,7 +67,7 @@ class DynamicRunner(Runner):
         return run_grouped(self.parts, x.contiguous(memory_format=torch.channels_last), policy, prices)
 
     @torch.inference_mode()
-    def _run_path(self, x: Tensor, path: Path) -> Tensor:
+    def _run_path(self, x: Tensor, path: WidthPath) -> Tensor:
         self.parts.check()
         return run_path(self.parts, x.contiguous(memory_format=torch.channels_last), path)
 

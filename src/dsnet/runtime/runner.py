@@ -11,7 +11,7 @@ from torch import Tensor
 from dsnet.models import Card, ModelSpec
 from dsnet.routing import Policy, Prices, Routed, policy_for
 from dsnet.routing.route import check_routes, check_square
-from dsnet.space import Path, WidthSpace
+from dsnet.space import WidthPath, WidthSpace
 
 
 class Runner:
@@ -48,11 +48,11 @@ class Runner:
         return WidthSpace(self.spec.routing)
 
     @property
-    def candidates(self) -> list[Path]:
+    def candidates(self) -> list[WidthPath]:
         return self.spec.candidates
 
     @property
-    def paths(self) -> Iterable[Path]:
+    def paths(self) -> Iterable[WidthPath]:
         """The paths that can be pinned, the widest last."""
         return self.space
 
@@ -139,5 +139,5 @@ class Runner:
     def _run(self, x: Tensor, policy: Policy, prices: Prices) -> Routed:
         raise TypeError(f"{type(self).__name__} does not route")
 
-    def _run_path(self, x: Tensor, path: Path) -> Tensor:
+    def _run_path(self, x: Tensor, path: WidthPath) -> Tensor:
         raise TypeError(f"{type(self).__name__} does not run")

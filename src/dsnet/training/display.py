@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 
@@ -81,7 +81,7 @@ class Bar(Display):
 class Board(Display):
     """Another display, and TensorBoard event files beside it."""
 
-    def __init__(self, shown: Display, folder: File) -> None:
+    def __init__(self, shown: Display, folder: Path) -> None:
         self.shown, self.folder = shown, folder
 
     def start(self, epochs: int, batches: int, done: int, step: int = 0) -> None:
@@ -106,7 +106,7 @@ class Board(Display):
         self.shown.close()
 
 
-def make_display(folder: File, *, rank: int) -> Display:
+def make_display(folder: Path, *, rank: int) -> Display:
     if rank != 0:
         return Display()
     return Board(Bar() if sys.stdout.isatty() else Lines(), folder)

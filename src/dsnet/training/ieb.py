@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dsnet.limits import must
 from dsnet.models import Supernet
-from dsnet.space import Path
+from dsnet.space import WidthPath
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,14 @@ class IEB(nn.Module):
         for head in net.slimming_heads():  # stage I: slimming heads off and frozen
             head.requires_grad_(False)
 
-    def draw(self, rng: random.Random, progress: float = 0.0, *, part: int = 0) -> list[Path]:
+    def draw(self, rng: random.Random, progress: float = 0.0, *, part: int = 0) -> list[WidthPath]:
         """The random paths R of one step, the same for all parts of its batch; none where there is only one path."""
         space = self.net.space
         return [space.sample(rng) for _ in range(self.config.paths)] if space.size > 1 else []
 
-    def forward(self, images: Tensor, labels: Tensor, paths: Sequence[Path], teacher: Supernet) -> dict[str, Tensor]:
+    def forward(
+        self, images: Tensor, labels: Tensor, paths: Sequence[WidthPath], teacher: Supernet
+    ) -> dict[str, Tensor]:
         space = self.net.space
         if space.size == 1:
             return {"widest": F.cross_entropy(full(self.net(images, space.widest)), labels)}
@@ -73,7 +75,7 @@ class IEB(nn.Module):
 
     @torch.no_grad()
     def targets(
-        self, images: Tensor, online_widest: Tensor, paths: Sequence[Path], teacher: Supernet
+        self, images: Tensor, online_widest: Tensor, paths: Sequence[WidthPath], teacher: Supernet
     ) -> tuple[Tensor, Tensor]:
         """Probabilities that the random paths and the slimmest path learn, each [B, classes]."""
         if self.config.teacher == "inplace":

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
-from pathlib import Path as File
+from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
@@ -46,7 +46,7 @@ class TrainingError(ValueError):
 class Interrupted(Exception):
     """A signal asked for the end; the state is saved."""
 
-    def __init__(self, number: int, folder: File) -> None:
+    def __init__(self, number: int, folder: Path) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}, state saved; continue with --resume {folder}")
         self.number, self.exit_code = number, 128 + number
 
@@ -75,7 +75,7 @@ class Loop:
         batches: TrainBatches,
         config: OptimConfig,
         *,
-        folder: File,
+        folder: Path,
         seed: int,
         momentum: float,
         key: str = "optim",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dsnet.models import Supernet
 from dsnet.nn import SliceBatchNorm2d
-from dsnet.space import Path
+from dsnet.space import WidthPath
 
 
 def batch_norms(net: Supernet) -> list[SliceBatchNorm2d]:
@@ -47,7 +47,7 @@ def recalibrate(net: Supernet, images: Iterable[Tensor]) -> int:
     return count
 
 
-def uncalibrated(net: Supernet, paths: Iterable[Path]) -> list[Path]:
+def uncalibrated(net: Supernet, paths: Iterable[WidthPath]) -> list[WidthPath]:
     """The paths whose batch norm never saw an image, so that their outputs mean nothing."""
     norms = [norm for norm in batch_norms(net) if len(norm.channels) > 1 or not net.spec.widths]
     seen = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from dsnet.checkpoint import CheckpointError, write_whole
 MAGIC = b"dsnet training state 1\n"
 
 
-def save_state(file: File, state: dict[str, Any]) -> None:
+def save_state(file: Path, state: dict[str, Any]) -> None:
     """Tensors and plain values only; written whole or not at all, with a digest in front."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
@@ -24,7 +24,7 @@ def save_state(file: File, state: dict[str, Any]) -> None:
     write_whole(file, MAGIC + hashlib.sha256(payload).digest() + payload)
 
 
-def load_state(file: File) -> dict[str, Any]:
+def load_state(file: Path) -> dict[str, Any]:
     try:
         data = file.read_bytes()
     except FileNotFoundError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from dsnet.runtime.dynamic import CachedParts, DynamicRunner
 from dsnet.runtime.onnx import OnnxRunner, export_bundle, export_onnx
 from dsnet.runtime.onnx.export import IMAGE
 from dsnet.runtime.onnx.runner import open_session
-from dsnet.space import Path
+from dsnet.space import WidthPath
 
 RUNTIMES = ("eager", "runner", "compiled", "onnx", "openvino")
 # What each runtime is compared with: the same path, built statically in the same runtime.
@@ -41,23 +41,23 @@ class Artefacts:
 
     bundles = True  # whether batches of the dynamic network have a file
 
-    def __init__(self, net: Supernet, folder: File, size: int) -> None:
+    def __init__(self, net: Supernet, folder: Path, size: int) -> None:
         self.net, self.folder, self.size = net, folder, size
         self.table = CostTable(net, size)
 
-    def static(self, path: Path) -> File:
+    def static(self, path: WidthPath) -> Path:
         file = self.folder / f"path-{'-'.join(map(str, path))}.onnx"
         return file if file.exists() else export_onnx(self.net, file, path=path, image_size=self.size)
 
-    def dynamic(self, *, defaults: bool = True) -> File:
+    def dynamic(self, *, defaults: bool = True) -> Path:
         file = self.folder / ("dynamic.onnx" if defaults else "open.onnx")
         return file if file.exists() else export_onnx(self.net, file, image_size=self.size, defaults=defaults)
 
-    def bundle(self) -> File:
+    def bundle(self) -> Path:
         folder = self.folder / "bundle"
         return folder if folder.exists() else export_bundle(self.net, folder, image_size=self.size)
 
-    def chosen(self, images: Tensor, policy: Policy) -> list[Path]:
+    def chosen(self, images: Tensor, policy: Policy) -> list[WidthPath]:
         """The paths that the router picks."""
         return [tuple(path) for path in route(self.net, images, policy).paths.tolist()]
 
@@ -66,7 +66,7 @@ class Artefacts:
         runner = DynamicRunner(self.net)
         return lambda x: runner.run(x, policy)
 
-    def extracted(self, x: Tensor, path: Path) -> Call:
+    def extracted(self, x: Tensor, path: WidthPath) -> Call:
         """A path as a static network in PyTorch."""
         return static_call(extract(self.net, path, fold=True), x)
 
@@ -83,8 +83,8 @@ class Artefacts:
 
 
 def candidates(
-    net: Supernet, x: Tensor, paths: Sequence[Path], runtimes: Sequence[str], artefacts: Artefacts, threads: int
-) -> Iterator[tuple[tuple[str, Path], Call]]:
+    net: Supernet, x: Tensor, paths: Sequence[WidthPath], runtimes: Sequence[str], artefacts: Artefacts, threads: int
+) -> Iterator[tuple[tuple[str, WidthPath], Call]]:
     """Calls by (runtime, path); ideals and their repetitions are among them."""
     for path in paths:
         if "eager" in runtimes or "runner" in runtimes:
@@ -118,7 +118,7 @@ def static_call(plain: nn.Module, x: Tensor, *, compile: bool = False) -> Call:
     return call
 
 
-def eager_call(net: nn.Module, x: Tensor, path: Path) -> Call:
+def eager_call(net: nn.Module, x: Tensor, path: WidthPath) -> Call:
     @torch.inference_mode()
     def call() -> Any:
         return net(x, path)
@@ -126,7 +126,7 @@ def eager_call(net: nn.Module, x: Tensor, path: Path) -> Call:
     return call
 
 
-def forced_call(runner: DynamicRunner | OnnxRunner, x: Tensor, paths: Sequence[Path]) -> Call:
+def forced_call(runner: DynamicRunner | OnnxRunner, x: Tensor, paths: Sequence[WidthPath]) -> Call:
     """Images along given paths, one each, by way of the gates' own decisions, which are made and then overruled.
 
     A router that probes would pay for its probe as well: its paths are timed as pinned.
@@ -150,8 +150,8 @@ def forced_call(runner: DynamicRunner | OnnxRunner, x: Tensor, paths: Sequence[P
 
 
 def onnx_calls(
-    x: Tensor, paths: Sequence[Path], artefacts: Artefacts, threads: int
-) -> Iterator[tuple[tuple[str, Path], Call]]:
+    x: Tensor, paths: Sequence[WidthPath], artefacts: Artefacts, threads: int
+) -> Iterator[tuple[tuple[str, WidthPath], Call]]:
     """The static file of each path; the dynamic file for one image, the bundle for several."""
     image = x.numpy()
     dynamic = None if len(x) > 1 or not artefacts.net.chain else open_session(artefacts.dynamic(), threads)
@@ -171,14 +171,14 @@ def onnx_calls(
 
 
 def openvino_calls(
-    x: Tensor, paths: Sequence[Path], artefacts: Artefacts, threads: int
-) -> Iterator[tuple[tuple[str, Path], Call]]:
+    x: Tensor, paths: Sequence[WidthPath], artefacts: Artefacts, threads: int
+) -> Iterator[tuple[tuple[str, WidthPath], Call]]:
     import openvino
 
     core, net = openvino.Core(), artefacts.net
     options = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
 
-    def opened(file: File) -> Any:
+    def opened(file: Path) -> Any:
         return core.compile_model(core.read_model(str(file)), "CPU", options)
 
     image = x.numpy()

@@ -17,7 +17,7 @@ from dsnet.runtime.bench.candidates import Artefacts
 from dsnet.runtime.bench.timing import seconds, summary
 from dsnet.runtime.onnx.export import IMAGE
 from dsnet.runtime.onnx.runner import open_session
-from dsnet.space import Path
+from dsnet.space import WidthPath
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def routed_call(point: Operating, images: Tensor, runtime: str, threads: int) ->
     return lambda number: session.run(None, {IMAGE: arrays[number], "lam": lam})
 
 
-def static_call(point: Operating, path: Path, images: Tensor, runtime: str, threads: int) -> Callable[[int], Any]:
+def static_call(point: Operating, path: WidthPath, images: Tensor, runtime: str, threads: int) -> Callable[[int], Any]:
     if runtime == "runner":
         call = point.artefacts.extracted(images[:1], path)
         return lambda number: call()

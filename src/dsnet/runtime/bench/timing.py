@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,6 @@ def summary(times: Sequence[float]) -> dict[str, float]:
 def resident() -> int:
     """Bytes of memory that this process holds; 0 where the system does not tell."""
     try:
-        return int(File("/proc/self/statm").read_text().split()[1]) * 4096
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
     except OSError:
         return 0

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from dsnet.runtime.onnx import OnnxRunner
 from dsnet.runtime.onnx.export import IMAGE
 from dsnet.runtime.onnx.parts import PartWriter
 from dsnet.runtime.onnx.runner import open_session
-from dsnet.space import Path
+from dsnet.space import WidthPath
 from dsnet.version import __version__
 
 
@@ -34,7 +34,7 @@ class BenchConfig:
     """
 
     runtimes: tuple[str, ...] = ("eager", "runner", "onnx")
-    paths: tuple[Path, ...] | None = None
+    paths: tuple[WidthPath, ...] | None = None
     threads: tuple[int, ...] = (1,)
     batch_sizes: tuple[int, ...] = (1,)
     image_size: int | None = None
@@ -57,8 +57,8 @@ def bench(
     net: Supernet,
     config: BenchConfig,
     *,
-    artefacts_of: Callable[[Supernet, File, int], Artefacts] = Artefacts,
-    calls_of: Callable[..., Iterable[tuple[tuple[str, Path], Call]]] = candidates,
+    artefacts_of: Callable[[Supernet, Path, int], Artefacts] = Artefacts,
+    calls_of: Callable[..., Iterable[tuple[tuple[str, WidthPath], Call]]] = candidates,
 ) -> dict[str, Any]:
     """Every runtime at every path, number of threads and batch size, with ratios to the ideal.
 
@@ -72,7 +72,7 @@ def bench(
     others = {name: static_model(name, net.spec) for name in config.against}
     threads_before, rows, against, files = torch.get_num_threads(), [], [], {}
     with tempfile.TemporaryDirectory() as folder:
-        artefacts = artefacts_of(net, File(folder), size)
+        artefacts = artefacts_of(net, Path(folder), size)
         try:
             for threads in config.threads:
                 torch.set_num_threads(threads)
@@ -80,7 +80,7 @@ def bench(
                     x = torch.randn(batch, net.spec.in_channels, size, size, generator=torch.Generator().manual_seed(0))
                     calls = dict(calls_of(net, x, paths, config.runtimes, artefacts, threads))
                     for name, other in others.items():
-                        file = Artefacts(other, File(folder) / name.replace(":", "-"), size).static(())
+                        file = Artefacts(other, Path(folder) / name.replace(":", "-"), size).static(())
                         run = partial(open_session(file, threads).run, None, {IMAGE: x.numpy()})
                         calls[name, ()] = run
                     times = interleaved(calls, config.repeats)
@@ -124,7 +124,7 @@ def static_model(name: str, like: ModelSpec) -> Supernet:
 
 
 def bench_file(
-    where: str | File,
+    where: str | Path,
     config: BenchConfig,
     *,
     paths: Sequence[str] | None = None,
@@ -142,14 +142,16 @@ def bench_file(
         table, size = runner.table, runner.table.image_size
         for batch in config.batch_sizes:
             x = torch.randn(batch, runner.spec.in_channels, size, size, generator=torch.Generator().manual_seed(0))
-            calls: dict[tuple[str, Path], Call] = {(runner.kind, p): partial(runner.run_path, x, p) for p in chosen}
+            calls: dict[tuple[str, WidthPath], Call] = {
+                (runner.kind, p): partial(runner.run_path, x, p) for p in chosen
+            }
             times = interleaved(calls, config.repeats)
             rows += rows_of(times, table, batch, threads)
     about = {"model": runner.spec.name, "image_size": size, "repeats": config.repeats}
     return {**machine(), **about, "rows": rows, "against": [], "speed_up": speed_up(rows), "files": {}}
 
 
-def parsed(runner: Any, text: str) -> Path:
+def parsed(runner: Any, text: str) -> WidthPath:
     try:
         return runner.space.validate([int(part) for part in text.split(",")])
     except ValueError as error:
@@ -163,13 +165,13 @@ def machine() -> dict[str, str]:
     return {**versions, "machine": f"{platform.machine()} {platform.system()}, {os.cpu_count()} cores"}
 
 
-def default_paths(net: Supernet) -> list[Path]:
+def default_paths(net: Supernet) -> list[WidthPath]:
     uniform = net.routing.uniform if net.spec.router is not None else net.space.uniform
     return list(dict.fromkeys([uniform[0], uniform[len(uniform) // 2], uniform[-1]]))
 
 
 def rows_of(
-    times: dict[tuple[str, Path], list[float]], table: CostTable, batch: int, threads: int
+    times: dict[tuple[str, WidthPath], list[float]], table: CostTable, batch: int, threads: int
 ) -> list[dict[str, Any]]:
     """One row per runtime and path: times, throughput, ratio to the ideal, and the ideal's ratio to itself."""
     rows = []

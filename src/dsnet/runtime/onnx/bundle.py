@@ -7,7 +7,7 @@ import shutil
 import uuid
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path as File
+from pathlib import Path
 
 import onnx
 from onnx import TensorProto, helper
@@ -18,14 +18,14 @@ from dsnet.routing import policy_for
 from dsnet.runtime.onnx.export import IMAGE, check_weights, describe, finish, write_model
 from dsnet.runtime.onnx.parts import Branch, PartWriter
 from dsnet.runtime.onnx.writer import FLOAT, Graph, Model
-from dsnet.space import Path
+from dsnet.space import WidthPath
 
 MANIFEST, WEIGHTS = "manifest.json", "weights.bin"
 NEW = ".new"  # where a bundle is written before it takes its place
 PAGE = 4096  # weights start at multiples of it, so that they can be mapped into memory
 
 
-def export_bundle(net: Supernet, folder: str | File, *, image_size: int | None = None) -> File:
+def export_bundle(net: Supernet, folder: str | Path, *, image_size: int | None = None) -> Path:
     """Write the parts between choices, for `OnnxRunner`, which groups a batch by width and runs each group.
 
     An older bundle in the folder stays as it is until the new one is complete.
@@ -33,7 +33,7 @@ def export_bundle(net: Supernet, folder: str | File, *, image_size: int | None =
     check_weights(net)
     if not net.chain:
         raise ValueError(f"{net.spec.name} has no widths to choose from; export it as a file")
-    folder = File(folder)
+    folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; a bundle is a folder: choose another name")
     held = {file.name for file in folder.iterdir()} - {NEW} if folder.is_dir() else set()
@@ -55,7 +55,7 @@ def export_bundle(net: Supernet, folder: str | File, *, image_size: int | None =
     return folder
 
 
-def write_bundle(net: Supernet, folder: File, size: int) -> None:
+def write_bundle(net: Supernet, folder: Path, size: int) -> None:
     writer = PartWriter(net)
     with WeightFile(folder / WEIGHTS) as weights:
         for name, proto in parts(writer).items():
@@ -101,7 +101,7 @@ def value_info(name: str) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, FLOAT, ["batch", None] if flat else ["batch", None, None, None])
 
 
-def transitions(paths: Sequence[Path]) -> list[list[tuple[int, int]]]:
+def transitions(paths: Sequence[WidthPath]) -> list[list[tuple[int, int]]]:
     """For each choice point, the (in, out) widths that some path takes there."""
     steps = [list(pairwise((0, *path))) for path in paths]
     return [sorted(set(point)) for point in zip(*steps, strict=True)]
@@ -110,7 +110,7 @@ def transitions(paths: Sequence[Path]) -> list[list[tuple[int, int]]]:
 class WeightFile:
     """Weights that several graphs read, each written once."""
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: Path) -> None:
         self.file, self.places = file, dict[str, tuple[int, int]]()
 
     def __enter__(self) -> WeightFile:

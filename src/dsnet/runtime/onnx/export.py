@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +21,7 @@ from dsnet.routing.decision import widest_indices
 from dsnet.runtime.onnx.layers import write_call
 from dsnet.runtime.onnx.parts import Branch, PartWriter
 from dsnet.runtime.onnx.writer import FLOAT, INT, IR_VERSION, OPSET, Graph, Model
-from dsnet.space import Path
+from dsnet.space import WidthPath
 from dsnet.version import __version__
 
 FORMAT = "1"
@@ -30,14 +30,14 @@ IMAGE = "image"
 
 def export_onnx(
     net: Supernet,
-    file: str | File,
+    file: str | Path,
     *,
     path: Sequence[int] | None = None,
     image_size: int | None = None,
     budget: str | float | None = None,
     max_width: int | None = None,
     defaults: bool = True,
-) -> File:
+) -> Path:
     """Write a network as one ONNX file; without a path it is the dynamic network, for one image at a time.
 
     inputs: image; and with defaults lam (float), max_width (int64) and pin (int64 per choice, -1 lets the router
@@ -64,7 +64,7 @@ def export_onnx(
         writer = DynamicWriter(net, table, policy, defaults=defaults)
         proto = writer.model()
         about = describe(net, table, kind="dynamic", paths=writer.pinnable, policy=policy)
-    return write_checked(proto, about, File(file))
+    return write_checked(proto, about, Path(file))
 
 
 def check_weights(net: nn.Module) -> None:
@@ -85,7 +85,7 @@ class Carded(Protocol):
     def card(self) -> Card: ...
 
 
-def describe(net: Carded, table: CostTable, *, kind: str, paths: Sequence[Path], policy: Policy) -> dict[str, str]:
+def describe(net: Carded, table: CostTable, *, kind: str, paths: Sequence[WidthPath], policy: Policy) -> dict[str, str]:
     """The model's card as ONNX metadata: short strings as they are, the rest as JSON."""
     card, size = net.card.to_dict(), table.image_size
     return {
@@ -103,13 +103,13 @@ def describe(net: Carded, table: CostTable, *, kind: str, paths: Sequence[Path],
     }
 
 
-def write_checked(proto: onnx.ModelProto, about: dict[str, str], file: File) -> File:
+def write_checked(proto: onnx.ModelProto, about: dict[str, str], file: Path) -> Path:
     helper.set_model_props(proto, about)
     onnx.checker.check_model(proto)
     return write_model(proto, file)
 
 
-def write_model(proto: onnx.ModelProto, file: File) -> File:
+def write_model(proto: onnx.ModelProto, file: Path) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(file.name + ".part")
     try:
@@ -130,7 +130,7 @@ def finish(graph: Graph, name: str, inputs: Sequence[Any], outputs: Sequence[Any
     )
 
 
-def static_model(net: Supernet, path: Path, size: int) -> onnx.ModelProto:
+def static_model(net: Supernet, path: WidthPath, size: int) -> onnx.ModelProto:
     """One sub-network for batches of any size, its weights cut out and folded."""
     graph = Graph(Model(shared=False))
     found = write_call(graph, net, lambda x: net.run(x, path), IMAGE)

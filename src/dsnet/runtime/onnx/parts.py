@@ -14,7 +14,7 @@ from dsnet.nn import ThresholdHead
 from dsnet.routing.route import Fork, LiveParts
 from dsnet.runtime.onnx.layers import write_call
 from dsnet.runtime.onnx.writer import FLOAT, Graph
-from dsnet.space import Path
+from dsnet.space import WidthPath
 
 Branch = Callable[[Graph], Sequence[str]]
 
@@ -31,7 +31,7 @@ class PartWriter:
         self.probes = self.spec.router is not None and self.spec.router.probes
         self.choices = net.space.choices if self.spec.router is None else self.spec.routing
         routed = net.routing if self.spec.router is not None else net.space
-        self.pinnable: list[Path] = net.candidates if self.probes else list(routed)
+        self.pinnable: list[WidthPath] = net.candidates if self.probes else list(routed)
 
     def maps_at(self, point: int) -> list[str]:
         """What the first block behind a choice reads."""
@@ -72,7 +72,7 @@ class PartWriter:
     def rest(self, graph: Graph, point: int, width: int, x: str) -> list[str]:
         return self.fork_names(graph, lambda y: self.live.rest(point, width, y), x)
 
-    def follow(self, graph: Graph, path: Path, maps: list[str]) -> list[str]:
+    def follow(self, graph: Graph, path: WidthPath, maps: list[str]) -> list[str]:
         """Logits of one path."""
         w_in, found = 0, maps
         for point, w_out in enumerate(path):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -26,7 +26,7 @@ from dsnet.routing.route import Fork, run_grouped, run_path
 from dsnet.runtime.onnx.bundle import MANIFEST, WEIGHTS
 from dsnet.runtime.onnx.export import FORMAT, IMAGE
 from dsnet.runtime.runner import Runner
-from dsnet.space import Path, WidthSpace
+from dsnet.space import WidthPath, WidthSpace
 
 AnySpec = TypeVar("AnySpec")
 CHUNK = 8  # images that run together: maps of more of them fall out of the processor's cache
@@ -39,9 +39,9 @@ class OnnxRunner(Runner):
     threads: of ONNX Runtime; by default it takes all cores.
     """
 
-    def __init__(self, where: str | File, *, threads: int = 0) -> None:
+    def __init__(self, where: str | Path, *, threads: int = 0) -> None:
         super().__init__()
-        self.file, self.threads = File(where), threads
+        self.file, self.threads = Path(where), threads
         self.session: ort.InferenceSession | None = None
         self.parts: OrtParts | None = None
         about = self._open_bundle() if self.file.is_dir() else self._open_file()
@@ -65,7 +65,7 @@ class OnnxRunner(Runner):
         return held_space(self.spec, self.kind, self.pinnable)
 
     @property
-    def paths(self) -> Sequence[Path]:
+    def paths(self) -> Sequence[WidthPath]:
         return self.pinnable
 
     @property
@@ -103,7 +103,7 @@ class OnnxRunner(Runner):
         logits, paths, madds, scores = (torch.from_numpy(np.stack(rows)) for rows in columns)
         return Routed(finite(logits.flatten(1)), paths, madds, [scores.flatten(1)])
 
-    def _run_path(self, x: Tensor, path: Path) -> Tensor:
+    def _run_path(self, x: Tensor, path: WidthPath) -> Tensor:
         if self.parts is not None:
             return finite(run_path(self.parts, x, path))
         if self.kind == "static":
@@ -131,7 +131,7 @@ class OrtParts:
     Pieces of a group run side by side, one thread each: that wastes less than several threads at one piece.
     """
 
-    def __init__(self, folder: File, spec: ModelSpec, threads: int, id: str) -> None:
+    def __init__(self, folder: Path, spec: ModelSpec, threads: int, id: str) -> None:
         self.folder, self.spec, self.id = folder, spec, id
         self.threads = threads or len(
             os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
@@ -185,7 +185,7 @@ class OrtParts:
         return {key: torch.from_numpy(held) for key, held in zip(outputs, whole, strict=True)}
 
 
-def open_session(file: File, threads: int = 0) -> ort.InferenceSession:
+def open_session(file: Path, threads: int = 0) -> ort.InferenceSession:
     """A session whose threads do not spin once it has answered.
 
     Sessions that take turns would steal each other's cores. ONNX Runtime's process-wide pool avoids that too, but
@@ -216,11 +216,11 @@ class Label(Generic[AnySpec]):
     kind: str
     image_size: int
     defaults: Policy
-    paths: list[Path]
+    paths: list[WidthPath]
 
 
 def read_label(
-    where: File, about: Mapping[str, str], spec_of: Callable[[Any], AnySpec], *, task: str
+    where: Path, about: Mapping[str, str], spec_of: Callable[[Any], AnySpec], *, task: str
 ) -> Label[AnySpec]:
     """The metadata of a file for one task, understood; refuses what is not for it."""
     if about.get("dsnet.format") != FORMAT:
@@ -243,7 +243,7 @@ def read_label(
         raise CheckpointError(f"{where} has a damaged model card ({error}); export it again") from error
 
 
-def task_of(file: File) -> str | None:
+def task_of(file: Path) -> str | None:
     """What an ONNX file of dsnet's is for; None if it is not one."""
     try:
         about = {entry.key: entry.value for entry in onnx.load(file, load_external_data=False).metadata_props}
@@ -252,14 +252,14 @@ def task_of(file: File) -> str | None:
         return None
 
 
-def held_space(spec: ModelSpec, kind: str, paths: Sequence[Path]) -> WidthSpace:
+def held_space(spec: ModelSpec, kind: str, paths: Sequence[WidthPath]) -> WidthSpace:
     """The widths that a file holds."""
     if kind == "static":
         return WidthSpace(tuple((width,) for width in paths[0]))
     return spec.space if spec.router is None else WidthSpace(spec.routing)
 
 
-def knobs(spec: ModelSpec, policy: Policy, pin: Path) -> dict[str, np.ndarray]:
+def knobs(spec: ModelSpec, policy: Policy, pin: WidthPath) -> dict[str, np.ndarray]:
     """All inputs beside the image; a file may have no defaults for them."""
     feed = {"pin": np.array(pin, np.int64)}
     if spec.router is not None:
