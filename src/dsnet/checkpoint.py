@@ -6,11 +6,8 @@ is ever unpickled.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +17,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from dsnet.errors import CheckpointError
+from dsnet.files import digest, write_whole
 from dsnet.models import Card, ModelSpec, Supernet
 from dsnet.version import __version__
 
@@ -44,10 +43,6 @@ class Spec(Protocol):
     def to_dict(self) -> dict[str, Any]: ...
 
 
-class CheckpointError(ValueError):
-    """A file that cannot be read as what it should be; the message names the file and the remedy."""
-
-
 def save(net: Supernet, folder: str | os.PathLike[str]) -> Path:
     """Write the network with its spec and card. A crash at any moment leaves the old model or the new one.
 
@@ -67,7 +62,7 @@ def write_model(folder: str | os.PathLike[str], state: Mapping[str, Tensor], spe
     folder = Path(folder)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     weights = safetensors.torch.save(tensors)
-    description = _describe(spec, card, {"sha256": _digest(weights), "bytes": len(weights)})
+    description = _describe(spec, card, {"sha256": digest(weights), "bytes": len(weights)})
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / INCOMING, weights)
     write_whole(folder / MODEL, description)  # from here on the new model is the one that loads
@@ -102,7 +97,7 @@ def _describe(spec: Spec, card: Card, weights: Mapping[str, Any]) -> bytes:
         "weights": dict(weights),
     }
     try:
-        return json.dumps({**body, "digest": _digest(_canonical(body))}, indent=1, allow_nan=False).encode()
+        return json.dumps({**body, "digest": digest(_canonical(body))}, indent=1, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise ValueError(f"the model's card or spec cannot be written as JSON ({error}); nothing was saved") from error
 
@@ -146,7 +141,7 @@ def read_description(folder: str | os.PathLike[str]) -> dict[str, Any]:
         raise CheckpointError(
             f"{file} is truncated or not written by dsnet ({error}); restore it from a copy"
         ) from error
-    if stated != _digest(_canonical(content)):
+    if stated != digest(_canonical(content)):
         raise CheckpointError(f"{file} does not match its digest, it was damaged or edited; restore it from a copy")
     if written[0] != FORMAT:
         raise CheckpointError(
@@ -199,7 +194,7 @@ def _read_weights(folder: Path, stated: Mapping[str, Any]) -> dict[str, Tensor]:
     found = [candidate.read_bytes() for candidate in (file, folder / INCOMING) if candidate.is_file()]
     if not found:
         raise CheckpointError(f"{file} is missing; copy it beside {MODEL}")
-    data = next((data for data in found if _digest(data) == stated["sha256"]), None)
+    data = next((data for data in found if digest(data) == stated["sha256"]), None)
     if data is None and len(found[0]) != stated["bytes"]:
         raise CheckpointError(
             f"{file} has {len(found[0])} bytes but {stated['bytes']} were written; "
@@ -211,31 +206,6 @@ def _read_weights(folder: Path, stated: Mapping[str, Any]) -> dict[str, Tensor]:
         return safetensors.torch.load(data)
     except SafetensorError as error:
         raise CheckpointError(f"{file} is not a safetensors file ({error})") from error
-
-
-def write_whole(file: Path, data: bytes) -> None:
-    """Write to a temporary file, sync, rename: after a crash there is the old file or the new one, never a part."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".tmp", dir=file.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(file)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        if not isinstance(error, OSError):
-            raise
-        raise OSError(
-            error.errno, f"cannot write {file} ({error.strerror}); what was there before is untouched"
-        ) from error
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def _canonical(content: Mapping[str, Any]) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
 from dsnet.data import DataConfig
-from dsnet.limits import must
+from dsnet.errors import must
 from dsnet.models import ModelSpec, model_spec
 from dsnet.models.spec import customise
 from dsnet.training import IEBConfig, OptimConfig, SGSConfig

@@ -12,8 +12,9 @@ import torch
 from huggingface_hub import ModelCard, ModelCardData, ModelHubMixin, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 
-from dsnet.checkpoint import MODEL, WEIGHTS, CheckpointError, load, save
+from dsnet.checkpoint import MODEL, WEIGHTS, load, save
 from dsnet.cost import CostTable
+from dsnet.errors import CheckpointError
 from dsnet.models import Supernet
 from dsnet.reports.show import COLUMNS, DYNAMIC_COLUMNS, cells, dynamic_cells, dynamic_note, dynamic_title, title
 from dsnet.reports.tables import human, markdown_table

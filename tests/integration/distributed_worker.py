@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 from dsnet.data import DataConfig, TrainBatches, open_dataset
+from dsnet.errors import TrainingError
 from dsnet.models import Supernet, model_spec
-from dsnet.training import IEB, IEBConfig, Loop, OptimConfig, TrainingError
+from dsnet.training import IEB, IEBConfig, Loop, OptimConfig
 from dsnet.training.distributed import average_statistics, process_group, rank, world
 
 torch.set_num_threads(1)

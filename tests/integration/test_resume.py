@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import dsnet
-from dsnet.checkpoint import CheckpointError
 from dsnet.cli import main
+from dsnet.errors import CheckpointError
 from dsnet.training.state import load_state, save_state
 
 OPTIONS = ["--threads", "1", "--optim.epochs", "2", "--optim.batch_size", "128", "--data.augment.crop", "pad"]

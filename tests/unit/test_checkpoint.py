@@ -13,7 +13,9 @@ from support import CHOOSING, images, randomised
 
 import dsnet
 from dsnet import checkpoint
-from dsnet.checkpoint import MODEL, WEIGHTS, CheckpointError, save_card, write_whole
+from dsnet.checkpoint import MODEL, WEIGHTS, save_card
+from dsnet.errors import CheckpointError
+from dsnet.files import digest, write_whole
 from dsnet.models import Budget, Card, Preprocessing, Supernet
 from dsnet.nn import SliceNorm
 
@@ -148,7 +150,7 @@ def redescribe(folder: Path, **changes: object) -> None:
     """A description whose digest is right and whose content is not."""
     content = json.loads((folder / MODEL).read_text()) | changes
     del content["digest"]
-    content["digest"] = checkpoint._digest(checkpoint._canonical(content))
+    content["digest"] = digest(checkpoint._canonical(content))
     (folder / MODEL).write_text(json.dumps(content))
 
 

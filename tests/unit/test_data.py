@@ -16,16 +16,10 @@ import pytest
 import torch
 from PIL import Image
 
-from dsnet.data import (
-    AugmentConfig,
-    DataConfig,
-    DataError,
-    TrainBatches,
-    open_dataset,
-    plain_batches,
-)
+from dsnet.data import AugmentConfig, DataConfig, TrainBatches, open_dataset, plain_batches
 from dsnet.data.augment import Augment
 from dsnet.data.dataset import FASHION_MNIST, stratified
+from dsnet.errors import DataError
 
 
 def make_folder(root: Path, splits: tuple[str, ...] = ("train", "val"), count: int = 12) -> Path:

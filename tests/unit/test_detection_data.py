@@ -11,11 +11,12 @@ import torch
 from detection_support import annotation, voc_folder
 from PIL import Image
 
-from dsnet.data import DataError, TrainBatches
+from dsnet.data import TrainBatches
 from dsnet.data.images import to_tensor
 from dsnet.detection.augment import BoxAugmentConfig, augment, flipped, turned
 from dsnet.detection.data import VOC_CLASSES, inside, known_lists, read_lists
 from dsnet.detection.dataset import DetectionDataConfig, open_detection_data
+from dsnet.errors import DataError
 
 BCCD = os.environ.get("DSNET_BCCD", "")  # a folder of the blood-cell images
 

@@ -14,7 +14,6 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import dsnet
-from dsnet.checkpoint import CheckpointError
 from dsnet.detection import (
     Detector,
     DetectorCost,
@@ -25,6 +24,7 @@ from dsnet.detection import (
     route_detector,
     save_detector,
 )
+from dsnet.errors import CheckpointError
 from dsnet.models import model_spec
 from dsnet.nn import RouterSpec, Sliceable
 from dsnet.nn.tracing import materialise

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from dsnet.checkpoint import CheckpointError
+from dsnet.errors import CheckpointError
 from dsnet.foreign import import_released, read_tensors
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "released_ds_mbnet_tensors.json"

@@ -17,7 +17,8 @@ from support import images, randomised
 
 import dsnet
 from dsnet import hub
-from dsnet.checkpoint import MODEL, WEIGHTS, CheckpointError
+from dsnet.checkpoint import MODEL, WEIGHTS
+from dsnet.errors import CheckpointError
 from dsnet.models import Budget, Supernet
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

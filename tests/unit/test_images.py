@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dsnet.data.images import DataError, centre_crop, random_crop, read_image, to_tensor
+from dsnet.data.images import centre_crop, random_crop, read_image, to_tensor
+from dsnet.errors import DataError
 
 
 def colour(file: Path) -> tuple[int, int, int]:

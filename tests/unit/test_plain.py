@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from support import assert_close
 from torch import Tensor
 
-from dsnet.checkpoint import CheckpointError, load, save
+from dsnet.checkpoint import load, save
+from dsnet.errors import CheckpointError
 from dsnet.foreign import Source, import_as, read_plain, transfer
 from dsnet.models import create_model, list_models, model_spec
 from dsnet.training import uncalibrated

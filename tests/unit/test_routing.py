@@ -11,20 +11,10 @@ from torch import Tensor
 
 from dsnet.cost import CostTable
 from dsnet.data import Batch
+from dsnet.errors import RoutingError
 from dsnet.models import Budget, Supernet
 from dsnet.nn import RouterSpec
-from dsnet.routing import (
-    Policy,
-    Prices,
-    RoutingError,
-    Traces,
-    calibrate,
-    decide,
-    fit_threshold,
-    parse_budget,
-    policy_for,
-    route,
-)
+from dsnet.routing import Policy, Prices, Traces, calibrate, decide, fit_threshold, parse_budget, policy_for, route
 
 GATED = [name for name in CHOOSING if name.startswith("ds_")]
 TINY = [name for name in GATED if name.endswith("tiny")]

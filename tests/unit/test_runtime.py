@@ -19,10 +19,10 @@ from support import MODELS, assert_close, randomised, side, some_paths, varied
 from torch import Tensor
 
 from dsnet import DynamicRunner, OnnxRunner, export_bundle, export_onnx, open_runner, save
-from dsnet.checkpoint import CheckpointError
+from dsnet.errors import CheckpointError, RoutingError
 from dsnet.models import Budget, Card, Preprocessing, Supernet
 from dsnet.nn import Gate, RouterSpec, SlimFirstHead, ThresholdHead
-from dsnet.routing import Policy, Prices, Routed, RoutingError, route
+from dsnet.routing import Policy, Prices, Routed, route
 from dsnet.runtime import Runner
 from dsnet.training import recalibrate, with_fresh_router
 

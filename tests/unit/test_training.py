@@ -10,20 +10,11 @@ import torch
 from support import images, randomised
 
 from dsnet.data import DataConfig, TrainBatches, open_dataset
+from dsnet.errors import TrainingError
 from dsnet.evaluate import evaluate
 from dsnet.models import Supernet, create_model, model_spec
 from dsnet.nn import Gate
-from dsnet.training import (
-    IEB,
-    IEBConfig,
-    Loop,
-    OptimConfig,
-    TrainingError,
-    learning_rate,
-    make_optimizer,
-    recalibrate,
-    uncalibrated,
-)
+from dsnet.training import IEB, IEBConfig, Loop, OptimConfig, learning_rate, make_optimizer, recalibrate, uncalibrated
 from dsnet.training.display import Display
 
 CONFIG = OptimConfig(epochs=1, batch_size=64, lr=0.02, warmup_epochs=0)

@@ -49,9 +49,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace, parser: ArgumentParser) -> None:
-    from dsnet.checkpoint import write_whole
     from dsnet.cli.info import parse_path
     from dsnet.detection import is_detector
+    from dsnet.files import write_whole
     from dsnet.models import list_models
     from dsnet.pipeline.folder import BENCH, CONFIG
     from dsnet.reports.bench import export_bench, latency_figure, show_bench

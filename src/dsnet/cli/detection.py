@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jsonargparse import Namespace
 
-from dsnet.limits import must
+from dsnet.errors import must
 
 if TYPE_CHECKING:
     from dsnet.detection import Detector, OnnxDetector

@@ -45,7 +45,8 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
 
     import torch
 
-    from dsnet.checkpoint import MODEL, CheckpointError, save
+    from dsnet.checkpoint import MODEL, save
+    from dsnet.errors import CheckpointError
     from dsnet.reports.tables import print_json
 
     if (Path(args.out) / MODEL).exists():

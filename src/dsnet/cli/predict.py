@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
 
-from dsnet.limits import must
+from dsnet.errors import must
 
 if TYPE_CHECKING:
     from dsnet.runtime import Runner

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from dsnet.limits import must
+from dsnet.errors import must
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -3,13 +3,12 @@
 from dsnet.data.augment import AugmentConfig
 from dsnet.data.batches import TrainBatches, plain_batches, seed_of
 from dsnet.data.dataset import Batch, DataConfig, Dataset, Split, open_dataset
-from dsnet.data.images import DataError, read_image
+from dsnet.data.images import read_image
 
 __all__ = [
     "AugmentConfig",
     "Batch",
     "DataConfig",
-    "DataError",
     "Dataset",
     "Split",
     "TrainBatches",

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from dsnet.limits import must
+from dsnet.errors import must
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dsnet.data.dataset import Batch, Split
-from dsnet.data.images import DataError
+from dsnet.errors import DataError
 
 
 def seed_of(*parts: int) -> int:

@@ -10,6 +10,8 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from dsnet.errors import DataError
+
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 MAX_PIXELS = 100_000_000
@@ -18,10 +20,6 @@ FILTERS = {
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
 }
-
-
-class DataError(ValueError):
-    """Data that cannot be used; the message names the file or folder and the remedy."""
 
 
 def read_image(file: Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image:

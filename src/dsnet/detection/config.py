@@ -12,7 +12,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 from dsnet.detection.dataset import DetectionDataConfig
 from dsnet.detection.spec import GROUP, TAPS
 from dsnet.detection.stages import GatesConfig, WidthsConfig
-from dsnet.limits import must
+from dsnet.errors import must
 from dsnet.training import OptimConfig
 
 

@@ -19,7 +19,8 @@ from dsnet.detection.detector import Detector
 from dsnet.detection.loss import PADDING
 from dsnet.detection.onnx import OnnxDetector
 from dsnet.detection.route import detector_policy
-from dsnet.routing import Outcome, Prices, RoutingError, Traces
+from dsnet.errors import RoutingError
+from dsnet.routing import Outcome, Prices, Traces
 from dsnet.space import WidthPath
 from dsnet.version import __version__
 

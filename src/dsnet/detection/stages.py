@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dsnet.data import Batch
 from dsnet.detection.detector import Answer, Detector
 from dsnet.detection.loss import MultiboxLoss, Targets, match_all, multibox_loss
-from dsnet.limits import must
+from dsnet.errors import must
 from dsnet.nn import Gate, RouterSpec
 from dsnet.space import WidthPath
 from dsnet.training.sgs import score_loss

@@ -15,13 +15,14 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
-from dsnet.checkpoint import write_whole
 from dsnet.config import TrainConfig
 from dsnet.data.batches import end_with_parent
+from dsnet.errors import TrainingError
 from dsnet.experiments.recipe import Cell
+from dsnet.files import write_whole
 from dsnet.pipeline import GATE, train
 from dsnet.pipeline.detection import train_detection
-from dsnet.training import Interrupted, TrainingError
+from dsnet.training import Interrupted
 from dsnet.training.distributed import barrier, rank
 
 FAILED = 3  # exit code of a run that says why it ended

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from dsnet.checkpoint import CheckpointError
+from dsnet.errors import CheckpointError
 
 Weights = Literal["model", "ema"]
 

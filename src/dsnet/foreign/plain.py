@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dsnet.checkpoint import CheckpointError
+from dsnet.errors import CheckpointError
 from dsnet.foreign.schemes import Names, Scheme, Tensors, find_scheme, unknown_names
 from dsnet.models import ModelSpec, Supernet
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from dsnet.checkpoint import CheckpointError
+from dsnet.errors import CheckpointError
 from dsnet.models import Supernet, create_model
 from dsnet.nn import RouterSpec, Sliceable, SliceBatchNorm2d
 

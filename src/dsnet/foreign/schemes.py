@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dsnet.checkpoint import CheckpointError
+from dsnet.errors import CheckpointError
 from dsnet.models import ModelSpec, StageSpec
 from dsnet.models.efficientnet import SQUEEZE_EXCITE
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from dsnet.limits import must
+from dsnet.errors import must
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dsnet.limits import must
+from dsnet.errors import must
 from dsnet.nn.slicing import GlobalPool, Shape, SliceLinear, Width
 from dsnet.nn.tracing import materialise
 from dsnet.space import Channels

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dsnet.limits import must
+from dsnet.errors import must
 from dsnet.nn.slicing import Mix, Sliceable, Width, fill, twin
 from dsnet.space import Channels
 

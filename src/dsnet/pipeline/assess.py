@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsnet.checkpoint import write_whole
 from dsnet.config import TrainConfig
 from dsnet.data import Batch, Dataset, Split, TrainBatches, open_dataset, plain_batches
 from dsnet.evaluate import RunnerTraces, evaluate, evaluate_dynamic, paths_to_evaluate
+from dsnet.files import write_whole
 from dsnet.models import Supernet
 from dsnet.nn import ThresholdHead
 from dsnet.reports.figures import examples_figure

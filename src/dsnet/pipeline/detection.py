@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 
-from dsnet.checkpoint import load, write_whole
+from dsnet.checkpoint import load
 from dsnet.config import CONFIG
 from dsnet.data import Batch, Split, TrainBatches, plain_batches, read_image
 from dsnet.detection import (
@@ -36,13 +36,15 @@ from dsnet.detection import (
 from dsnet.detection.average_precision import Rule
 from dsnet.detection.bench import DetectorArtefacts
 from dsnet.detection.data import Records
+from dsnet.errors import TrainingError
+from dsnet.files import write_whole
 from dsnet.models import Card, Preprocessing
 from dsnet.pipeline.folder import GATE, check_data, prepare_folder
 from dsnet.pipeline.run import run_loop
 from dsnet.reports.detection import examples_sheet
 from dsnet.routing import calibrate
 from dsnet.runtime.bench import Operating, bench_routed, machine
-from dsnet.training import Loop, OptimConfig, TrainingError, uncalibrated
+from dsnet.training import Loop, OptimConfig, uncalibrated
 from dsnet.training.distributed import barrier, process_group, rank, world
 
 EVAL_BATCH = 32

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 import yaml
 
-from dsnet.checkpoint import MODEL, CheckpointError, write_whole
+from dsnet.checkpoint import MODEL
 from dsnet.config import CONFIG, TrainConfig
 from dsnet.data import Dataset
+from dsnet.errors import CheckpointError
+from dsnet.files import write_whole
 from dsnet.version import __version__, commit
 
 SPLITS = "splits.json"

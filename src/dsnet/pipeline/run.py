@@ -13,12 +13,13 @@ import torch
 from dsnet.checkpoint import load, save
 from dsnet.config import TrainConfig
 from dsnet.data import Batch, Dataset, Split, TrainBatches, plain_batches
+from dsnet.errors import TrainingError
 from dsnet.evaluate import accuracy, router_auc
 from dsnet.models import Card, Preprocessing, Supernet
 from dsnet.pipeline.assess import EVAL_BATCH, calibrate_budgets, calibration_images, evaluate_split, open_data, record
 from dsnet.pipeline.folder import GATE, SPLITS, check_data, prepare_folder
 from dsnet.pipeline.transfer import ROUTER, START, check_gate_source, load_source, transferred, with_router
-from dsnet.training import IEB, SGS, Interrupted, Loop, TrainingError, recalibrate, with_fresh_router
+from dsnet.training import IEB, SGS, Interrupted, Loop, recalibrate, with_fresh_router
 from dsnet.training.display import make_display
 from dsnet.training.distributed import barrier, process_group, rank, world
 from dsnet.training.loop import Validate

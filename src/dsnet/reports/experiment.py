@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dsnet.checkpoint import write_whole
+from dsnet.files import write_whole
 from dsnet.reports.svg import chart, stacked_bars, standalone
 from dsnet.reports.tables import markdown_table, print_table
 

@@ -1,7 +1,7 @@
 """From scores to widths: the decision rule, dynamic inference, budgets."""
 
 from dsnet.routing.budgets import calibrate, fit_threshold, parse_budget, policy_for
-from dsnet.routing.decision import Policy, Prices, RoutingError, decide
+from dsnet.routing.decision import Policy, Prices, decide
 from dsnet.routing.route import Routed, route
 from dsnet.routing.traces import Outcome, Traces
 
@@ -10,7 +10,6 @@ __all__ = [
     "Policy",
     "Prices",
     "Routed",
-    "RoutingError",
     "Traces",
     "calibrate",
     "decide",

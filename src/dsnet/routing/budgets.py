@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from dsnet.cost import CostTable
+from dsnet.errors import RoutingError
 from dsnet.models import Budget, Supernet
 from dsnet.nn import ThresholdHead
-from dsnet.routing.decision import Policy, RoutingError
+from dsnet.routing.decision import Policy
 from dsnet.routing.traces import Described, Traces
 
 POINTS = 25

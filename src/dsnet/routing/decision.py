@@ -9,12 +9,9 @@ import torch
 from torch import Tensor
 
 from dsnet.cost import CostTable
+from dsnet.errors import RoutingError
 from dsnet.models import ModelSpec, Supernet
 from dsnet.space import WidthPath
-
-
-class RoutingError(ValueError):
-    """Scores that cannot decide anything, or a wish that no route fulfils."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dsnet.training.ema import EMA
 from dsnet.training.ieb import IEB, IEBConfig
-from dsnet.training.loop import Interrupted, Loop, TrainingError
+from dsnet.training.loop import Interrupted, Loop
 from dsnet.training.optim import OptimConfig, learning_rate, make_optimizer
 from dsnet.training.recalibrate import recalibrate, uncalibrated
 from dsnet.training.sgs import SGS, SGSConfig, with_fresh_router
@@ -16,7 +16,6 @@ __all__ = [
     "Loop",
     "OptimConfig",
     "SGSConfig",
-    "TrainingError",
     "learning_rate",
     "make_optimizer",
     "recalibrate",

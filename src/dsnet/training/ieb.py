@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dsnet.limits import must
+from dsnet.errors import must
 from dsnet.models import Supernet
 from dsnet.space import WidthPath
 

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from dsnet.checkpoint import write_whole
 from dsnet.data import Batch, TrainBatches, seed_of
+from dsnet.errors import TrainingError
+from dsnet.files import write_whole
 from dsnet.models import Supernet
 from dsnet.nn import Block
 from dsnet.training import distributed
@@ -37,10 +38,6 @@ from dsnet.training.state import load_state, random_state, save_state, set_rando
 
 Validate = Callable[[Supernet], dict[str, float]]
 MAX_SKIPS = 10
-
-
-class TrainingError(ValueError):
-    """Training cannot go on; the message says where it stands and what to do."""
 
 
 class Interrupted(Exception):

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from dsnet.limits import must
+from dsnet.errors import must
 from dsnet.nn import Gate, ProbeHead
 
 

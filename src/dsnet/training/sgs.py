@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dsnet.cost import CostTable
 from dsnet.data import seed_of
-from dsnet.limits import must
+from dsnet.errors import must
 from dsnet.models import Entered, ModelSpec, Supernet
 from dsnet.nn import RouterSpec
 from dsnet.training.ieb import full

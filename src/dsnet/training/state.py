@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from dsnet.checkpoint import CheckpointError, write_whole
+from dsnet.errors import CheckpointError
+from dsnet.files import write_whole
 
 MAGIC = b"dsnet training state 1\n"
 

@@ -18,8 +18,9 @@ import onnxruntime as ort
 import torch
 from torch import Tensor
 
-from dsnet.checkpoint import CheckpointError, task_in
+from dsnet.checkpoint import task_in
 from dsnet.cost import CostTable
+from dsnet.errors import CheckpointError
 from dsnet.models import Card, ModelSpec
 from dsnet.routing import Policy, Prices, Routed
 from dsnet.routing.route import Fork, run_grouped, run_path
