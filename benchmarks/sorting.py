@@ -23,12 +23,12 @@ from dsnet.checkpoint import load
 from dsnet.cost import CostTable
 from dsnet.data import plain_batches
 from dsnet.evaluate import accuracy
-from dsnet.foreign import sort_channels, transfer
-from dsnet.foreign.sorting import IMPORTANCES, order_of, spaces
 from dsnet.models import Supernet, model_spec
 from dsnet.pipeline import CONFIG, calibration_images, check_data, open_data, read_config
 from dsnet.reports.tables import human, markdown_table
 from dsnet.training import recalibrate
+from dsnet.weights.sorting import IMPORTANCES, order_of, sort_channels, spaces
+from dsnet.weights.transfer import transfer
 
 
 @torch.no_grad()

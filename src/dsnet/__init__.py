@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from dsnet.checkpoint import load, save
     from dsnet.cost import CostTable
     from dsnet.extraction import extract
-    from dsnet.foreign import sort_channels
     from dsnet.hub import from_pretrained, push_to_hub, save_pretrained
     from dsnet.models import create_model, list_models
     from dsnet.routing import policy_for, route
     from dsnet.runtime import DynamicRunner, OnnxRunner, export_bundle, export_onnx, open_runner
+    from dsnet.weights.sorting import sort_channels
 
 _ROOMS = {
     "CostTable": "dsnet.cost",
@@ -34,7 +34,7 @@ _ROOMS = {
     "route": "dsnet.routing",
     "save": "dsnet.checkpoint",
     "save_pretrained": "dsnet.hub",
-    "sort_channels": "dsnet.foreign",
+    "sort_channels": "dsnet.weights.sorting",
 }
 
 __all__ = [

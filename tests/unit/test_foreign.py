@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from dsnet.errors import CheckpointError
-from dsnet.foreign import import_released, read_tensors
+from dsnet.weights.files import read_tensors
+from dsnet.weights.plain import import_released
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "released_ds_mbnet_tensors.json"
 

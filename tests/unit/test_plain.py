@@ -16,9 +16,10 @@ from torch import Tensor
 
 from dsnet.checkpoint import load, save
 from dsnet.errors import CheckpointError
-from dsnet.foreign import Source, import_as, read_plain, transfer
 from dsnet.models import create_model, list_models, model_spec
 from dsnet.training import uncalibrated
+from dsnet.weights.plain import Source, read_plain
+from dsnet.weights.transfer import import_as, transfer
 
 Tensors = dict[str, Tensor]
 

@@ -8,10 +8,9 @@ import pytest
 import torch
 from support import CHOOSING, MODELS, assert_close, images, randomised
 
-from dsnet.foreign import sort_channels
-from dsnet.foreign.sorting import IMPORTANCES, order_of, spaces
 from dsnet.nn import SliceBatchNorm2d, SliceGroupNorm
 from dsnet.training import recalibrate, uncalibrated
+from dsnet.weights.sorting import IMPORTANCES, order_of, sort_channels, spaces
 
 
 @pytest.mark.parametrize(("name", "options"), [(name, {}) for name in MODELS] + [("ds_resnet_tiny", {"shared": False})])

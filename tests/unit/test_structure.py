@@ -21,7 +21,7 @@ ROOMS = [
     ["cost"],
     ["extraction"],
     ["checkpoint"],
-    ["foreign"],
+    ["weights"],
     ["data"],
     ["routing"],
     ["runtime"],

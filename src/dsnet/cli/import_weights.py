@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import ArgumentParser, Namespace
 
 if TYPE_CHECKING:
-    from dsnet.foreign import ImportReport, TransferReport
     from dsnet.models import Supernet
+    from dsnet.weights.plain import ImportReport
+    from dsnet.weights.transfer import TransferReport
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -68,10 +69,12 @@ def read(args: Namespace) -> tuple[Supernet, ImportReport | TransferReport]:
     from pathlib import Path
 
     from dsnet.checkpoint import load
-    from dsnet.foreign import Source, find_scheme, import_as, import_released, read_plain, read_tensors, transfer
-    from dsnet.foreign.schemes import RELEASED, unknown_names
     from dsnet.models import model_spec
     from dsnet.models.spec import customise
+    from dsnet.weights.files import read_tensors
+    from dsnet.weights.plain import Source, import_released, read_plain
+    from dsnet.weights.schemes import RELEASED, find_scheme, unknown_names
+    from dsnet.weights.transfer import import_as, transfer
 
     name, sort = args["as"], None if args.sort == "none" else args.sort
     if name is not None:
@@ -97,8 +100,8 @@ def read(args: Namespace) -> tuple[Supernet, ImportReport | TransferReport]:
 
 def show(net: Supernet, report: ImportReport | TransferReport, out: str) -> None:
     from dsnet.cost import CostTable
-    from dsnet.foreign import ImportReport
     from dsnet.reports.tables import human
+    from dsnet.weights.plain import ImportReport
 
     table = CostTable(net)
     loaded = len(report.loaded) if isinstance(report, ImportReport) else report.loaded

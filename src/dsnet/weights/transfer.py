@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from dsnet.foreign.plain import Source
-from dsnet.foreign.sorting import Importance, blocks_of, sort_channels
 from dsnet.models import ModelSpec, Supernet, list_models, model_spec
 from dsnet.nn import Block, Bottleneck, Sliceable, SliceBatchNorm2d
+from dsnet.weights.plain import Source
+from dsnet.weights.sorting import Importance, blocks_of, sort_channels
 
 Shape = tuple[int, ...]
 CLASSIFIER = "head.classifier"
