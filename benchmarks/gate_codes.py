@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from dsnet.checkpoint import load
 from dsnet.config import TrainConfig
-from dsnet.data import Batch, plain_batches
+from dsnet.data.batches import plain_batches
+from dsnet.data.dataset import Batch
 from dsnet.evaluate.dynamic import auc
 from dsnet.models import Supernet
 from dsnet.nn.gate import Gate

@@ -21,7 +21,7 @@ import torch
 
 from dsnet.checkpoint import load
 from dsnet.cost import CostTable
-from dsnet.data import plain_batches
+from dsnet.data.batches import plain_batches
 from dsnet.evaluate import accuracy
 from dsnet.models import Supernet, model_spec
 from dsnet.pipeline import CONFIG, calibration_images, check_data, open_data, read_config

@@ -20,8 +20,8 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from dsnet.data import AugmentConfig, Batch, DataConfig
-from dsnet.data.dataset import Loader
+from dsnet.data.augment import AugmentConfig
+from dsnet.data.dataset import Batch, DataConfig, Loader
 from dsnet.data.sources import Arrays
 from dsnet.models import Supernet, create_model
 from dsnet.space import WidthPath

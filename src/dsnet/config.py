@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
-from dsnet.data import DataConfig
+from dsnet.data.dataset import DataConfig
 from dsnet.errors import must
 from dsnet.models import ModelSpec, model_spec
 from dsnet.models.spec import customise

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dsnet.data.images import SUFFIXES, centre_crop, read_image
 from dsnet.errors import DataError
+from dsnet.images import SUFFIXES, centre_crop, read_image
 from dsnet.models import Supernet
 from dsnet.routing import Policy
 from dsnet.runtime import Runner

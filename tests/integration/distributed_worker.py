@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from dsnet.data import DataConfig, TrainBatches, open_dataset
+from dsnet.data.batches import TrainBatches
+from dsnet.data.dataset import DataConfig, open_dataset
 from dsnet.errors import TrainingError
 from dsnet.models import Supernet, model_spec
 from dsnet.training import IEB, IEBConfig, Loop, OptimConfig

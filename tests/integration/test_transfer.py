@@ -15,7 +15,7 @@ from unit.test_data import make_folder
 import dsnet
 from dsnet.cli import main
 from dsnet.config import read_config
-from dsnet.data import DataConfig, open_dataset
+from dsnet.data.dataset import DataConfig, open_dataset
 from dsnet.pipeline import CONFIG
 from dsnet.pipeline.transfer import adapted_stem, transferred
 

@@ -10,16 +10,18 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from dsnet.data import AugmentConfig, DataConfig, TrainBatches, open_dataset, plain_batches
-from dsnet.data.augment import Augment
-from dsnet.data.dataset import FASHION_MNIST, stratified
+from dsnet.data.augment import Augment, AugmentConfig
+from dsnet.data.batches import TrainBatches, plain_batches
+from dsnet.data.dataset import FASHION_MNIST, DataConfig, open_dataset, stratified
 from dsnet.errors import DataError
+from dsnet.images import normalise, prepare, read_image
 
 
 def make_folder(root: Path, splits: tuple[str, ...] = ("train", "val"), count: int = 12) -> Path:
@@ -73,6 +75,10 @@ def test_digits_are_embedded_and_split_in_three() -> None:
 
 def test_inputs_are_normalised() -> None:
     data = open_dataset(DataConfig())
+    ids = data.test.ids[:50]
+    assert np.array_equal(
+        normalise(data.test.source.images[ids].numpy(), data.mean, data.std), data.test.load(ids).images
+    )
     images = torch.cat([batch.images for batch in plain_batches(data.train, 200)])
     assert abs(float(images.mean())) < 1e-3
     assert abs(float(images.std()) - 1) < 1e-3
@@ -124,6 +130,21 @@ def test_folders_with_and_without_a_test_split(tmp_path: Path) -> None:
         open_dataset(DataConfig("folder", root=str(root)))
     with pytest.raises(DataError, match="is not a folder"):
         open_dataset(DataConfig("folder", root=str(tmp_path / "nowhere")))
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
+def test_predictions_see_what_evaluation_sees(interpolation: Literal["nearest", "bilinear"], tmp_path: Path) -> None:
+    """A file that is prepared without torch is, bit for bit, what the plain batches of training hold."""
+    root = str(make_folder(tmp_path))
+    config = DataConfig("folder", root=root, image_size=17, crop_ratio=0.8, interpolation=interpolation)
+    data = open_dataset(config)
+    batch = next(plain_batches(data.test, 6))
+    files = sorted(Path(root, "val", "cat").iterdir())[:6]
+    for file, x in zip(files, batch.images, strict=True):
+        how = {"crop": 0.8, "interpolation": interpolation, "mean": data.mean, "std": data.std}
+        seen = prepare(read_image(file), size=17, channels=3, fit="crop", **how)
+        assert seen.dtype == np.float32
+        assert np.array_equal(seen, x.numpy())
 
 
 def test_a_corrupt_file_stops_or_is_listed(tmp_path: Path) -> None:
@@ -209,7 +230,8 @@ def test_a_killed_loading_process_gets_a_clear_error(tmp_path: Path) -> None:
 
 FOLLOWED = """
 import multiprocessing, sys
-from dsnet.data import DataConfig, open_dataset, plain_batches
+from dsnet.data.batches import plain_batches
+from dsnet.data.dataset import DataConfig, open_dataset
 
 data = open_dataset(DataConfig("folder", root=sys.argv[1], image_size=20))
 batches = plain_batches(data.train, 1, workers=2)

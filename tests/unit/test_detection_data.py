@@ -6,17 +6,19 @@ import os
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from detection_support import annotation, voc_folder
 from PIL import Image
 
-from dsnet.data import TrainBatches
-from dsnet.data.images import to_tensor
+from dsnet.data.augment import to_tensor
+from dsnet.data.batches import TrainBatches
 from dsnet.detection.augment import BoxAugmentConfig, augment, flipped, turned
 from dsnet.detection.data import VOC_CLASSES, inside, known_lists, read_lists
 from dsnet.detection.dataset import DetectionDataConfig, open_detection_data
 from dsnet.errors import DataError
+from dsnet.images import prepare, read_image
 
 BCCD = os.environ.get("DSNET_BCCD", "")  # a folder of the blood-cell images
 
@@ -131,6 +133,16 @@ def test_damaged_images_stop_or_are_listed(voc: Path) -> None:
     )
     assert batch.ids.tolist() == [0, 2]
     assert [Path(file).name for file in batch.skipped] == ["test001.jpg"]
+
+
+def test_predictions_see_what_evaluation_sees(voc: Path) -> None:
+    """A file that is prepared without torch is, bit for bit, what the plain batches of training hold."""
+    data = open_detection_data(DetectionDataConfig(root=str(voc), image_size=67))
+    batch = data.test.load(data.test.ids)
+    for entry, x in zip(("test000", "test001", "test002"), batch.images, strict=True):
+        image = read_image(voc / "JPEGImages" / f"{entry}.jpg")
+        how = {"crop": 1.0, "interpolation": "bilinear", "mean": data.mean, "std": data.std}
+        assert np.array_equal(prepare(image, size=67, channels=3, fit="squeeze", **how), x.numpy())
 
 
 def test_splits_are_apart_and_seeded(voc: Path) -> None:

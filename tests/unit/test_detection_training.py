@@ -10,7 +10,7 @@ import pytest
 import torch
 from detection_support import pictures, random_detector, voc_folder
 
-from dsnet.data import plain_batches
+from dsnet.data.batches import plain_batches
 from dsnet.detection import (
     DetectionDataConfig,
     DetectionTraces,

@@ -10,7 +10,7 @@ from support import CHOOSING, assert_close, images, randomised, router_net, side
 from torch import Tensor
 
 from dsnet.cost import CostTable
-from dsnet.data import Batch
+from dsnet.data.dataset import Batch
 from dsnet.errors import RoutingError
 from dsnet.models import Budget, Supernet
 from dsnet.nn import RouterSpec

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import dsnet
 
 PACKAGE = Path(dsnet.__file__).parent
@@ -14,7 +16,7 @@ PACKAGE = Path(dsnet.__file__).parent
 # A room may import rooms above it; rooms on one line are siblings that do not know each other.
 ROOMS = [
     ["version", "errors"],
-    ["files"],
+    ["files", "images"],
     ["space"],
     ["nn"],
     ["models"],
@@ -37,6 +39,21 @@ ROOMS = [
     ["cli"],
 ]
 
+# Rooms that a light install has: what they import, wherever in the file, does without these packages.
+LIGHT = ["version", "errors", "files", "images", "space"]
+HEAVY = {"torch", "torchvision", "onnx", "safetensors", "kornia", "sklearn"}
+
+
+def modules_of(file: Path) -> set[str]:
+    """Modules that a file imports, wherever in the file."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
 
 def imports_of(file: Path) -> set[str]:
     """Rooms of dsnet that a file imports, wherever in the file."""
@@ -55,12 +72,21 @@ def test_imports_point_one_way() -> None:
     for file in PACKAGE.rglob("*.py"):
         room = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
         if room == "data":
-            assert not imports_of(file) - {"data", "errors", "files"}, f"{file.name}: data stands alone"
+            assert not imports_of(file) - {"data", "errors", "files", "images"}, f"{file.name}: data stands alone"
         if room in ("__init__", "__main__"):
             continue
         assert room in level, f"{room} is a new room: give it a place in ROOMS"
         for other in imports_of(file) - {room}:
             assert level[other] < level[room], f"{file.name} in {room} imports {other}"
+
+
+@pytest.mark.parametrize("room", LIGHT)
+def test_light_rooms_do_without_torch(room: str) -> None:
+    place = PACKAGE / f"{room}.py"
+    for file in [place] if place.exists() else (PACKAGE / room).rglob("*.py"):
+        found = {name.split(".")[0] for name in modules_of(file)}
+        assert not found & HEAVY, f"{file.name} imports {', '.join(sorted(found & HEAVY))}"
+        assert imports_of(file) <= {room, *LIGHT}, f"{file.name} imports rooms that need torch"
 
 
 def test_every_public_name_exists() -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from support import images, randomised
 
-from dsnet.data import DataConfig, TrainBatches, open_dataset
+from dsnet.data.batches import TrainBatches
+from dsnet.data.dataset import DataConfig, open_dataset
 from dsnet.errors import TrainingError
 from dsnet.evaluate import evaluate
 from dsnet.models import Supernet, create_model, model_spec

@@ -89,9 +89,9 @@ def show_widths(args: Namespace) -> None:
 def predict_objects(args: Namespace, files: Sequence[Path]) -> int:
     from dsnet.cli.info import parse_path
     from dsnet.cli.predict import tell_refused
-    from dsnet.data import read_image
     from dsnet.detection import detector_policy, open_detector
     from dsnet.detection.predict import drawn, find_objects
+    from dsnet.images import read_image
     from dsnet.reports.tables import human, print_json, print_table
     from dsnet.routing import Policy
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from dsnet.errors import must
+from dsnet.images import to_array
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,10 @@ class EachImage(nn.Module):
         coloured = images.expand(-1, 3, -1, -1) if grey else images
         changed = torch.cat([self.policy(image[None]) for image in coloured])
         return changed[:, :1] if grey else changed
+
+
+def to_tensor(image: Image.Image) -> Tensor:
+    return torch.from_numpy(to_array(image, 3))  # uint8 [3, H, W]
 
 
 def to_float(images: Tensor) -> Tensor:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from dsnet.data import sources
-from dsnet.data.augment import Augment, AugmentConfig, normalise, to_float
-from dsnet.data.images import MAX_PIXELS, centre_crop, random_crop, read_image, to_tensor
+from dsnet.data.augment import Augment, AugmentConfig, normalise, to_float, to_tensor
 from dsnet.data.sources import Arrays, Files, Raw, Source
 from dsnet.errors import DataError, must
+from dsnet.images import MAX_PIXELS, centre_crop, random_crop, read_image
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # Debian's package
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dsnet.data.images import SUFFIXES
 from dsnet.errors import DataError
+from dsnet.images import SUFFIXES
 
 
 @dataclass(frozen=True)

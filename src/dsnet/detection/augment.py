@@ -13,8 +13,8 @@ import torch
 from PIL import Image, ImageEnhance
 from torch import Tensor
 
-from dsnet.data.images import FILTERS
 from dsnet.detection.boxes import iou
+from dsnet.images import FILTERS
 
 Window = tuple[float, float, float, float]
 Colour = tuple[int, int, int]

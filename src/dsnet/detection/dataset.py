@@ -12,14 +12,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dsnet.data import Batch, Split, read_image
-from dsnet.data.augment import normalise, to_float
-from dsnet.data.dataset import IMAGENET_MEAN, IMAGENET_STD
-from dsnet.data.images import MAX_PIXELS, to_tensor
+from dsnet.data.augment import normalise, to_float, to_tensor
+from dsnet.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Batch, Split
 from dsnet.detection.augment import BoxAugmentConfig, augment, resized
 from dsnet.detection.data import Records, inside, read_lists
 from dsnet.detection.loss import PADDING
 from dsnet.errors import DataError
+from dsnet.images import MAX_PIXELS, read_image
 
 FILL = (124, 116, 104)  # ImageNet's mean: zero after normalisation
 

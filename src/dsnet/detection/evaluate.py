@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsnet.data import Batch
+from dsnet.data.dataset import Batch
 from dsnet.detection.average_precision import Detections, Rule, Truth, mean_average_precision
 from dsnet.detection.boxes import select
 from dsnet.detection.cost import DetectorCost

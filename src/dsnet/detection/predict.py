@@ -11,13 +11,13 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from dsnet.data.augment import normalise, to_float
-from dsnet.data.images import FILTERS, to_tensor
+from dsnet.data.augment import normalise, to_float, to_tensor
 from dsnet.detection.cost import DetectorCost
 from dsnet.detection.detector import Detector
 from dsnet.detection.evaluate import detections_of
 from dsnet.detection.onnx import OnnxDetector
 from dsnet.detection.route import route_boxes
+from dsnet.images import FILTERS
 from dsnet.predict import readable
 from dsnet.routing import Policy, Prices
 from dsnet.space import WidthPath

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from dsnet.data import Batch
+from dsnet.data.dataset import Batch
 from dsnet.detection.detector import Answer, Detector
 from dsnet.detection.loss import MultiboxLoss, Targets, match_all, multibox_loss
 from dsnet.errors import must

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsnet.data import Batch
+from dsnet.data.dataset import Batch
 from dsnet.models import Supernet
 from dsnet.routing import Outcome, Policy, Routed, Traces, parse_budget, policy_for
 from dsnet.routing.budgets import default_lambda

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dsnet.cost import CostTable
-from dsnet.data import Batch
+from dsnet.data.dataset import Batch
 from dsnet.models import Supernet
 from dsnet.runtime import Runner
 from dsnet.space import WidthPath

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from dsnet.config import TrainConfig
-from dsnet.data import Batch, Dataset, Split, TrainBatches, open_dataset, plain_batches
+from dsnet.data.batches import TrainBatches, plain_batches
+from dsnet.data.dataset import Batch, Dataset, Split, open_dataset
 from dsnet.evaluate import RunnerTraces, evaluate, evaluate_dynamic, paths_to_evaluate
 from dsnet.files import write_whole
 from dsnet.models import Supernet

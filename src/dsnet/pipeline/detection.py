@@ -13,7 +13,8 @@ import torch
 
 from dsnet.checkpoint import load
 from dsnet.config import CONFIG
-from dsnet.data import Batch, Split, TrainBatches, plain_batches, read_image
+from dsnet.data.batches import TrainBatches, plain_batches
+from dsnet.data.dataset import Batch, Split
 from dsnet.detection import (
     DetectionConfig,
     DetectionData,
@@ -38,6 +39,7 @@ from dsnet.detection.bench import DetectorArtefacts
 from dsnet.detection.data import Records
 from dsnet.errors import TrainingError
 from dsnet.files import write_whole
+from dsnet.images import read_image
 from dsnet.models import Card, Preprocessing
 from dsnet.pipeline.folder import GATE, check_data, prepare_folder
 from dsnet.pipeline.run import run_loop

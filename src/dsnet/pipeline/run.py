@@ -12,7 +12,8 @@ import torch
 
 from dsnet.checkpoint import load, save
 from dsnet.config import TrainConfig
-from dsnet.data import Batch, Dataset, Split, TrainBatches, plain_batches
+from dsnet.data.batches import TrainBatches, plain_batches
+from dsnet.data.dataset import Batch, Dataset, Split
 from dsnet.errors import TrainingError
 from dsnet.evaluate import accuracy, router_auc
 from dsnet.models import Card, Preprocessing, Supernet

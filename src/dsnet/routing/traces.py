@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dsnet.cost import CostTable
-from dsnet.data import Batch
+from dsnet.data.dataset import Batch
 from dsnet.models import Card, ModelSpec, Supernet
 from dsnet.routing.decision import Policy, Prices, decide
 from dsnet.routing.route import Routed, check_routes, first_scores, route

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from dsnet.data import Batch, TrainBatches, seed_of
+from dsnet.data.batches import TrainBatches, seed_of
+from dsnet.data.dataset import Batch
 from dsnet.errors import TrainingError
 from dsnet.files import write_whole
 from dsnet.models import Supernet

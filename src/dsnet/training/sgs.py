@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dsnet.cost import CostTable
-from dsnet.data import seed_of
+from dsnet.data.batches import seed_of
 from dsnet.errors import must
 from dsnet.models import Entered, ModelSpec, Supernet
 from dsnet.nn import RouterSpec

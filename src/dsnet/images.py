@@ -1,20 +1,24 @@
-"""Image files to uint8 tensors: one defined result for every kind of file, one clear error for a bad one."""
+"""From image files to network inputs, without torch: what evaluation in training sees is what predictions see.
+
+Every kind of file has one defined result, every bad one a clear error.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps
-from torch import Tensor
 
 from dsnet.errors import DataError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 MAX_PIXELS = 100_000_000
+Fit = Literal["crop", "squeeze"]
 FILTERS = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -63,10 +67,6 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def to_tensor(image: Image.Image) -> Tensor:
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()  # [3, H, W] uint8
-
-
 def centre_crop(image: Image.Image, size: int, *, crop: float, interpolation: str) -> Image.Image:
     """The centre square that resizing the short side to size / crop would leave, in one resampling step."""
     side = min(image.size) * crop
@@ -86,3 +86,47 @@ def random_crop(
             left, top = rng.uniform(0, image.width - width), rng.uniform(0, image.height - height)
             return image.resize((size, size), FILTERS[interpolation], box=(left, top, left + width, top + height))
     return centre_crop(image, size, crop=1.0, interpolation=interpolation)
+
+
+def squeeze(image: Image.Image, size: int, interpolation: str) -> Image.Image:
+    """The whole image as a square; its aspect ratio is not kept, as SSD has it."""
+    return image.resize((size, size), FILTERS[interpolation])
+
+
+def to_array(image: Image.Image, channels: int) -> np.ndarray:
+    """The pixels of a grey (1 channel) or colour image (3), uint8 [C, H, W]."""
+    if channels not in (1, 3):
+        raise DataError(f"the network takes {channels} channels; only grey and colour images can be read")
+    pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))  # [H, W] or [H, W, 3]
+    return np.ascontiguousarray(pixels.reshape(image.height, image.width, channels).transpose(2, 0, 1))
+
+
+def normalise(pixels: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
+    """uint8 [..., C, H, W] as float32, bit for bit what training computes in torch."""
+    shares = pixels.astype(np.float32) / np.float32(255)
+    return (shares - np.array(mean, np.float32).reshape(-1, 1, 1)) / np.array(std, np.float32).reshape(-1, 1, 1)
+
+
+def prepare(
+    image: Image.Image,
+    *,
+    size: int,
+    channels: int,
+    fit: Fit,
+    crop: float,
+    interpolation: str,
+    mean: Sequence[float],
+    std: Sequence[float],
+) -> np.ndarray:
+    """An image as a network's input, float32 [C, S, S].
+
+    fit: crop takes the centre square, which `crop` shrinks, as classifiers do; squeeze takes the whole image, as
+    detectors do.
+    """
+    if fit == "crop":
+        image = centre_crop(image, size, crop=crop, interpolation=interpolation)
+    elif fit == "squeeze":
+        image = squeeze(image, size, interpolation)
+    else:
+        raise ValueError(f"fit {fit!r} is unknown; choose crop or squeeze")
+    return normalise(to_array(image, channels), mean, std)
