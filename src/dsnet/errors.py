@@ -11,6 +11,10 @@ class DataError(ValueError):
     """Data that cannot be used; the message names the file or folder and the remedy."""
 
 
+class ResultError(ValueError):
+    """A result that cannot be read; the message names the file, the field and the remedy."""
+
+
 class RoutingError(ValueError):
     """Scores that cannot decide anything, or a wish that no route fulfils."""
 

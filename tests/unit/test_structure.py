@@ -17,7 +17,8 @@ PACKAGE = Path(dsnet.__file__).parent
 ROOMS = [
     ["version", "errors"],
     ["files", "images"],
-    ["space"],
+    ["space", "schema"],
+    ["results"],
     ["nn"],
     ["models"],
     ["cost"],
