@@ -47,24 +47,26 @@ def train(source: Path, photos: Path, out: Path, *words: str) -> int:
 def test_what_the_source_knows_goes_over(source: Path, photos: Path) -> None:
     data = open_dataset(DataConfig("folder", root=str(photos), image_size=24))
     old = dsnet.load(source)
-    net, report = transferred(old, data, "digits")
+    net, account = transferred(old, data)
     assert net.spec.widths == old.spec.widths
     assert (net.spec.num_classes, net.spec.in_channels, net.spec.image_size) == (3, 3, 24)
     state, before = net.state_dict(), old.state_dict()
-    assert set(report.fresh) == {"head.classifier.weight", "head.classifier.bias"}
-    assert set(report.adapted) == {"front.blocks.0.conv.weight"}
-    assert set(report.loaded) | set(report.fresh) | set(report.adapted) == set(state)
-    assert all(torch.equal(state[name], before[name]) for name in report.loaded)
-    assert any(name.endswith("running_var") for name in report.loaded)  # per-width statistics follow
-    assert "other" in "\n".join(report.lines())
+    assert set(account.fresh) == {"head.classifier.weight", "head.classifier.bias"}
+    assert set(account.adapted) == {"front.blocks.0.conv.weight"}
+    assert set(account.loaded) | set(account.fresh) | set(account.adapted) == set(state)
+    assert all(torch.equal(state[name], before[name]) for name in account.loaded)
+    assert any(name.endswith("running_var") for name in account.loaded)  # per-width statistics follow
+    assert "other" in "\n".join(account.lines())
+    assert not account.exact  # the stem sees other channels
 
 
 def test_the_same_classes_keep_their_classifier(source: Path) -> None:
     data = open_dataset(DataConfig())
     old = dsnet.load(source)
-    net, report = transferred(old, data, "digits")
-    assert not report.fresh
-    assert not report.adapted
+    net, account = transferred(old, data)
+    assert not account.fresh
+    assert not account.adapted
+    assert account.exact
     x = data.test.load(data.test.ids[:4]).images
     assert_close(net.eval()(x, (2,)).detach(), old(x, (2,)).detach(), 1e-6)
 
@@ -84,8 +86,11 @@ def test_transfer_fine_tunes_both_stages(
     assert train(source, photos, out) == 0
     printed = capsys.readouterr().out
     assert f"from {source}:" in printed
-    assert "new (the classes are others): head.classifier.weight, head.classifier.bias" in printed
-    assert "front.blocks.0.conv.weight: 1 input channels became 3" in printed
+    assert (
+        "2 fresh:\n    because the classes are others:\n      head.classifier.weight\n      head.classifier.bias"
+        in printed
+    )
+    assert "1 adapted:\n    1 input channels became 3:\n      front.blocks.0.conv.weight" in printed
     net = dsnet.load(out)
     assert net.card.classes == ("cat", "dog", "emu")
     assert net.card.budgets

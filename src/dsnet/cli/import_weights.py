@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
 
 if TYPE_CHECKING:
     from dsnet.models import Supernet
-    from dsnet.weights.plain import ImportReport
-    from dsnet.weights.transfer import TransferReport
+    from dsnet.weights.account import Account
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -54,17 +52,17 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
         raise CheckpointError(f"{args.out} already holds a model; choose another --out or remove it")
     torch.manual_seed(args.seed)
     try:
-        net, report = read(args)
+        net, account = read(args)
     except ValueError as error:
         raise CheckpointError(str(error) if str(error).startswith(args.file) else f"{args.file}: {error}") from error
     save(net, args.out)
     if args.json:
-        print_json({"out": str(args.out), "model": net.spec.name, **asdict(report)})
+        print_json({"out": str(args.out), "model": net.spec.name, **asdict(account)})
     else:
-        show(net, report, args.out)
+        show(net, account, args.out)
 
 
-def read(args: Namespace) -> tuple[Supernet, ImportReport | TransferReport]:
+def read(args: Namespace) -> tuple[Supernet, Account]:
     """The network that the options ask for, and an account of its weights."""
     from pathlib import Path
 
@@ -98,50 +96,16 @@ def read(args: Namespace) -> tuple[Supernet, ImportReport | TransferReport]:
     return import_released(tensors)
 
 
-def show(net: Supernet, report: ImportReport | TransferReport, out: str) -> None:
+def show(net: Supernet, account: Account, out: str) -> None:
     from dsnet.cost import CostTable
     from dsnet.reports.tables import human
-    from dsnet.weights.plain import ImportReport
 
     table = CostTable(net)
-    loaded = len(report.loaded) if isinstance(report, ImportReport) else report.loaded
-    print(f"{net.spec.name}: {loaded} tensors loaded into {out}")
+    print(f"{net.spec.name}: {len(account.loaded)} tensors loaded into {out}")
     routes = f", gates route among widths {net.routing.choices[0]}" if net.spec.router is not None else ""
     print(
         f"  {human(table.slimmest)} to {human(table.widest)} MAdds{routes}"
         if net.spec.widths
         else f"  {human(table.widest)} MAdds"
     )
-    if isinstance(report, ImportReport):
-        show_shapes("cut to their leading channels", report.cut)
-        print(f"  {len(report.unused)} not used:")
-        for name in report.unused:
-            print(f"    {name}")
-        return
-    print(f"  {len(report.whole)} loaded whole")
-    show_shapes("cut to their leading channels", report.cut)
-    show_shapes("wider than in the source, the rest is fresh", report.widened)
-    show_reasons("not used", report.unused)
-    show_reasons("fresh", report.fresh)
-    if report.exact:
-        but = ", up to the classifier" if report.new_classifier else ""
-        print(f"  the widest path computes what the source computes{but}")
-    for line in report.limits:
-        print(f"  limit: {line}")
-    for line in report.notes:
-        print(f"  note: {line}")
-
-
-def show_shapes(title: str, shapes: Mapping[str, tuple[Any, Any]]) -> None:
-    print(f"  {len(shapes)} {title}{':' if shapes else ''}")
-    for name, (before, after) in shapes.items():
-        print(f"    {name}  {list(before)} -> {list(after)}")
-
-
-def show_reasons(title: str, reasons: Mapping[str, str]) -> None:
-    """Names below the reason that they share."""
-    print(f"  {len(reasons)} {title}{':' if reasons else ''}")
-    for reason in dict.fromkeys(reasons.values()):
-        print(f"    because {reason}:")
-        for name in [name for name, why in reasons.items() if why == reason]:
-            print(f"      {name}")
+    print("\n".join(account.lines()))

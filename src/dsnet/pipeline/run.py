@@ -75,10 +75,11 @@ def starting_network(config: TrainConfig, folder: Path, data: Dataset, *, resume
         return with_fresh_router(net, replace(net.spec, router=None)).train()
     if config.stage == "gate":
         return source_network(config, data)
-    net, report = transferred(load_source(config), data, config.source)
+    net, account = transferred(load_source(config), data)
     if rank() == 0:
         where = f"{len(data.train)} training images of {len(data.classes)} classes, {data.image_size} px"
-        print("\n".join([*report.lines(), f"to {config.data.dataset}: {where}"]))
+        begun = f"from {config.source}: {len(account.loaded)} tensors loaded"
+        print("\n".join([begun, *account.lines(), f"to {config.data.dataset}: {where}"]))
     net.card = card_of(data)
     return net
 

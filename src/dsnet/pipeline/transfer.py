@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,28 +14,9 @@ from dsnet.data.dataset import Dataset
 from dsnet.models import ModelSpec, Supernet
 from dsnet.training import with_fresh_router
 from dsnet.training.sgs import of_router
+from dsnet.weights.account import CLASSIFIER, Account
 
-CLASSIFIER = "head.classifier."
 START, ROUTER = "start", "router"  # below a run's folder: the networks that it began with
-
-
-@dataclass
-class Carried:
-    """What became of the source's tensors: names, and why."""
-
-    source: str
-    loaded: list[str] = field(default_factory=list)
-    adapted: dict[str, str] = field(default_factory=dict)
-    fresh: dict[str, str] = field(default_factory=dict)
-
-    def lines(self) -> list[str]:
-        """The account in words."""
-        found = [f"from {self.source}: {len(self.loaded)} tensors loaded"]
-        found += [f"  {name}: {how}" for name, how in self.adapted.items()]
-        reasons: dict[str, list[str]] = {}
-        for name, why in self.fresh.items():
-            reasons.setdefault(why, []).append(name)
-        return found + [f"  new ({why}): {', '.join(names)}" for why, names in reasons.items()]
 
 
 def load_source(config: TrainConfig) -> Supernet:
@@ -51,28 +32,28 @@ def load_source(config: TrainConfig) -> Supernet:
     return net
 
 
-def transferred(source: Supernet, data: Dataset, name: str) -> tuple[Supernet, Carried]:
+def transferred(source: Supernet, data: Dataset) -> tuple[Supernet, Account]:
     """The source's weights and per-width statistics in a network for other classes, channels and image size."""
     changed = {"num_classes": len(data.classes), "in_channels": data.channels, "image_size": data.image_size}
     spec = replace(source.spec, router=None, **changed)  # type: ignore[arg-type]
     spec.check_size(data.image_size)
-    net, report = Supernet(spec), Carried(name)
+    net, account = Supernet(spec), Account()
     state = net.state_dict()
     stem = first_weight(net)
     for key, tensor in source.state_dict().items():
         if key not in state:  # the head of a router that probes
-            continue
-        if key.startswith(CLASSIFIER) and source.card.classes != data.classes:
-            report.fresh[key] = "the classes are others"
+            account.unused[key] = "the router is left behind"
+        elif key.startswith(f"{CLASSIFIER}.") and source.card.classes != data.classes:
+            account.unused[key] = account.fresh[key] = "the classes are others"
         elif key == stem and source.spec.in_channels != data.channels:
             state[key] = adapted_stem(tensor, data.channels)
-            report.adapted[key] = f"{source.spec.in_channels} input channels became {data.channels}"
+            account.adapted[key] = f"{source.spec.in_channels} input channels became {data.channels}"
         else:
             assert state[key].shape == tensor.shape, key
             state[key] = tensor
-            report.loaded.append(key)
+            account.whole.append(key)
     net.load_state_dict(state)
-    return net, report
+    return net, account
 
 
 def first_weight(net: Supernet) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 from dsnet.errors import CheckpointError
 from dsnet.models import ModelSpec, Supernet, create_model
 from dsnet.nn import RouterSpec, Sliceable, SliceBatchNorm2d
+from dsnet.weights.account import Account
 from dsnet.weights.schemes import Names, Scheme, Tensors, find_scheme, unknown_names
 
 
@@ -79,16 +80,7 @@ def shaped(name: str, tensors: Tensors, wanted: tuple[int, ...]) -> Tensor:
     )
 
 
-@dataclass
-class ImportReport:
-    """What became of every tensor of a foreign file."""
-
-    loaded: list[str] = field(default_factory=list)
-    cut: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
-    unused: list[str] = field(default_factory=list)
-
-
-def import_released(tensors: Tensors) -> tuple[Supernet, ImportReport]:
+def import_released(tensors: Tensors) -> tuple[Supernet, Account]:
     """The DS-MBNet that the paper's authors released, as `ds_mobilenet_v1`.
 
     Its stem and first five blocks hold a wider front that the routed network never uses: they are cut to the
@@ -118,7 +110,7 @@ def import_released(tensors: Tensors) -> tuple[Supernet, ImportReport]:
                 for kind, parameter in layer.named_parameters():
                     source.copy(f"{names[path]}.{kind}", parameter, cut=path.startswith(_CUT))
     net.spec = replace(net.spec, router=RouterSpec("gate", "try_best"))  # its slimming head is trained
-    return net, source.report()
+    return net, source.settle()
 
 
 def _import_norm(source: _Released, name: str, norm: SliceBatchNorm2d, *, cut: bool) -> None:
@@ -176,11 +168,11 @@ def _released_blocks() -> list[str]:
 
 
 class _Released:
-    """Foreign tensors, and a record of what was taken from them."""
+    """The tensors of the released file, and an account of what was taken from them."""
 
     def __init__(self, tensors: Tensors) -> None:
         self.tensors = tensors
-        self.record = ImportReport()
+        self.account = Account()
         self.expected_leftovers: list[str] = []
 
     def get(self, name: str, dims: int) -> Tensor:
@@ -209,9 +201,10 @@ class _Released:
                 f"tensor {name!r} has shape {tuple(self.tensors[name].shape)} but {need}{tuple(target.shape)} is needed"
             )
         target.copy_(tensor[tuple(slice(count) for count in target.shape)])
-        self.record.loaded.append(name)
-        if tensor.shape != target.shape:
-            self.record.cut[name] = (tuple(tensor.shape), tuple(target.shape))
+        if tensor.shape == target.shape:
+            self.account.whole.append(name)
+        else:
+            self.account.cut[name] = (tuple(tensor.shape), tuple(target.shape))
 
     def take(self, name: str, target: Tensor) -> None:
         """`copy` if the tensor is there."""
@@ -222,9 +215,11 @@ class _Released:
         """Tensors that may remain unused."""
         self.expected_leftovers.append(prefix)
 
-    def report(self) -> ImportReport:
-        self.record.unused = sorted(set(self.tensors) - set(self.record.loaded))
-        for name in self.record.unused:
+    def settle(self) -> Account:
+        """The account of all tensors; one that has no place and was not left on purpose is an error."""
+        for name in sorted(set(self.tensors) - set(self.account.loaded)):
             if not name.startswith(tuple(self.expected_leftovers)):
                 raise CheckpointError(f"tensor {name!r} has no place in the released DS-MBNet; this is another network")
-        return self.record
+            self.account.unused[name] = "the routed network never uses the wider front"
+        self.account.limits.append("the front is cut to the width that the routed network uses")
+        return self.account

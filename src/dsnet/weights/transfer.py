@@ -8,56 +8,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from dsnet.models import ModelSpec, Supernet, list_models, model_spec
 from dsnet.nn import Block, Bottleneck, Sliceable, SliceBatchNorm2d
+from dsnet.weights.account import CLASSIFIER, Account
 from dsnet.weights.plain import Source
 from dsnet.weights.sorting import Importance, blocks_of, sort_channels
-
-Shape = tuple[int, ...]
-CLASSIFIER = "head.classifier"
-
-
-@dataclass
-class TransferReport:
-    """What became of every tensor.
-
-    whole: tensors of the source that were loaded as they are. cut: those of which only a leading slice was, with both
-    shapes. widened: tensors of the target that are wider than the source's, with the loaded and the full shape.
-    unused, fresh: tensors of the source without a place, and of the target without a source, with the reason.
-    limits: where the target computes something else than the source. notes: what to know besides.
-    """
-
-    whole: list[str] = field(default_factory=list)
-    cut: dict[str, tuple[Shape, Shape]] = field(default_factory=dict)
-    widened: dict[str, tuple[Shape, Shape]] = field(default_factory=dict)
-    unused: dict[str, str] = field(default_factory=dict)
-    fresh: dict[str, str] = field(default_factory=dict)
-    limits: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def exact(self) -> bool:
-        """Whether the widest path computes what the source computes, but for a classifier of other classes."""
-        return not self.limits
-
-    @property
-    def new_classifier(self) -> bool:
-        return f"{CLASSIFIER}.weight" in self.fresh
-
-    @property
-    def loaded(self) -> int:
-        """Tensors of the source that were loaded, whole or in part."""
-        return len(self.whole) + len(self.cut)
 
 
 def import_as(
     name: str, source: Source, *, num_classes: int | None = None, sort: Importance | None = None
-) -> tuple[Supernet, TransferReport]:
+) -> tuple[Supernet, Account]:
     """A registered model with the weights of a trained network; the classifier too if the classes are as many.
 
     The model takes the activation that the weights were trained with.
@@ -65,23 +30,23 @@ def import_as(
     old = source.net.spec
     wishes = {"in_channels": old.in_channels, "image_size": old.image_size}
     spec = model_spec(name, num_classes=old.num_classes if num_classes is None else num_classes, **wishes)
-    net, report = transfer(source.net, replace(spec, activation=old.activation), names=source.names, sort=sort)
+    net, account = transfer(source.net, replace(spec, activation=old.activation), names=source.names, sort=sort)
     if old.activation != spec.activation:
-        report.notes.append(
+        account.notes.append(
             f"the activation is {old.activation}, with which the weights were trained; {name} has {spec.activation}"
         )
     if source.scheme is not None:
-        report.notes += source.scheme.limits
-    return net, report
+        account.notes += source.scheme.limits
+    return net, account
 
 
 @torch.no_grad()
 def transfer(
     source: Supernet, spec: ModelSpec, *, names: Mapping[str, str] | None = None, sort: Importance | None = None
-) -> tuple[Supernet, TransferReport]:
+) -> tuple[Supernet, Account]:
     """A new network of `spec` with the weights of another one's widest path, which may be sorted first.
 
-    names: what the report calls the layers of the source, where it is not their own names.
+    names: what the account calls the layers of the source, where it is not their own names.
     """
     check_layout(source.spec, spec)
     if sort is not None:
@@ -92,14 +57,14 @@ def transfer(
         carrier.layers(ours, theirs)
         if adds(ours) != adds(theirs):
             where = carrier.paths[id(ours)]
-            carrier.report.limits.append(f"only one of the two networks has an identity skip around {where}")
+            carrier.account.limits.append(f"only one of the two networks has an identity skip around {where}")
     carrier.layers(net.head, source.head)
     carrier.judge()
     if source.spec.router is not None:
-        carrier.report.notes.append("the router is left behind: it knew the old network, train one with --stage gate")
+        carrier.account.notes.append("the router is left behind: it knew the old network, train one with --stage gate")
     same = net.spec.num_classes == source.spec.num_classes
     net.card = replace(source.card, budgets=(), classes=source.card.classes if same else ())
-    return net, carrier.report
+    return net, carrier.account
 
 
 def adds(block: Block) -> bool:
@@ -111,7 +76,7 @@ class _Carrier:
     """Copies layers from one network to another and keeps the account."""
 
     def __init__(self, source: Supernet, net: Supernet, names: Mapping[str, str] | None) -> None:
-        self.source, self.net, self.report = source, net, TransferReport()
+        self.source, self.net, self.account = source, net, Account()
         self.paths = {id(module): path for path, module in net.named_modules()}
         theirs = {id(module): path for path, module in source.named_modules()}
         self.names = theirs if names is None else {key: names.get(path, path) for key, path in theirs.items()}
@@ -123,14 +88,14 @@ class _Carrier:
         for path, layer in mine.items():
             if path not in its:
                 for kind, _ in layer.named_parameters():
-                    self.report.fresh[f"{self.paths[id(layer)]}.{kind}"] = self.lacking(path)
+                    self.account.fresh[f"{self.paths[id(layer)]}.{kind}"] = self.lacking(path)
             elif self.paths[id(layer)] == CLASSIFIER and self.net.spec.num_classes != self.source.spec.num_classes:
                 self.refuse_classes(its[path])
             else:
                 self.layer(layer, its[path])
         for path in [path for path in its if path not in mine]:
             for kind, _ in its[path].named_parameters():
-                self.report.unused[f"{self.names[id(its[path])]}.{kind}"] = f"{self.net.spec.name} has no such layer"
+                self.account.unused[f"{self.names[id(its[path])]}.{kind}"] = f"{self.net.spec.name} has no such layer"
 
     def layer(self, ours: Sliceable, theirs: Sliceable) -> None:
         for kind, target in ours.named_parameters():
@@ -144,7 +109,7 @@ class _Carrier:
                 width = min(len(row), ours.channels.max)
                 getattr(ours, kind)[:, :width] = row[:width]  # a start for the slimmer widths
             else:
-                self.report.unused[f"{self.names[id(theirs)]}.{kind}"] = "group norm keeps no statistics"
+                self.account.unused[f"{self.names[id(theirs)]}.{kind}"] = "group norm keeps no statistics"
 
     def copy(self, layer: Sliceable, kind: str, tensor: Tensor, ours: Sliceable, target: Tensor) -> None:
         name = f"{self.names[id(layer)]}.{kind}"
@@ -153,17 +118,17 @@ class _Carrier:
         overlap = tuple(slice(count) for count in both)
         target[overlap] = tensor[overlap].to(target.dtype)
         if both == given:
-            self.report.whole.append(name)
+            self.account.whole.append(name)
         else:
-            self.report.cut[name] = (given, both)
+            self.account.cut[name] = (given, both)
         if both != wanted:
-            self.report.widened[f"{self.paths[id(ours)]}.{kind}"] = (both, wanted)
+            self.account.widened[f"{self.paths[id(ours)]}.{kind}"] = (both, wanted)
 
     def refuse_classes(self, theirs: Sliceable) -> None:
         have, need = self.source.spec.num_classes, self.net.spec.num_classes
         for kind in ("weight", "bias"):
-            self.report.unused[f"{self.names[id(theirs)]}.{kind}"] = f"it has {have} classes, {need} were asked for"
-            self.report.fresh[f"{CLASSIFIER}.{kind}"] = f"the source has {have} classes instead of {need}"
+            self.account.unused[f"{self.names[id(theirs)]}.{kind}"] = f"it has {have} classes, {need} were asked for"
+            self.account.fresh[f"{CLASSIFIER}.{kind}"] = f"the source has {have} classes instead of {need}"
 
     def lacking(self, path: str) -> str:
         if not path.startswith("gate"):
@@ -176,29 +141,29 @@ class _Carrier:
 
     def judge(self) -> None:
         """Say where the networks differ, and which batch-norm statistics still hold."""
-        report, spec = self.report, self.net.spec
-        if report.cut:
-            report.limits.append(f"{len(report.cut)} tensors were cut, so what was in the other channels is lost")
-        if report.widened:
-            report.limits.append(f"{len(report.widened)} tensors are wider than the source's: the rest is untrained")
-        if any(not name.startswith(CLASSIFIER) and "gate." not in name for name in report.fresh):
-            report.limits.append("layers that the source lacks are untrained")
-        if any(reason.endswith("no such layer") for reason in report.unused.values()):
-            report.limits.append(f"layers of the source that {spec.name} lacks are left out")
+        account, spec = self.account, self.net.spec
+        if account.cut:
+            account.limits.append(f"{len(account.cut)} tensors were cut, so what was in the other channels is lost")
+        if account.widened:
+            account.limits.append(f"{len(account.widened)} tensors are wider than the source's: the rest is untrained")
+        if any(not name.startswith(CLASSIFIER) and "gate." not in name for name in account.fresh):
+            account.limits.append("layers that the source lacks are untrained")
+        if any(reason.endswith("no such layer") for reason in account.unused.values()):
+            account.limits.append(f"layers of the source that {spec.name} lacks are left out")
         if spec.activation != self.source.spec.activation:
-            report.limits.append(f"the source was trained with {self.source.spec.activation}, not {spec.activation}")
-        if any(reason.endswith("sigmoid") for reason in report.fresh.values()):
-            report.limits.append("fresh sigmoid attention scales every channel by about one half")
+            account.limits.append(f"the source was trained with {self.source.spec.activation}, not {spec.activation}")
+        if any(reason.endswith("sigmoid") for reason in account.fresh.values()):
+            account.limits.append("fresh sigmoid attention scales every channel by about one half")
         if spec.norm.kind != self.source.spec.norm.kind:
-            report.limits.append(self.other_norm())
+            account.limits.append(self.other_norm())
         norms = [module for module in self.net.modules() if isinstance(module, SliceBatchNorm2d)]
         for norm in norms:
             norm.num_batches_tracked.zero_()
-            if not report.limits:
+            if not account.limits:
                 norm.num_batches_tracked[-1] = 1
-        if norms and (report.limits or spec.widths):
-            which = "" if report.limits else " of the slimmer widths"
-            report.notes.append(f"the batch-norm statistics{which} do not hold any more: recalibrate or train")
+        if norms and (account.limits or spec.widths):
+            which = "" if account.limits else " of the slimmer widths"
+            account.notes.append(f"the batch-norm statistics{which} do not hold any more: recalibrate or train")
 
     def other_norm(self) -> str:
         spec, source = self.net.spec, self.source.spec
