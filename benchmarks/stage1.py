@@ -43,9 +43,9 @@ class SeparateIEB(IEB):
         return losses
 
 
-def load(source: Arrays, loader: Loader, step: int, batch: int) -> Batch:
-    start = step * batch % (len(source) - batch)
-    return loader(source, torch.arange(start, start + batch), step)
+def load(loader: Loader, step: int, batch: int) -> Batch:
+    start = step * batch % (len(loader.source) - batch)
+    return loader(torch.arange(start, start + batch), step)
 
 
 def main() -> None:
@@ -63,7 +63,7 @@ def main() -> None:
     pixels = torch.randint(0, 256, (4 * args.batch, 3, args.size, args.size), dtype=torch.uint8)
     source = Arrays(pixels, torch.randint(0, 10, (len(pixels),)))
     augment = AugmentConfig(crop="pad", flip=True)
-    loader = Loader(DataConfig(augment=augment), args.size, (0.5,) * 3, (0.25,) * 3)
+    loader = Loader(source, DataConfig(augment=augment), args.size, (0.5,) * 3, (0.25,) * 3)
     inner = [path for path in net.space if path not in (net.space.slimmest, net.space.widest)]
     times: dict[str, list[float]] = {"shared": [], "separate": [], "separate again": []}
     outside: list[float] = []
@@ -73,7 +73,7 @@ def main() -> None:
         for name in order:
             stage = stages[name.removesuffix(" again")]
             began = time.perf_counter()
-            batch = load(source, loader, step, args.batch)
+            batch = load(loader, step, args.batch)
             loaded = time.perf_counter()
             optimizer.zero_grad(set_to_none=True)
             torch.stack(list(stage(batch.images, batch.labels, paths, ema.net).values())).sum().backward()

@@ -18,6 +18,7 @@ from dsnet.errors import DataError
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 MAX_PIXELS = 100_000_000
+Interpolation = Literal["nearest", "bilinear", "bicubic"]
 Fit = Literal["crop", "squeeze"]
 FILTERS = {
     "nearest": Image.Resampling.NEAREST,

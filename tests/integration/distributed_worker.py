@@ -33,8 +33,9 @@ def make_loop(model: str, folder: Path, size: int) -> Loop:
 
 
 def make_detection_loop(folder: Path) -> Loop:
-    from dsnet.detection import DetectionConfig, DetectionDataConfig, WidthsConfig, WidthsStage
-    from dsnet.detection.augment import BoxAugmentConfig
+    from dsnet.data.boxes import BoxAugmentConfig
+    from dsnet.data.voc import DetectionDataConfig
+    from dsnet.detection import DetectionConfig, WidthsConfig, WidthsStage
     from dsnet.pipeline.detection import loop_of, new_detector, open_data
 
     torch.manual_seed(0)

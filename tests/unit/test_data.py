@@ -19,7 +19,8 @@ from PIL import Image
 
 from dsnet.data.augment import Augment, AugmentConfig
 from dsnet.data.batches import TrainBatches, plain_batches
-from dsnet.data.dataset import FASHION_MNIST, DataConfig, open_dataset, stratified
+from dsnet.data.dataset import DataConfig, open_dataset, stratified
+from dsnet.data.sources import FASHION_MNIST
 from dsnet.errors import DataError
 from dsnet.images import normalise, prepare, read_image
 
@@ -273,6 +274,15 @@ def test_the_fingerprint_knows_images_but_not_places(tmp_path: Path) -> None:
     assert open_dataset(replace(config, root=str(moved))).fingerprint == before
     (moved / "train" / "cat" / "00.jpg").rename(moved / "train" / "cat" / "new.jpg")
     assert open_dataset(replace(config, root=str(moved))).fingerprint != before
+
+
+def test_splits_are_had_by_name() -> None:
+    data = open_dataset(DataConfig())
+    for name in ("train", "calibration", "test"):
+        assert data.split(name) is getattr(data, name)
+    for wrong in ("val", "split", "classes"):
+        with pytest.raises(ValueError, match=f"split '{wrong}' is unknown; choose test, calibration or train"):
+            data.split(wrong)
 
 
 def test_augmentation_does_not_move_the_global_generator() -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsnet.detection.boxes import area, decode, encode, iou, nms, select, to_centres, to_corners
+from dsnet.data.boxes import area, iou, to_centres, to_corners
+from dsnet.detection.boxes import decode, encode, nms, select
 from dsnet.detection.loss import IGNORED, Targets, match, match_all, multibox_loss, own_priors
 from dsnet.detection.priors import boxes_per_place, prior_boxes
 

@@ -14,9 +14,8 @@ from PIL import Image
 
 from dsnet.data.augment import to_tensor
 from dsnet.data.batches import TrainBatches
-from dsnet.detection.augment import BoxAugmentConfig, augment, flipped, turned
-from dsnet.detection.data import VOC_CLASSES, inside, known_lists, read_lists
-from dsnet.detection.dataset import DetectionDataConfig, open_detection_data
+from dsnet.data.boxes import BoxAugmentConfig, augment, flipped, inside, turned
+from dsnet.data.voc import VOC_CLASSES, DetectionDataConfig, known_lists, open_detection_data, read_lists
 from dsnet.errors import DataError
 from dsnet.images import prepare, read_image
 

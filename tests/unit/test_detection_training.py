@@ -11,8 +11,8 @@ import torch
 from detection_support import pictures, random_detector, voc_folder
 
 from dsnet.data.batches import plain_batches
+from dsnet.data.voc import DetectionDataConfig, open_detection_data
 from dsnet.detection import (
-    DetectionDataConfig,
     DetectionTraces,
     GatesConfig,
     GatesStage,
@@ -20,7 +20,6 @@ from dsnet.detection import (
     WidthsStage,
     evaluate_detector,
     median_gap,
-    open_detection_data,
     route_detector,
 )
 from dsnet.detection.average_precision import Detections

@@ -32,7 +32,7 @@ def evaluate_runs(args: Namespace) -> None:
         folder, label = run_of(name, args)
         detector, config = open_detector(name), read_detection_config(folder / CONFIG)
         data = open_data(config, args.root)
-        check_data(folder, data)  # type: ignore[arg-type]
+        check_data(folder, data)
         how = {"budgets": args.budgets, "max_width": args.max_width, "rule": args.rule, "overlap": overlap}
         result = evaluate_detection(detector, data, config, split=args.split, **how)
         record_detection(folder, label, result, data)

@@ -1,26 +1,108 @@
-"""A dataset as training sees it: train, calibration and test, each a list of sample numbers of a source."""
+"""A dataset as training sees it: train, calibration and test, each a list of sample numbers of a source.
+
+The same types serve images with labels, which this file opens, and images with boxes, which `voc` opens.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import random
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
+from PIL import Image
 from torch import Tensor
 
-from dsnet.data import sources
 from dsnet.data.augment import Augment, AugmentConfig, normalise, to_float, to_tensor
-from dsnet.data.sources import Arrays, Files, Raw, Source
+from dsnet.data.sources import Arrays, Files, open_source, statistics
 from dsnet.errors import DataError, must
-from dsnet.images import MAX_PIXELS, centre_crop, random_crop, read_image
+from dsnet.images import MAX_PIXELS, Fit, Interpolation, centre_crop, random_crop, read_image
 
-FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # Debian's package
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+@dataclass(frozen=True)
+class Batch:
+    """Normalised images [B, C, S, S], their labels, their sample numbers [B], and files that were skipped.
+
+    labels: classes [B], or objects [B, G, 6] as `boxes` describes them.
+    """
+
+    images: Tensor
+    labels: Tensor
+    ids: Tensor
+    skipped: tuple[str, ...] = ()
+
+
+class Source(Protocol):
+    """Samples by number."""
+
+    def __len__(self) -> int: ...
+
+    def identity(self) -> bytes: ...  # which samples there are with which labels, wherever they lie
+
+
+class BatchLoader(Protocol):
+    """Sample numbers of a source as a batch of images of a size; plain ones without a seed, else augmented ones."""
+
+    @property
+    def source(self) -> Source: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def __call__(self, ids: Tensor, seed: int | None) -> Batch: ...
+
+
+@dataclass(frozen=True)
+class Split:
+    """Some samples of a source. `loader` turns sample numbers into a batch; it can be sent to another process."""
+
+    loader: BatchLoader
+    ids: Tensor
+
+    @property
+    def source(self) -> Source:
+        return self.loader.source
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def load(self, ids: Tensor, *, seed: int | None = None) -> Batch:
+        """Plain images, or augmented ones where a seed is given."""
+        return self.loader(ids, seed)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Three splits, and how a file becomes an input of a network that is trained on them: see `images.prepare`."""
+
+    train: Split
+    calibration: Split
+    test: Split
+    classes: tuple[str, ...]
+    channels: int
+    image_size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    fit: Fit
+    crop: float
+    interpolation: Interpolation
+
+    def split(self, name: str) -> Split:
+        if name not in ("test", "calibration", "train"):
+            raise ValueError(f"split {name!r} is unknown; choose test, calibration or train")
+        return {"test": self.test, "calibration": self.calibration, "train": self.train}[name]
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of which image is in which split, with which label; the place of the files does not count."""
+        digest = hashlib.sha256(repr((self.classes, self.image_size)).encode())
+        for split in (self.train, self.calibration, self.test):
+            digest.update(split.ids.numpy().tobytes())
+            digest.update(split.source.identity())
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -49,7 +131,7 @@ class DataConfig:
     calibration: float = 0.1
     split_seed: int = 0
     crop_ratio: float = 0.875
-    interpolation: Literal["nearest", "bilinear", "bicubic"] = "bilinear"
+    interpolation: Interpolation = "bilinear"
     on_corrupt: Literal["stop", "skip"] = "stop"
     max_skipped: float = 0.01
     max_pixels: int = MAX_PIXELS
@@ -77,147 +159,104 @@ class DataConfig:
         must("data.crop_ratio", self.crop_ratio, 0 < self.crop_ratio <= 1, "be a share in (0, 1]")
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Normalised images [B, C, S, S], labels [B], their sample numbers [B], and files that were skipped."""
-
-    images: Tensor
-    labels: Tensor
-    ids: Tensor
-    skipped: tuple[str, ...] = ()
+class FileSource(Protocol):
+    def file(self, number: int) -> str: ...
 
 
-@dataclass(frozen=True)
-class Split:
-    """Some samples of a source. `loader` turns sample numbers into a batch; it can be sent to another process."""
-
-    source: Source
-    ids: Tensor
-    loader: Loader
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def load(self, ids: Tensor, *, seed: int | None = None) -> Batch:
-        """Plain images, or augmented ones where a seed is given."""
-        return self.loader(self.source, ids, seed)
-
-
-@dataclass(frozen=True)
-class Dataset:
-    train: Split
-    calibration: Split
-    test: Split
-    classes: tuple[str, ...]
-    channels: int
-    image_size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+class Reading(Protocol):
+    """The keys that say how files are read, in the config of any kind of data."""
 
     @property
-    def fingerprint(self) -> str:
-        """A digest of which image is in which split, with which label; the place of the files does not count."""
-        digest = hashlib.sha256(repr((self.classes, self.image_size)).encode())
-        for split in (self.train, self.calibration, self.test):
-            digest.update(split.ids.numpy().tobytes())
-            digest.update(split.source.labels.numpy().tobytes())
-            if isinstance(split.source, Files):
-                root = split.loader.config.root or "."
-                digest.update("\n".join(os.path.relpath(file, root) for file in split.source.files).encode())
-        return digest.hexdigest()
+    def on_corrupt(self) -> Literal["stop", "skip"]: ...
+
+    @property
+    def max_pixels(self) -> int: ...
+
+
+def read_files(
+    source: FileSource, ids: Tensor, config: Reading, skipped: list[str]
+) -> Iterator[tuple[int, Image.Image]]:
+    """Sample numbers with their images; a damaged file is an error, or is listed in `skipped`."""
+    for number in ids.tolist():
+        file = source.file(number)
+        try:
+            image = read_image(Path(file), max_pixels=config.max_pixels)
+        except DataError:
+            if config.on_corrupt == "stop":
+                raise
+            skipped.append(file)
+            continue
+        yield number, image
+
+
+def stacked(images: list[Tensor], size: int) -> Tensor:
+    """uint8 images as one float batch [B, 3, S, S] in 0..1, which may be empty."""
+    return to_float(torch.stack(images) if images else torch.zeros(0, 3, size, size, dtype=torch.uint8))
 
 
 @dataclass(frozen=True)
 class Loader:
-    """Decodes, crops, augments and normalises; depends on its arguments only."""
+    """Decodes, crops, augments and normalises images with labels; depends on its arguments only."""
 
+    source: Arrays | Files
     config: DataConfig
     size: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def __call__(self, source: Source, ids: Tensor, seed: int | None) -> Batch:
-        skipped: list[str] = []
+    def __call__(self, ids: Tensor, seed: int | None) -> Batch:
+        source, augment, skipped = self.source, self.config.augment, list[str]()
         if isinstance(source, Arrays):
-            images, labels = to_float(source.images[ids]), source.labels[ids]
+            images = to_float(source.images[ids])
         else:
-            images, labels, ids, skipped = self.decode(source, ids, seed)
+            read = [
+                (number, self.cropped(image, number, seed))
+                for number, image in read_files(source, ids, self.config, skipped)
+            ]
+            ids = torch.tensor([number for number, _ in read], dtype=torch.long)
+            images = stacked([to_tensor(image) for _, image in read], self.size)
         if seed is not None and len(images):
             # a resized crop of a file was taken when it was decoded, at full resolution
-            crop = isinstance(source, Arrays) or self.config.augment.crop == "pad"
-            images = self.augment(images, seed, crop=crop)
-        return Batch(normalise(images, self.mean, self.std), labels, ids, tuple(skipped))
+            crop = isinstance(source, Arrays) or augment.crop == "pad"
+            images = Augment(augment, self.size, crop=crop)(images, seed)
+        return Batch(normalise(images, self.mean, self.std), source.labels[ids], ids, tuple(skipped))
 
-    def augment(self, images: Tensor, seed: int, *, crop: bool) -> Tensor:
-        return Augment(self.config.augment, self.size, crop=crop)(images, seed)
-
-    def decode(self, source: Files, ids: Tensor, seed: int | None) -> tuple[Tensor, Tensor, Tensor, list[str]]:
+    def cropped(self, image: Image.Image, number: int, seed: int | None) -> Image.Image:
         """Files are cropped at their full resolution, each by a seed of its own."""
-        kept, tensors, skipped = [], [], []
-        how = {"interpolation": self.config.interpolation}
-        for number in ids.tolist():
-            try:
-                image = read_image(Path(source.files[number]), max_pixels=self.config.max_pixels)
-            except DataError:
-                if self.config.on_corrupt == "stop":
-                    raise
-                skipped.append(source.files[number])
-                continue
-            if seed is not None and self.config.augment.crop == "resized":
-                rng = random.Random(f"{seed}/{number}")
-                image = random_crop(image, self.size, scale=self.config.augment.scale, rng=rng, **how)
-            else:
-                image = centre_crop(image, self.size, crop=self.config.crop_ratio, **how)
-            kept.append(number)
-            tensors.append(to_tensor(image))
-        images = torch.stack(tensors) if tensors else torch.zeros(0, 3, self.size, self.size, dtype=torch.uint8)
-        chosen = torch.tensor(kept, dtype=torch.long)
-        return to_float(images), source.labels[chosen], chosen, skipped
+        config, how = self.config, {"interpolation": self.config.interpolation}
+        if seed is None or config.augment.crop != "resized":
+            return centre_crop(image, self.size, crop=config.crop_ratio, **how)
+        rng = random.Random(f"{seed}/{number}")
+        return random_crop(image, self.size, scale=config.augment.scale, rng=rng, **how)
 
 
-def open_dataset(config: DataConfig, default_size: int = 224) -> Dataset:
-    """The three splits of a dataset. Test images are read by evaluation only."""
-    raw = _OPENERS[config.dataset](config)
+def open_dataset(config: DataConfig, default_size: int = 224) -> Data:
+    """The three splits of images with labels. Test images are read by evaluation only."""
+    raw = open_source(config.dataset, Path(config.root) if config.root else None)
     size = config.image_size or raw.size or default_size
     train = raw.train.resized(size) if isinstance(raw.train, Arrays) else raw.train
     ids = torch.arange(len(train))
     if raw.test is None:
         ids, test_ids = stratified(train.labels, ids, 0.2, seed=0)
-        test: Source = train
+        test = train
     else:
         test = raw.test.resized(size) if isinstance(raw.test, Arrays) else raw.test
         test_ids = torch.arange(len(test))
     train_ids, calibration_ids = stratified(train.labels, ids, config.calibration, seed=config.split_seed)
     mean, std = statistics(train, train_ids)
-    loader = Loader(config, size, mean, std)
-    return Dataset(
-        Split(train, train_ids, loader),
-        Split(train, calibration_ids, loader),
-        Split(test, test_ids, loader),
-        raw.classes,
-        raw.channels,
-        size,
-        mean,
-        std,
+    return Data(
+        Split(Loader(train, config, size, mean, std), train_ids),
+        Split(Loader(train, config, size, mean, std), calibration_ids),
+        Split(Loader(test, config, size, mean, std), test_ids),
+        classes=raw.classes,
+        channels=raw.channels,
+        image_size=size,
+        mean=mean,
+        std=std,
+        fit="crop",
+        crop=config.crop_ratio if isinstance(train, Files) else 1.0,
+        interpolation=config.interpolation,
     )
-
-
-def _fashion_mnist(config: DataConfig) -> Raw:
-    root = Path(config.root) if config.root else FASHION_MNIST
-    if not root.is_dir():
-        raise DataError(f"{root} does not exist; install Debian's dataset-fashion-mnist, or give --data.root FOLDER")
-    names = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
-    found = sources.idx(root)
-    return Raw(found.train, found.test, names, found.channels, found.size)
-
-
-_OPENERS: dict[str, Callable[[DataConfig], Raw]] = {
-    "digits": lambda config: sources.digits(),
-    "cifar10": lambda config: sources.cifar10(Path(config.root or "")),
-    "fashion_mnist": _fashion_mnist,
-    "idx": lambda config: sources.idx(Path(config.root or "")),
-    "folder": lambda config: sources.folder(Path(config.root or "")),
-}
 
 
 def stratified(labels: Tensor, ids: Tensor, share: float, *, seed: int) -> tuple[Tensor, Tensor]:
@@ -233,17 +272,3 @@ def stratified(labels: Tensor, ids: Tensor, share: float, *, seed: int) -> tuple
     aside = torch.cat(taken).sort().values
     keep = ids[~torch.isin(ids, aside)]
     return keep, aside
-
-
-def statistics(source: Source, ids: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel over the training images; ImageNet's for files."""
-    if isinstance(source, Files):
-        return IMAGENET_MEAN, IMAGENET_STD
-    sums = torch.zeros(2, source.images.shape[1], dtype=torch.float64)
-    for part in ids.split(4096):
-        pixels = source.images[part].double() / 255
-        sums += torch.stack([pixels.sum((0, 2, 3)), pixels.square().sum((0, 2, 3))])
-    count = len(ids) * source.images.shape[2] * source.images.shape[3]
-    mean, square = sums / count
-    std = (square - mean.square()).clamp_min(1e-6).sqrt()
-    return tuple(round(v, 6) for v in mean.tolist()), tuple(round(v, 6) for v in std.tolist())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import os
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,9 @@ from torch import Tensor
 
 from dsnet.errors import DataError
 from dsnet.images import SUFFIXES
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # Debian's package
 
 
 @dataclass(frozen=True)
@@ -36,30 +40,50 @@ class Arrays:
         ]
         return Arrays(torch.cat(parts), self.labels)
 
+    def identity(self) -> bytes:
+        """What a fingerprint knows of the images: their labels."""
+        return self.labels.numpy().tobytes()
+
 
 @dataclass(frozen=True)
 class Files:
-    """Images on disk, decoded when they are needed."""
+    """Images on disk, decoded when they are needed, with labels [N]."""
 
     files: tuple[str, ...]
     labels: Tensor
+    root: Path
 
     def __len__(self) -> int:
         return len(self.files)
 
+    def file(self, number: int) -> str:
+        return self.files[number]
 
-Source = Arrays | Files
+    def identity(self) -> bytes:
+        """What a fingerprint knows of the images: their labels, and their places below the root."""
+        names = "\n".join(os.path.relpath(file, self.root) for file in self.files)
+        return self.labels.numpy().tobytes() + names.encode()
 
 
 @dataclass(frozen=True)
 class Raw:
     """A dataset as it was found. `test` is None where it must be carved from `train`."""
 
-    train: Source
-    test: Source | None
+    train: Arrays | Files
+    test: Arrays | Files | None
     classes: tuple[str, ...]
     channels: int
     size: int | None  # native side, None for files of any size
+
+
+def open_source(dataset: str, root: Path | None) -> Raw:
+    """A dataset by its name; digits need no root."""
+    if dataset == "digits":
+        return digits()
+    if dataset == "fashion_mnist":
+        return fashion_mnist(root)
+    assert root is not None  # DataConfig asks for it
+    return {"cifar10": cifar10, "idx": idx, "folder": folder}[dataset](root)
 
 
 def digits() -> Raw:
@@ -126,6 +150,15 @@ def idx(root: Path) -> Raw:
     return Raw(train, test, classes, channels=1, size=train.images.shape[-1])
 
 
+def fashion_mnist(root: Path | None) -> Raw:
+    """Fashion-MNIST with the names of its classes, by default where Debian installs it."""
+    root = root or FASHION_MNIST
+    if not root.is_dir():
+        raise DataError(f"{root} does not exist; install Debian's dataset-fashion-mnist, or give --data.root FOLDER")
+    names = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+    return replace(idx(root), classes=names)
+
+
 def folder(root: Path) -> Raw:
     """One folder per class, below train/ and val/ (or test/), or directly below `root`."""
     if not root.is_dir():
@@ -151,7 +184,7 @@ def folder(root: Path) -> Raw:
                 raise DataError(f"{top / name} has no images ({', '.join(SUFFIXES)}); remove it or fill it")
             files += found
             labels += [label] * len(found)
-        return Files(tuple(files), torch.tensor(labels))
+        return Files(tuple(files), torch.tensor(labels), root)
 
     test = None if test_root is None else scan(test_root)
     return Raw(scan(train_root), test, tuple(names), channels=3, size=None)
@@ -162,3 +195,17 @@ def read_bytes(file: Path, hint: str) -> bytes:
         return file.read_bytes()
     except FileNotFoundError:
         raise DataError(f"{file} does not exist; {hint}") from None
+
+
+def statistics(source: Arrays | Files, ids: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of each channel over the training images; ImageNet's for files."""
+    if isinstance(source, Files):
+        return IMAGENET_MEAN, IMAGENET_STD
+    sums = torch.zeros(2, source.images.shape[1], dtype=torch.float64)
+    for part in ids.split(4096):
+        pixels = source.images[part].double() / 255
+        sums += torch.stack([pixels.sum((0, 2, 3)), pixels.square().sum((0, 2, 3))])
+    count = len(ids) * source.images.shape[2] * source.images.shape[3]
+    mean, square = sums / count
+    std = (square - mean.square()).clamp_min(1e-6).sqrt()
+    return tuple(round(v, 6) for v in mean.tolist()), tuple(round(v, 6) for v in std.tolist())

@@ -4,7 +4,6 @@ from dsnet.detection.average_precision import Detections, Truth, average_precisi
 from dsnet.detection.checkpoint import is_detector, load_detector, open_detector, save_detector
 from dsnet.detection.config import DetectionConfig, read_detection_config
 from dsnet.detection.cost import DetectorCost
-from dsnet.detection.dataset import DetectionData, DetectionDataConfig, open_detection_data
 from dsnet.detection.detector import Answer, Detector, extract_detector, with_backbone
 from dsnet.detection.evaluate import DetectionTraces, detections_of, evaluate_detector
 from dsnet.detection.export import export_detector
@@ -16,8 +15,6 @@ from dsnet.detection.stages import GatesConfig, GatesStage, WidthsConfig, Widths
 __all__ = [
     "Answer",
     "DetectionConfig",
-    "DetectionData",
-    "DetectionDataConfig",
     "DetectionTraces",
     "Detections",
     "Detector",
@@ -40,7 +37,6 @@ __all__ = [
     "load_detector",
     "mean_average_precision",
     "median_gap",
-    "open_detection_data",
     "open_detector",
     "read_detection_config",
     "route_boxes",

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dsnet.detection.boxes import iou
+from dsnet.data.boxes import iou
 
 Rule = Literal["area", "11point"]
 

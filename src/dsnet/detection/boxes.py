@@ -1,39 +1,13 @@
-"""Boxes as tensors [..., 4]: overlap, the code that a detector learns, and the choice among overlapping boxes.
-
-Corners are (left, top, right, bottom), centres are (x, y, width, height). Coordinates are continuous: a box as wide as
-one pixel has a width of one.
-"""
+"""Boxes as tensors [..., 4]: the code that a detector learns, and the choice among overlapping boxes."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from dsnet.data.boxes import iou, to_centres, to_corners
+
 VARIANCES = (0.1, 0.2)  # SSD's: offsets and log sizes are divided by these
-
-
-def to_corners(centres: Tensor) -> Tensor:
-    middle, size = centres[..., :2], centres[..., 2:]
-    return torch.cat([middle - size / 2, middle + size / 2], -1)
-
-
-def to_centres(corners: Tensor) -> Tensor:
-    low, high = corners[..., :2], corners[..., 2:]
-    return torch.cat([(low + high) / 2, high - low], -1)
-
-
-def area(corners: Tensor) -> Tensor:
-    return (corners[..., 2:] - corners[..., :2]).clamp_min(0).prod(-1)
-
-
-def iou(first: Tensor, second: Tensor) -> Tensor:
-    """Intersection over union of every pair, [..., N, 4] and [..., M, 4] in corners -> [..., N, M]; 0 where both are
-    empty."""
-    low = torch.maximum(first[..., :, None, :2], second[..., None, :, :2])
-    high = torch.minimum(first[..., :, None, 2:], second[..., None, :, 2:])
-    both = (high - low).clamp_min(0).prod(-1)
-    either = area(first)[..., :, None] + area(second)[..., None, :] - both
-    return torch.where(either > 0, both / either.clamp_min(torch.finfo(both.dtype).tiny), 0)
 
 
 def encode(corners: Tensor, priors: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
-from dsnet.detection.dataset import DetectionDataConfig
+from dsnet.data.voc import DetectionDataConfig
 from dsnet.detection.spec import GROUP, TAPS
 from dsnet.detection.stages import GatesConfig, WidthsConfig
 from dsnet.errors import must

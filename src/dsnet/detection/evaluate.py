@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsnet.data.boxes import PADDING
 from dsnet.data.dataset import Batch
 from dsnet.detection.average_precision import Detections, Rule, Truth, mean_average_precision
 from dsnet.detection.boxes import select
 from dsnet.detection.cost import DetectorCost
 from dsnet.detection.detector import Detector
-from dsnet.detection.loss import PADDING
 from dsnet.detection.onnx import OnnxDetector
 from dsnet.detection.route import detector_policy
 from dsnet.errors import RoutingError

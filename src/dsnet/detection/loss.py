@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dsnet.detection.boxes import encode, iou, to_corners
+from dsnet.data.boxes import PADDING, iou, to_corners
+from dsnet.detection.boxes import encode
 
 OVERLAP = 0.5
 NEGATIVES = 3  # background priors per prior with an object
 IGNORED = -1  # neither object nor background
-PADDING = -1  # class of the rows that fill up a batch's objects
 
 
 class Targets(NamedTuple):

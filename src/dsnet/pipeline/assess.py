@@ -15,7 +15,8 @@ from torch import Tensor
 
 from dsnet.config import TrainConfig
 from dsnet.data.batches import TrainBatches, plain_batches
-from dsnet.data.dataset import Batch, Dataset, Split, open_dataset
+from dsnet.data.dataset import Batch, Split, open_dataset
+from dsnet.data.dataset import Data as Dataset
 from dsnet.evaluate import RunnerTraces, evaluate, evaluate_dynamic, paths_to_evaluate
 from dsnet.files import write_whole
 from dsnet.models import Supernet

@@ -15,9 +15,10 @@ from dsnet.checkpoint import load
 from dsnet.config import CONFIG
 from dsnet.data.batches import TrainBatches, plain_batches
 from dsnet.data.dataset import Batch, Split
+from dsnet.data.dataset import Data as DetectionData
+from dsnet.data.voc import Records, open_detection_data
 from dsnet.detection import (
     DetectionConfig,
-    DetectionData,
     DetectionTraces,
     Detector,
     DetectorSpec,
@@ -28,7 +29,6 @@ from dsnet.detection import (
     evaluate_detector,
     load_detector,
     median_gap,
-    open_detection_data,
     read_detection_config,
     route_detector,
     save_detector,
@@ -36,7 +36,6 @@ from dsnet.detection import (
 )
 from dsnet.detection.average_precision import Rule
 from dsnet.detection.bench import DetectorArtefacts
-from dsnet.detection.data import Records
 from dsnet.errors import TrainingError
 from dsnet.files import write_whole
 from dsnet.images import read_image
@@ -64,7 +63,7 @@ def train_detection(config: DetectionConfig, folder: Path, *, resume: bool = Fal
         in_stage_two = resume and (folder / GATE / "state" / "last.pt").exists()
         loop = None if config.stage == "gate" or in_stage_two else widths_loop(config, folder, data)
         if resume:
-            check_data(folder, data)  # type: ignore[arg-type]
+            check_data(folder, data)
         else:
             source = source_detector(config, data) if config.stage == "gate" else None
             if rank() == 0:
@@ -268,7 +267,7 @@ def bench_detection(
     if router is None or not detector.card.budgets:
         raise ValueError(f"{folder} has no calibrated gate; train it with `dsnet train --stage gate`")
     data = open_data(config, root)
-    check_data(folder, data)  # type: ignore[arg-type]
+    check_data(folder, data)
     images = min(images, len(data.test))
     sample = data.test.load(data.test.ids[torch.linspace(0, len(data.test) - 1, images).long()]).images
     low, high = detector.card.budgets[0].madds, detector.card.budgets[-1].madds

@@ -13,7 +13,7 @@ import yaml
 
 from dsnet.checkpoint import MODEL
 from dsnet.config import CONFIG, TrainConfig
-from dsnet.data.dataset import Dataset
+from dsnet.data.dataset import Data as Dataset
 from dsnet.errors import CheckpointError
 from dsnet.files import write_whole
 from dsnet.version import __version__, commit

@@ -15,7 +15,7 @@ from PIL import Image
 
 from dsnet.checkpoint import MODEL
 from dsnet.config import CONFIG, read_config
-from dsnet.data.dataset import Dataset
+from dsnet.data.dataset import Data as Dataset
 from dsnet.pipeline.assess import open_data, pixels, split_of
 from dsnet.pipeline.folder import BENCH, GATE, check_data
 from dsnet.reports.blocks import Chapter, Picture, Pictures, Report

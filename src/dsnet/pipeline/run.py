@@ -13,7 +13,8 @@ import torch
 from dsnet.checkpoint import load, save
 from dsnet.config import TrainConfig
 from dsnet.data.batches import TrainBatches, plain_batches
-from dsnet.data.dataset import Batch, Dataset, Split
+from dsnet.data.dataset import Batch, Split
+from dsnet.data.dataset import Data as Dataset
 from dsnet.errors import TrainingError
 from dsnet.evaluate import accuracy, router_auc
 from dsnet.models import Card, Preprocessing, Supernet
@@ -194,10 +195,7 @@ def source_network(config: TrainConfig, data: Dataset) -> Supernet:
 
 
 def card_of(data: Dataset) -> Card:
-    how = data.train.loader.config
-    files = how.dataset == "folder"
-    crop = how.crop_ratio if files else 1.0
-    return Card(classes=data.classes, preprocessing=Preprocessing(data.mean, data.std, crop, how.interpolation))
+    return Card(classes=data.classes, preprocessing=Preprocessing(data.mean, data.std, data.crop, data.interpolation))
 
 
 def plain(split: Split, config: TrainConfig, loop: Loop) -> Iterator[Batch]:

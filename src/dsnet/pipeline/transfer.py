@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dsnet.checkpoint import load
 from dsnet.config import TrainConfig
-from dsnet.data.dataset import Dataset
+from dsnet.data.dataset import Data as Dataset
 from dsnet.models import ModelSpec, Supernet
 from dsnet.training import with_fresh_router
 from dsnet.training.sgs import of_router

@@ -3,21 +3,77 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import torch
+from PIL import Image
 from torch import Tensor
 
+from dsnet.data.augment import normalise, to_tensor
+from dsnet.data.boxes import BoxAugmentConfig, augment, inside, padded, resized
+from dsnet.data.dataset import Batch, Data, Split, read_files, stacked
+from dsnet.data.sources import IMAGENET_MEAN, IMAGENET_STD
 from dsnet.errors import DataError
+from dsnet.images import MAX_PIXELS, Interpolation
 
 VOC_CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
     *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
 )
+FILL = (124, 116, 104)  # ImageNet's mean: zero after normalisation
 SUFFIXES = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")
+
+
+@dataclass(frozen=True)
+class DetectionDataConfig:
+    """Which images with objects, and how they are split and read.
+
+    Args:
+        root: a VOCdevkit, or one folder with JPEGImages, Annotations and ImageSets/Main.
+        train: image lists that are joined, such as 2007/trainval and 2012/trainval, or train below a single folder.
+        calibration: lists of held-out images; where there are none, calibration_share of train is set aside.
+        test: lists that only evaluation reads.
+        classes: names in order; by default VOC's twenty, or those of the training images, sorted.
+        image_size: side in pixels; images are squeezed to a square, as SSD does.
+        calibration_share: of the training images.
+        split_seed: of the choice of calibration images.
+        interpolation: how images are resized.
+        on_corrupt: stop at a damaged image, or skip it and list it.
+        max_skipped: share of damaged images above which skipping stops the run.
+        max_pixels: images with more pixels are refused before they are decoded.
+        workers: loading processes; 0 loads in the main process.
+        augment: of training images.
+    """
+
+    root: str = ""
+    train: list[str] = field(default_factory=lambda: ["train"])
+    calibration: list[str] = field(default_factory=list)
+    test: list[str] = field(default_factory=lambda: ["test"])
+    classes: list[str] | None = None
+    image_size: int = 300
+    calibration_share: float = 0.1
+    split_seed: int = 0
+    interpolation: Interpolation = "bilinear"
+    on_corrupt: Literal["stop", "skip"] = "stop"
+    max_skipped: float = 0.01
+    max_pixels: int = MAX_PIXELS
+    workers: int = 0
+    augment: BoxAugmentConfig = field(default_factory=BoxAugmentConfig)
+
+    def __post_init__(self) -> None:
+        if self.image_size < 64:
+            raise ValueError(f"data.image_size is {self.image_size}; a detector needs at least 64 pixels")
+        if not 0 < self.calibration_share < 0.9 or not 0 <= self.max_skipped <= 1 or self.workers < 0:
+            raise ValueError("data.calibration_share lies in (0, 0.9), max_skipped in [0, 1]; workers is not negative")
+        if self.classes is not None and len(set(self.classes)) != len(self.classes):
+            raise ValueError(f"data.classes {self.classes} names a class twice")
+        if shared := set(self.test) & {*self.train, *self.calibration}:
+            raise ValueError(f"data.test shares the lists {sorted(shared)} with training; test on other images")
 
 
 @dataclass(frozen=True)
@@ -44,13 +100,15 @@ class Records:
 
     items: tuple[Record, ...]
     classes: tuple[str, ...]
-    root: str = field(default="", compare=False)
 
     def __len__(self) -> int:
         return len(self.items)
 
-    def digest(self) -> bytes:
-        """Of which images there are with which objects; the place of the files does not count."""
+    def file(self, number: int) -> str:
+        return self.items[number].file
+
+    def identity(self) -> bytes:
+        """A digest of which images there are with which objects; the place of the files does not count."""
         found = hashlib.sha256(repr(self.classes).encode())
         for item in self.items:
             found.update(Path(item.file).name.encode())
@@ -78,7 +136,7 @@ def read_lists(root: Path, lists: Sequence[str], classes: Sequence[str] | None =
     if not known:
         raise DataError(f"the images of {', '.join(lists)} below {root} have no objects; there is nothing to learn")
     items = tuple(Record(str(image), objects_of(annotation, known)) for image, annotation in found.values())
-    return Records(items, known, str(root))
+    return Records(items, known)
 
 
 def known_lists(root: Path) -> list[str]:
@@ -154,14 +212,65 @@ def objects_of(annotation: Annotation, classes: Sequence[str]) -> Tensor:
     return torch.tensor(rows, dtype=torch.float32).view(-1, 6)
 
 
-def inside(objects: Tensor, width: int, height: int, file: str) -> Tensor:
-    """Objects cut to the image; one that lies outside of it altogether is an error."""
-    limits = objects.new_tensor([width, height, width, height])
-    cut = torch.cat([objects[:, :4].clamp_min(0).minimum(limits), objects[:, 4:]], 1)
-    empty = ((cut[:, 2:4] - cut[:, :2]) <= 0).any(1)
-    if bool(empty.any()):
-        box = [round(edge, 1) for edge in objects[empty][0, :4].tolist()]
-        raise DataError(
-            f"{file} has {width} x {height} pixels, but its annotation has an object outside of it, at {box}"
-        )
-    return cut
+@dataclass(frozen=True)
+class BoxLoader:
+    """Decodes, augments, resizes and normalises images with boxes; depends on its arguments only."""
+
+    source: Records
+    config: DetectionDataConfig
+
+    @property
+    def size(self) -> int:
+        return self.config.image_size
+
+    def __call__(self, ids: Tensor, seed: int | None) -> Batch:
+        """Images [B, 3, S, S], and as labels objects [B, G, 6]: corners as shares, class, difficult; padded by -1."""
+        skipped: list[str] = []
+        read = [
+            (number, *self.fitted(image, number, seed))
+            for number, image in read_files(self.source, ids, self.config, skipped)
+        ]
+        images = normalise(stacked([to_tensor(image) for _, image, _ in read], self.size), IMAGENET_MEAN, IMAGENET_STD)
+        kept = torch.tensor([number for number, *_ in read], dtype=torch.long)
+        return Batch(images, padded([objects for *_, objects in read]), kept, tuple(skipped))
+
+    def fitted(self, image: Image.Image, number: int, seed: int | None) -> tuple[Image.Image, Tensor]:
+        """An image as a square, with its objects in shares of it."""
+        record, interpolation = self.source.items[number], self.config.interpolation
+        objects = inside(record.objects, image.width, image.height, record.file)
+        if seed is None:
+            return resized(image, objects, self.size, interpolation)
+        rng, how = random.Random(f"{seed}/{number}"), self.config.augment
+        return augment(image, objects, how, rng, size=self.size, interpolation=interpolation, fill=FILL)
+
+
+def open_detection_data(config: DetectionDataConfig) -> Data:
+    """The three splits of images with boxes. Test images are read by evaluation only."""
+    if not config.root:
+        raise DataError("data.root is missing: say where the images and annotations are with --data.root FOLDER")
+    root = Path(config.root)
+    train = read_lists(root, config.train, config.classes)
+    test = read_lists(root, config.test, train.classes)
+    if config.calibration:
+        held = read_lists(root, config.calibration, train.classes)
+        train_ids, held_ids = torch.arange(len(train)), torch.arange(len(held))
+    else:
+        generator = torch.Generator().manual_seed(config.split_seed)
+        order = torch.randperm(len(train), generator=generator)
+        count = max(1, round(len(train) * config.calibration_share))
+        if count >= len(train):
+            raise DataError(f"{len(train)} training images are too few to set {count} aside for calibration")
+        held, held_ids, train_ids = train, order[:count].sort().values, order[count:].sort().values
+    return Data(
+        Split(BoxLoader(train, config), train_ids),
+        Split(BoxLoader(held, config), held_ids),
+        Split(BoxLoader(test, config), torch.arange(len(test))),
+        classes=train.classes,
+        channels=3,
+        image_size=config.image_size,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+        fit="squeeze",
+        crop=1.0,
+        interpolation=config.interpolation,
+    )

@@ -1,4 +1,7 @@
-"""SSD's augmentation of an image and its boxes together: colours, expansion, crops that keep objects, flips.
+"""Images with boxes: geometry, and SSD's augmentation of an image and its boxes together.
+
+Corners are (left, top, right, bottom), centres are (x, y, width, height). Coordinates are continuous: a box as wide as
+one pixel has a width of one. Objects [G, 6] are corners, class and difficult.
 
 Expansion and crop only decide on a window, in pixels of the image, which may reach beyond it; the window is then cut
 out and resized in one step, so that large images cost no more than small ones.
@@ -13,13 +16,38 @@ import torch
 from PIL import Image, ImageEnhance
 from torch import Tensor
 
-from dsnet.detection.boxes import iou
-from dsnet.images import FILTERS
+from dsnet.errors import DataError
+from dsnet.images import FILTERS, squeeze
 
 Window = tuple[float, float, float, float]
 Colour = tuple[int, int, int]
 OVERLAPS = (None, 0.1, 0.3, 0.5, 0.7, 0.9, 0.0)  # None: the whole image; 0: any crop
 TRIALS = 50
+PADDING = -1  # class of the rows that fill up a batch's objects
+
+
+def to_corners(centres: Tensor) -> Tensor:
+    middle, size = centres[..., :2], centres[..., 2:]
+    return torch.cat([middle - size / 2, middle + size / 2], -1)
+
+
+def to_centres(corners: Tensor) -> Tensor:
+    low, high = corners[..., :2], corners[..., 2:]
+    return torch.cat([(low + high) / 2, high - low], -1)
+
+
+def area(corners: Tensor) -> Tensor:
+    return (corners[..., 2:] - corners[..., :2]).clamp_min(0).prod(-1)
+
+
+def iou(first: Tensor, second: Tensor) -> Tensor:
+    """Intersection over union of every pair, [..., N, 4] and [..., M, 4] in corners -> [..., N, M]; 0 where both are
+    empty."""
+    low = torch.maximum(first[..., :, None, :2], second[..., None, :, :2])
+    high = torch.minimum(first[..., :, None, 2:], second[..., None, :, 2:])
+    both = (high - low).clamp_min(0).prod(-1)
+    either = area(first)[..., :, None] + area(second)[..., None, :] - both
+    return torch.where(either > 0, both / either.clamp_min(torch.finfo(both.dtype).tiny), 0)
 
 
 @dataclass(frozen=True)
@@ -158,4 +186,27 @@ def resized(image: Image.Image, objects: Tensor, size: int, interpolation: str) 
     """The whole image as a square of a size, its objects as shares of it; the aspect ratio is not kept (SSD)."""
     scale = objects.new_tensor([image.width, image.height, image.width, image.height])
     shares = torch.cat([objects[:, :4] / scale, objects[:, 4:]], 1)
-    return image.resize((size, size), FILTERS[interpolation]), shares
+    return squeeze(image, size, interpolation), shares
+
+
+def inside(objects: Tensor, width: int, height: int, file: str) -> Tensor:
+    """Objects cut to the image; one that lies outside of it altogether is an error."""
+    limits = objects.new_tensor([width, height, width, height])
+    cut = torch.cat([objects[:, :4].clamp_min(0).minimum(limits), objects[:, 4:]], 1)
+    empty = ((cut[:, 2:4] - cut[:, :2]) <= 0).any(1)
+    if bool(empty.any()):
+        box = [round(edge, 1) for edge in objects[empty][0, :4].tolist()]
+        raise DataError(
+            f"{file} has {width} x {height} pixels, but its annotation has an object outside of it, at {box}"
+        )
+    return cut
+
+
+def padded(objects: list[Tensor]) -> Tensor:
+    """Objects of several images as one tensor [B, G, 6], filled up with rows of class -1."""
+    longest = max([1, *(len(own) for own in objects)])
+    filled = torch.zeros(len(objects), longest, 6)
+    filled[:, :, 4] = PADDING
+    for row, own in zip(filled, objects, strict=True):
+        row[: len(own)] = own
+    return filled
