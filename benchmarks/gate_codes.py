@@ -27,7 +27,7 @@ from dsnet.evaluate.dynamic import auc
 from dsnet.models import Supernet
 from dsnet.nn.gate import Gate
 from dsnet.pipeline import CONFIG, check_data, open_data, read_config
-from dsnet.reports.tables import markdown_table
+from dsnet.report.tables import markdown_table
 
 HIDDEN = 64
 READS = {

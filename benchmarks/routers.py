@@ -19,7 +19,7 @@ from dsnet.checkpoint import load
 from dsnet.config import CONFIG, read_config
 from dsnet.evaluate.dynamic import difficulties, row_of
 from dsnet.pipeline import open_data, traces_of, train
-from dsnet.reports.tables import human, markdown_table, print_table
+from dsnet.report.tables import human, markdown_table, print_table
 from dsnet.routing import Policy
 from dsnet.routing.budgets import set_threshold_width, solve
 from dsnet.training import SGSConfig

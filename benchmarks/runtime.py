@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from dsnet.models import Supernet, model_spec
 from dsnet.nn import RouterSpec
-from dsnet.reports.bench import COLUMNS, width_cells, width_note
-from dsnet.reports.tables import markdown_table
+from dsnet.report.bench import COLUMNS, width_cells, width_note
+from dsnet.report.tables import markdown_table
 from dsnet.runtime import OnnxRunner
 from dsnet.runtime.bench import Artefacts, BenchConfig, bench, machine
 from dsnet.runtime.bench.candidates import forced_call

@@ -25,7 +25,7 @@ from dsnet.data.batches import plain_batches
 from dsnet.evaluate import accuracy
 from dsnet.models import Supernet, model_spec
 from dsnet.pipeline import CONFIG, calibration_images, check_data, open_data, read_config
-from dsnet.reports.tables import human, markdown_table
+from dsnet.report.tables import human, markdown_table
 from dsnet.training import recalibrate
 from dsnet.weights.sorting import IMPORTANCES, order_of, sort_channels, spaces
 from dsnet.weights.transfer import transfer

@@ -16,8 +16,8 @@ from dsnet.checkpoint import MODEL, WEIGHTS, load, save
 from dsnet.cost import CostTable
 from dsnet.errors import CheckpointError
 from dsnet.models import Supernet
-from dsnet.reports.show import COLUMNS, DYNAMIC_COLUMNS, cells, dynamic_cells, dynamic_note, dynamic_title, title
-from dsnet.reports.tables import human, markdown_table
+from dsnet.report.show import COLUMNS, DYNAMIC_COLUMNS, cells, dynamic_cells, dynamic_note, dynamic_title, title
+from dsnet.report.tables import human, markdown_table
 
 TAGS = ["dynamic-neural-networks", "slimmable-networks", "image-classification", "pytorch"]
 RESULT = Path("results") / "test.json"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dsnet.reports.keys import saving
-from dsnet.reports.plots import class_bars, latency_plots
+from dsnet.report.keys import saving
+from dsnet.report.plots import class_bars, latency_plots
 
 
 def rows(*points: tuple[int, float]) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ ROOMS = [
     ["predict"],
     ["training"],
     ["evaluate"],
-    ["reports"],
+    ["report"],
     ["hub"],
     ["config"],
     ["detection"],

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dsnet.reports.svg import HEIGHT, WIDTH, axis, chart, decades, number_of, stacked_bars, standalone
+from dsnet.report.svg import HEIGHT, WIDTH, axis, chart, decades, number_of, stacked_bars, standalone
 
 SVG = "{http://www.w3.org/2000/svg}"
 

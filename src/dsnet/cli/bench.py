@@ -54,8 +54,8 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.files import write_whole
     from dsnet.models import list_models
     from dsnet.pipeline.folder import BENCH, CONFIG
-    from dsnet.reports.bench import export_bench, latency_figure, show_bench
-    from dsnet.reports.tables import print_json
+    from dsnet.report.bench import export_bench, latency_figure, show_bench
+    from dsnet.report.tables import print_json
     from dsnet.runtime import is_artefact
     from dsnet.runtime.bench import BenchConfig, bench, bench_file, table1
 

@@ -22,8 +22,8 @@ def evaluate_runs(args: Namespace) -> None:
     from dsnet.detection import open_detector, read_detection_config
     from dsnet.pipeline.detection import draw_examples, evaluate_detection, open_data, record_detection
     from dsnet.pipeline.folder import check_data
-    from dsnet.reports.detection import export_detection, show_detection
-    from dsnet.reports.tables import print_json
+    from dsnet.report.detection import export_detection, show_detection
+    from dsnet.report.tables import print_json
 
     overlap = 0.5 if args.overlap is None else args.overlap
     must("--overlap", overlap, 0 < overlap < 1, "lie between 0 and 1")
@@ -52,7 +52,7 @@ def show_widths(args: Namespace) -> None:
     from dsnet.cli.info import parse_path
     from dsnet.detection import DetectorCost, open_detector
     from dsnet.detection.cost import PARTS
-    from dsnet.reports.tables import human, print_json, print_table
+    from dsnet.report.tables import human, print_json, print_table
 
     if args.image_size is not None or args.num_classes is not None or args.width is not None:
         raise ValueError(f"{args.model} is a saved detector: its image size, classes and width are fixed")
@@ -92,7 +92,7 @@ def predict_objects(args: Namespace, files: Sequence[Path]) -> int:
     from dsnet.detection import detector_policy, open_detector
     from dsnet.detection.predict import drawn, find_objects
     from dsnet.images import read_image
-    from dsnet.reports.tables import human, print_json, print_table
+    from dsnet.report.tables import human, print_json, print_table
     from dsnet.routing import Policy
 
     confidence = 0.5 if args.confidence is None else args.confidence
@@ -141,7 +141,7 @@ def export_file(args: Namespace) -> None:
     from dsnet.cli.export import out_file
     from dsnet.cli.info import parse_path
     from dsnet.detection import OnnxDetector, detector_policy, export_detector, load_detector
-    from dsnet.reports.tables import human, print_json
+    from dsnet.report.tables import human, print_json
 
     if args.bundle:
         raise ValueError("a detector is not exported as a bundle; leave --bundle out, or export one --path for batches")

@@ -63,8 +63,8 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.detection import is_detector
     from dsnet.evaluate import combine
     from dsnet.pipeline import CONFIG, check_data, evaluate_split, open_data, read_config, record
-    from dsnet.reports.show import draw, export_result, show_result
-    from dsnet.reports.tables import print_json
+    from dsnet.report.show import draw, export_result, show_result
+    from dsnet.report.tables import print_json
     from dsnet.runtime import Runner, is_artefact, open_runner
 
     if is_detector(args.runs[0]):

@@ -43,7 +43,7 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.checkpoint import load
     from dsnet.cli.info import parse_path
     from dsnet.detection import is_detector
-    from dsnet.reports.tables import human, print_json
+    from dsnet.report.tables import human, print_json
     from dsnet.routing import policy_for
     from dsnet.runtime import OnnxRunner, export_bundle, export_onnx, is_artefact
 

@@ -46,7 +46,7 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
 
     from dsnet.checkpoint import MODEL, save
     from dsnet.errors import CheckpointError
-    from dsnet.reports.tables import print_json
+    from dsnet.report.tables import print_json
 
     if (Path(args.out) / MODEL).exists():
         raise CheckpointError(f"{args.out} already holds a model; choose another --out or remove it")
@@ -98,7 +98,7 @@ def read(args: Namespace) -> tuple[Supernet, Account]:
 
 def show(net: Supernet, account: Account, out: str) -> None:
     from dsnet.cost import CostTable
-    from dsnet.reports.tables import human
+    from dsnet.report.tables import human
 
     table = CostTable(net)
     print(f"{net.spec.name}: {len(account.loaded)} tensors loaded into {out}")

@@ -14,7 +14,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.cost import CostTable
     from dsnet.models import describe, list_models, model_spec
-    from dsnet.reports.tables import human, print_json, print_table
+    from dsnet.report.tables import human, print_json, print_table
 
     rows: list[dict[str, Any]] = []
     for name in list_models():

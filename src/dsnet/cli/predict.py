@@ -45,7 +45,7 @@ def run(args: Namespace, parser: ArgumentParser) -> int:
     from dsnet.cli.info import parse_path
     from dsnet.detection import is_detector
     from dsnet.predict import image_files, predict
-    from dsnet.reports.tables import human, print_json, print_table
+    from dsnet.report.tables import human, print_json, print_table
     from dsnet.routing import Policy
     from dsnet.runtime import open_runner
 

@@ -23,8 +23,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.cli.evaluation import read_result
     from dsnet.pipeline.report import report_of
-    from dsnet.reports.html import page
-    from dsnet.reports.readme import export_report
+    from dsnet.report.html import page
+    from dsnet.report.readme import export_report
 
     place = Path(args.place)
     out = Path(args.out) if args.out else place / "report.html"

@@ -43,8 +43,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, parser: ArgumentParser) -> int:
     from dsnet.experiments import EXPERIMENTS, SCALES, progress, reproduce
-    from dsnet.reports.experiment import show_experiment
-    from dsnet.reports.tables import print_json, print_table
+    from dsnet.report.experiment import show_experiment
+    from dsnet.report.tables import print_json, print_table
     from dsnet.training import Interrupted
 
     must("longer", args.longer, args.longer >= 1, "be at least 1, a factor of all epochs")

@@ -105,7 +105,7 @@ def run(args: Namespace, parser: ArgumentParser) -> int | None:
             print(f"dsnet train: {stop}", file=sys.stderr)
         return stop.exit_code
     if result:
-        from dsnet.reports.show import show_result
+        from dsnet.report.show import show_result
 
         show_result(result, sorted((folder / "results").glob("test*.png")))
         print(f"run: {folder}")

@@ -34,7 +34,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, parser: ArgumentParser) -> int | None:
     from dsnet.pipeline.detection import train_detection
-    from dsnet.reports.detection import show_detection
+    from dsnet.report.detection import show_detection
     from dsnet.training import Interrupted
 
     if args.resume is not None:

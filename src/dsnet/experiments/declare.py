@@ -12,7 +12,7 @@ from dsnet.experiments.recipe import Recipe, Scale
 Measure = Callable[[Finished], float]
 Form = Literal["percent", "points", "madds", "number"]
 Runs = Mapping[str, Sequence[Finished]]  # by label of a row, one per seed
-Plot = Callable[[Runs], dict[str, Any]]  # what reports/svg.py draws
+Plot = Callable[[Runs], dict[str, Any]]  # what report/svg.py draws
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from dsnet.experiments.declare import Claim, Column, Experiment, Form, Row, Runs, Table
 from dsnet.experiments.recipe import Scale
-from dsnet.reports.tables import human
+from dsnet.report.tables import human
 
 MISSING, OUTSIDE = "not run", "out of range"
 

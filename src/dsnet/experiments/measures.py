@@ -8,7 +8,7 @@ from typing import Any
 
 from dsnet.experiments.declare import Measure, Plot, Runs
 from dsnet.experiments.grid import Finished
-from dsnet.reports.tables import human
+from dsnet.report.tables import human
 
 
 def uniform_rows(result: dict[str, Any]) -> list[dict[str, Any]]:

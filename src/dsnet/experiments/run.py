@@ -21,7 +21,7 @@ from dsnet.experiments.digits import write_digits
 from dsnet.experiments.grid import RESULT, Finished, in_order, is_finished, train_all
 from dsnet.experiments.layout import result_of
 from dsnet.experiments.recipe import Cell, Scale, cell_of
-from dsnet.reports.experiment import export_experiment
+from dsnet.report.experiment import export_experiment
 from dsnet.training.distributed import barrier, process_group, rank
 from dsnet.version import __version__, commit
 

@@ -9,7 +9,7 @@ from typing import Any
 from dsnet.experiments.recipe import Scale
 from dsnet.models import Supernet, model_spec
 from dsnet.nn import RouterSpec
-from dsnet.reports.tables import human
+from dsnet.report.tables import human
 from dsnet.runtime.bench import BenchConfig, bench, table1
 
 EASY, HARD = 0.6, 3.0  # compute, in units of the static network's, at which accuracy has covered 1 - 1/e of its range

@@ -42,7 +42,7 @@ from dsnet.images import read_image
 from dsnet.models import Card, Preprocessing
 from dsnet.pipeline.folder import GATE, check_data, prepare_folder
 from dsnet.pipeline.run import run_loop
-from dsnet.reports.detection import examples_sheet
+from dsnet.report.detection import examples_sheet
 from dsnet.routing import calibrate
 from dsnet.runtime.bench import Operating, bench_routed, machine
 from dsnet.training import Loop, OptimConfig, uncalibrated

@@ -18,11 +18,11 @@ from dsnet.config import CONFIG, read_config
 from dsnet.data.dataset import Data as Dataset
 from dsnet.pipeline.assess import open_data, pixels, split_of
 from dsnet.pipeline.folder import BENCH, GATE, check_data
-from dsnet.reports.blocks import Chapter, Picture, Pictures, Report
-from dsnet.reports.chapters import RunParts, experiment_chapter, run_chapter
-from dsnet.reports.html import chapter
-from dsnet.reports.overview import compose, data_of
-from dsnet.reports.plots import is_static
+from dsnet.report.blocks import Chapter, Picture, Pictures, Report
+from dsnet.report.chapters import RunParts, experiment_chapter, run_chapter
+from dsnet.report.html import chapter
+from dsnet.report.overview import compose, data_of
+from dsnet.report.plots import is_static
 
 RESULT = "results/test.json"
 SHEET = "results/test-examples.png"

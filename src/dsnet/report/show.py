@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dsnet.reports.figures import accuracy_figure, gates_figure
-from dsnet.reports.tables import human, markdown_table, print_table
+from dsnet.report.figures import accuracy_figure, gates_figure
+from dsnet.report.tables import human, markdown_table, print_table
 
 COLUMNS = ["<path", "MAdds", "of widest", "parameters", "top-1", "top-5", "loss"]
 DYNAMIC_COLUMNS = ["budget", "MAdds", "p50", "p95", "top-1", "uniform hull", "gain", "<images per width, first gate"]

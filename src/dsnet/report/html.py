@@ -6,7 +6,7 @@ import base64
 from collections.abc import Sequence
 from html import escape
 
-from dsnet.reports.blocks import (
+from dsnet.report.blocks import (
     Bars,
     Block,
     Chapter,
@@ -23,7 +23,7 @@ from dsnet.reports.blocks import (
     Text,
     Tiles,
 )
-from dsnet.reports.svg import RULES, THEME, chart, stacked_bars
+from dsnet.report.svg import RULES, THEME, chart, stacked_bars
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 STYLE = (

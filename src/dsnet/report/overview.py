@@ -7,11 +7,11 @@ from typing import Any
 
 from dsnet.evaluate import combine
 from dsnet.evaluate.combine import kind
-from dsnet.reports.blocks import Block, Chapter, Missing, Plot, Report, Table
-from dsnet.reports.chapters import RunParts, experiment_chapter, run_chapter
-from dsnet.reports.html import anchor
-from dsnet.reports.plots import dynamic_points, line, middle, router_of, uniform_points
-from dsnet.reports.tables import human
+from dsnet.report.blocks import Block, Chapter, Missing, Plot, Report, Table
+from dsnet.report.chapters import RunParts, experiment_chapter, run_chapter
+from dsnet.report.html import anchor
+from dsnet.report.plots import dynamic_points, line, middle, router_of, uniform_points
+from dsnet.report.tables import human
 
 COLUMNS = ["<run", "<model", "<router", "slimmest", "widest", "dynamic", "at MAdds", "gain"]
 DETECTORS = ["<run", "<model", "slimmest mAP", "widest mAP", "dynamic mAP", "at MAdds", "uniform"]

@@ -9,8 +9,8 @@ from typing import Any
 
 from PIL import Image
 
-from dsnet.reports.figures import new_figure, saved
-from dsnet.reports.tables import human, markdown_table, print_table
+from dsnet.report.figures import new_figure, saved
+from dsnet.report.tables import human, markdown_table, print_table
 
 FEW = 6  # classes that have columns; more of them get a table of their own
 BY_CLASS = "average precision by class and path"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dsnet.reports import bench as benches
-from dsnet.reports import detection, show
-from dsnet.reports.blocks import (
+from dsnet.report import bench as benches
+from dsnet.report import detection, show
+from dsnet.report.blocks import (
     Bars,
     Block,
     Chapter,
@@ -24,8 +24,8 @@ from dsnet.reports.blocks import (
     Text,
     Tiles,
 )
-from dsnet.reports.keys import key_figures
-from dsnet.reports.plots import (
+from dsnet.report.keys import key_figures
+from dsnet.report.plots import (
     accuracy_plot,
     class_bars,
     curves,
@@ -37,7 +37,7 @@ from dsnet.reports.plots import (
     middle,
     precision_plot,
 )
-from dsnet.reports.tables import human
+from dsnet.report.tables import human
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dsnet.files import write_whole
-from dsnet.reports.svg import chart, stacked_bars, standalone
-from dsnet.reports.tables import markdown_table, print_table
+from dsnet.report.svg import chart, stacked_bars, standalone
+from dsnet.report.tables import markdown_table, print_table
 
 CLAIMS = ["<claim", "paper", "ours", "<direction"]
 VERDICTS = {True: "holds", False: "does not hold", None: "no verdict"}

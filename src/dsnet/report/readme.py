@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from dsnet.reports.blocks import Bars, Block, Claims, Code, Missing, Pictures, Plot, Report, Sheet, Table, Text, Tiles
-from dsnet.reports.figures import new_figure, saved
-from dsnet.reports.svg import COLOURS, DASHES, LIGHT, number_of, usable
-from dsnet.reports.tables import markdown_table
+from dsnet.report.blocks import Bars, Block, Claims, Code, Missing, Pictures, Plot, Report, Sheet, Table, Text, Tiles
+from dsnet.report.figures import new_figure, saved
+from dsnet.report.svg import COLOURS, DASHES, LIGHT, number_of, usable
+from dsnet.report.tables import markdown_table
 
 PALETTE = re.findall(r"--c\d:(#\w+)", LIGHT)
 MARKERS = "os^Dv+xh"

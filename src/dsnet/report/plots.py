@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dsnet.reports.tables import human
+from dsnet.report.tables import human
 
 Figure = dict[str, Any]
 CLASSES = 12  # this many of the cheapest and of the dearest classes are drawn

@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from dsnet.evaluate.dynamic import concave
-from dsnet.reports.plots import middle
-from dsnet.reports.tables import human
+from dsnet.report.plots import middle
+from dsnet.report.tables import human
 
 KeyFigure = tuple[str, str, str]  # label, value, note
 

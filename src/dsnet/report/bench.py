@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dsnet.reports.figures import BLUE, GREEN, GREY, RED, new_figure, saved
-from dsnet.reports.tables import human, markdown_table, print_table
+from dsnet.report.figures import BLUE, GREEN, GREY, RED, new_figure, saved
+from dsnet.report.tables import human, markdown_table, print_table
 
 COLUMNS = ["<runtime", "<path", "threads", "batch", "MAdds", "mean ms", "p50", "p95", "images/s", "to ideal", "A/A"]
 ROUTED_COLUMNS = ["<run", "<router", "budget", "MAdds", "top-1", "mean ms", "p50", "p95", "ideal ms", "to ideal"]
