@@ -11,8 +11,8 @@ from PIL import Image, ImageDraw
 from support import randomised
 from torch import nn
 
-from dsnet.detection import Detector, DetectorSpec, with_backbone
 from dsnet.nn import RouterSpec
+from dsnet.tasks.detection import Detector, DetectorSpec, with_backbone
 
 SIZE = 64
 Box = tuple[str, int, int, int, int]

@@ -35,8 +35,8 @@ def make_loop(model: str, folder: Path, size: int) -> Loop:
 def make_detection_loop(folder: Path) -> Loop:
     from dsnet.data.boxes import BoxAugmentConfig
     from dsnet.data.voc import DetectionDataConfig
-    from dsnet.detection import DetectionConfig, WidthsConfig, WidthsStage
     from dsnet.pipeline.detection import loop_of, new_detector, open_data
+    from dsnet.tasks.detection import DetectionConfig, WidthsConfig, WidthsStage
 
     torch.manual_seed(0)
     same = BoxAugmentConfig(colour=0, expand=1, crop=False, flip=False)  # ranks would augment differently
@@ -113,7 +113,7 @@ def die(folder: Path, words: list[str]) -> int:
 def medians(folder: Path, words: list[str]) -> int:
     """dsnet train of a detector; every rank notes the median by which its gate tells hard images."""
     from dsnet.cli import main
-    from dsnet.detection import GatesStage
+    from dsnet.tasks.detection import GatesStage
 
     real = GatesStage.__init__
 

@@ -17,8 +17,8 @@ from support import randomised
 
 import dsnet
 from dsnet.cli import main
-from dsnet.detection import DetectorCost, load_detector, read_detection_config
 from dsnet.nn import RouterSpec
+from dsnet.tasks.detection import DetectorCost, load_detector, read_detection_config
 from dsnet.training import Interrupted, with_fresh_router
 from dsnet.training.state import load_state
 

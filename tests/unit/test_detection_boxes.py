@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from dsnet.data.boxes import area, iou, to_centres, to_corners
-from dsnet.detection.boxes import decode, encode, nms, select
-from dsnet.detection.loss import IGNORED, Targets, match, match_all, multibox_loss, own_priors
-from dsnet.detection.priors import boxes_per_place, prior_boxes
+from dsnet.tasks.detection.boxes import decode, encode, nms, select
+from dsnet.tasks.detection.loss import IGNORED, Targets, match, match_all, multibox_loss, own_priors
+from dsnet.tasks.detection.priors import boxes_per_place, prior_boxes
 
 
 def random_boxes(count: int, seed: int = 0) -> Tensor:

@@ -14,7 +14,12 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import dsnet
-from dsnet.detection import (
+from dsnet.errors import CheckpointError
+from dsnet.models import model_spec
+from dsnet.nn import RouterSpec, Sliceable
+from dsnet.nn.tracing import materialise
+from dsnet.routing import Policy, Prices
+from dsnet.tasks.detection import (
     Detector,
     DetectorCost,
     DetectorSpec,
@@ -24,11 +29,6 @@ from dsnet.detection import (
     route_detector,
     save_detector,
 )
-from dsnet.errors import CheckpointError
-from dsnet.models import model_spec
-from dsnet.nn import RouterSpec, Sliceable
-from dsnet.nn.tracing import materialise
-from dsnet.routing import Policy, Prices
 
 GATE = RouterSpec("gate", "try_best")
 BACKBONES = ["ds_mobilenet_v1_small", "mobilenet_v1", "us_mobilenet_v1", "ds_resnet_tiny"]

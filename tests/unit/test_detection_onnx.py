@@ -15,7 +15,11 @@ from support import assert_close, randomised
 from torch import Tensor
 
 from dsnet import OnnxRunner, export_onnx
-from dsnet.detection import (
+from dsnet.errors import CheckpointError, RoutingError
+from dsnet.models import Budget, Card
+from dsnet.nn import RouterSpec
+from dsnet.routing import Policy, Prices
+from dsnet.tasks.detection import (
     Detector,
     DetectorCost,
     OnnxDetector,
@@ -25,10 +29,6 @@ from dsnet.detection import (
     is_detector,
     route_detector,
 )
-from dsnet.errors import CheckpointError, RoutingError
-from dsnet.models import Budget, Card
-from dsnet.nn import RouterSpec
-from dsnet.routing import Policy, Prices
 
 GATE = RouterSpec("gate", "kl")
 ROUTED = [("ds_mobilenet_v1_small", 64), ("ds_mobilenet_v1_small", 100), ("ds_resnet_tiny", 64)]

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from dsnet.detection import coco
-from dsnet.detection.average_precision import Detections, Truth, average_precision, mean_average_precision
+from dsnet.tasks.detection import coco
+from dsnet.tasks.detection.average_precision import Detections, Truth, average_precision, mean_average_precision
 
 FAR = (100.0, 100.0, 110.0, 110.0)
 BOX = (0.0, 0.0, 10.0, 10.0)
@@ -109,7 +109,7 @@ def test_wrong_arguments_are_named() -> None:
 
 
 def test_cocos_format() -> None:
-    from dsnet.detection.coco import dataset, results
+    from dsnet.tasks.detection.coco import dataset, results
 
     half = (0.25, 0.5, 0.75, 1.0)
     (thing,) = dataset([truth(), truth((half, 1, True))], 2, 200)["annotations"]

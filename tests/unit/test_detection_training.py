@@ -12,7 +12,9 @@ from detection_support import pictures, random_detector, voc_folder
 
 from dsnet.data.batches import plain_batches
 from dsnet.data.voc import DetectionDataConfig, open_detection_data
-from dsnet.detection import (
+from dsnet.nn import RouterSpec
+from dsnet.routing import Policy, calibrate
+from dsnet.tasks.detection import (
     DetectionTraces,
     GatesConfig,
     GatesStage,
@@ -22,10 +24,8 @@ from dsnet.detection import (
     median_gap,
     route_detector,
 )
-from dsnet.detection.average_precision import Detections
-from dsnet.detection.stages import goals
-from dsnet.nn import RouterSpec
-from dsnet.routing import Policy, calibrate
+from dsnet.tasks.detection.average_precision import Detections
+from dsnet.tasks.detection.stages import goals
 from dsnet.training import OptimConfig, learning_rate
 
 EXCESS = GatesConfig(targets="excess").spec

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from dsnet.config import TrainConfig, read_config
-from dsnet.detection.config import read_detection_config
 from dsnet.experiments import EXPERIMENTS, SCALES, measures
 from dsnet.experiments.catalogue.common import MBNET, PAPER_GATES, RESNET
 from dsnet.experiments.declare import Claim, Column, Row, Table
@@ -20,6 +19,7 @@ from dsnet.experiments.layout import judged, laid_out
 from dsnet.experiments.measures import interpolate
 from dsnet.experiments.recipe import LINKS, PLACES, Cell, Recipe, cell_of, flat, nested
 from dsnet.experiments.run import cells_of, flat_list
+from dsnet.tasks.detection.config import read_detection_config
 
 ROOT = Path(__file__).parents[2]
 

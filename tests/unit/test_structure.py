@@ -34,7 +34,7 @@ ROOMS = [
     ["report"],
     ["hub"],
     ["config"],
-    ["detection"],
+    ["tasks"],
     ["pipeline"],
     ["experiments"],
     ["cli"],

@@ -50,7 +50,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.cli.info import parse_path
-    from dsnet.detection import is_detector
     from dsnet.files import write_whole
     from dsnet.models import list_models
     from dsnet.pipeline.folder import BENCH, CONFIG
@@ -58,6 +57,7 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.report.tables import print_json
     from dsnet.runtime import is_artefact
     from dsnet.runtime.bench import BenchConfig, bench, bench_file, table1
+    from dsnet.tasks.detection import is_detector
 
     common: dict[str, Any] = {
         "threads": tuple(args.threads),
@@ -135,9 +135,9 @@ def network(name: str) -> Supernet:
 
 def routed(args: Namespace) -> dict[str, Any] | None:
     """The dynamic network on its own test images; None, and a word about it, where the data cannot be had."""
-    from dsnet.detection import is_detector
     from dsnet.pipeline import bench_runs
     from dsnet.pipeline.detection import bench_detection
+    from dsnet.tasks.detection import is_detector
 
     how = {"root": args.root, "threads": args.threads[0], "rounds": max(1, args.repeats // 30)}
     try:

@@ -13,17 +13,17 @@ from jsonargparse import Namespace
 from dsnet.errors import must
 
 if TYPE_CHECKING:
-    from dsnet.detection import Detector, OnnxDetector
+    from dsnet.tasks.detection import Detector, OnnxDetector
 
 
 def evaluate_runs(args: Namespace) -> None:
     from dsnet.cli.evaluation import run_of
     from dsnet.config import CONFIG
-    from dsnet.detection import open_detector, read_detection_config
     from dsnet.pipeline.detection import draw_examples, evaluate_detection, open_data, record_detection
     from dsnet.pipeline.folder import check_data
     from dsnet.report.detection import export_detection, show_detection
     from dsnet.report.tables import print_json
+    from dsnet.tasks.detection import open_detector, read_detection_config
 
     overlap = 0.5 if args.overlap is None else args.overlap
     must("--overlap", overlap, 0 < overlap < 1, "lie between 0 and 1")
@@ -50,9 +50,9 @@ def evaluate_runs(args: Namespace) -> None:
 def show_widths(args: Namespace) -> None:
     """What `dsnet info` tells of a detector."""
     from dsnet.cli.info import parse_path
-    from dsnet.detection import DetectorCost, open_detector
-    from dsnet.detection.cost import PARTS
     from dsnet.report.tables import human, print_json, print_table
+    from dsnet.tasks.detection import DetectorCost, open_detector
+    from dsnet.tasks.detection.cost import PARTS
 
     if args.image_size is not None or args.num_classes is not None or args.width is not None:
         raise ValueError(f"{args.model} is a saved detector: its image size, classes and width are fixed")
@@ -89,11 +89,11 @@ def show_widths(args: Namespace) -> None:
 def predict_objects(args: Namespace, files: Sequence[Path]) -> int:
     from dsnet.cli.info import parse_path
     from dsnet.cli.predict import tell_refused
-    from dsnet.detection import detector_policy, open_detector
-    from dsnet.detection.predict import drawn, find_objects
     from dsnet.images import read_image
     from dsnet.report.tables import human, print_json, print_table
     from dsnet.routing import Policy
+    from dsnet.tasks.detection import detector_policy, open_detector
+    from dsnet.tasks.detection.predict import drawn, find_objects
 
     confidence = 0.5 if args.confidence is None else args.confidence
     must("--confidence", confidence, 0 < confidence < 1, "lie between 0 and 1")
@@ -140,8 +140,8 @@ def export_file(args: Namespace) -> None:
     """What `dsnet export` does with a detector."""
     from dsnet.cli.export import out_file
     from dsnet.cli.info import parse_path
-    from dsnet.detection import OnnxDetector, detector_policy, export_detector, load_detector
     from dsnet.report.tables import human, print_json
+    from dsnet.tasks.detection import OnnxDetector, detector_policy, export_detector, load_detector
 
     if args.bundle:
         raise ValueError("a detector is not exported as a bundle; leave --bundle out, or export one --path for batches")
@@ -184,10 +184,10 @@ def bench_parts(args: Namespace, common: dict[str, Any]) -> dict[str, Any]:
     """What `dsnet bench` measures of a detector: its widths, and its budgets where it routes."""
     from dsnet.cli.bench import routed
     from dsnet.cli.info import parse_path
-    from dsnet.detection import OnnxDetector, load_detector
-    from dsnet.detection.bench import bench_detector
     from dsnet.runtime import is_artefact
     from dsnet.runtime.bench import BenchConfig, bench_file
+    from dsnet.tasks.detection import OnnxDetector, load_detector
+    from dsnet.tasks.detection.bench import bench_detector
 
     if args.routers is not None:
         raise ValueError("--routers compares networks for classification; leave it out for a detector")

@@ -60,12 +60,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.checkpoint import load
-    from dsnet.detection import is_detector
     from dsnet.evaluate import combine
     from dsnet.pipeline import CONFIG, check_data, evaluate_split, open_data, read_config, record
     from dsnet.report.show import draw, export_result, show_result
     from dsnet.report.tables import print_json
     from dsnet.runtime import Runner, is_artefact, open_runner
+    from dsnet.tasks.detection import is_detector
 
     if is_detector(args.runs[0]):
         from dsnet.cli.detection import evaluate_runs

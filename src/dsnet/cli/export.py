@@ -42,10 +42,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.checkpoint import load
     from dsnet.cli.info import parse_path
-    from dsnet.detection import is_detector
     from dsnet.report.tables import human, print_json
     from dsnet.routing import policy_for
     from dsnet.runtime import OnnxRunner, export_bundle, export_onnx, is_artefact
+    from dsnet.tasks.detection import is_detector
 
     if is_artefact(args.run):
         raise ValueError(f"{args.run} is exported already; give its run folder")

@@ -24,9 +24,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.cost import CostTable
-    from dsnet.detection import is_detector
     from dsnet.models import describe, list_models
     from dsnet.report.tables import human, print_json, print_table
+    from dsnet.tasks.detection import is_detector
 
     if args.model not in list_models() and is_detector(args.model):
         from dsnet.cli.detection import show_widths

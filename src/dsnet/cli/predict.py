@@ -43,11 +43,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, parser: ArgumentParser) -> int:
     from dsnet.cli.info import parse_path
-    from dsnet.detection import is_detector
     from dsnet.predict import image_files, predict
     from dsnet.report.tables import human, print_json, print_table
     from dsnet.routing import Policy
     from dsnet.runtime import open_runner
+    from dsnet.tasks.detection import is_detector
 
     must("--batch_size", args.batch_size, args.batch_size >= 1, "be at least 1")
     if args.path is not None and (args.budget is not None or args.max_width is not None):

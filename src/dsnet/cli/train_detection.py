@@ -11,7 +11,12 @@ from jsonargparse import ArgumentParser, Namespace
 
 from dsnet.cli.train import expand as expand
 from dsnet.config import CONFIG
-from dsnet.detection.config import DetectionConfig, add_detection_config, detection_config_of, read_detection_config
+from dsnet.tasks.detection.config import (
+    DetectionConfig,
+    add_detection_config,
+    detection_config_of,
+    read_detection_config,
+)
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dsnet.config import TrainConfig, config_from
-from dsnet.detection.config import DetectionConfig, detection_config_from
+from dsnet.tasks.detection.config import DetectionConfig, detection_config_from
 
 Keys = Mapping[str, Any]  # of a config, such as {"ieb.teacher": "ema"}
 LINKS = ("source", "gate_from", "backbone")  # other runs that a run starts from

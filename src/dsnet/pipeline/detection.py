@@ -17,7 +17,16 @@ from dsnet.data.batches import TrainBatches, plain_batches
 from dsnet.data.dataset import Batch, Split
 from dsnet.data.dataset import Data as DetectionData
 from dsnet.data.voc import Records, open_detection_data
-from dsnet.detection import (
+from dsnet.errors import TrainingError
+from dsnet.files import write_whole
+from dsnet.images import read_image
+from dsnet.models import Card, Preprocessing
+from dsnet.pipeline.folder import GATE, check_data, prepare_folder
+from dsnet.pipeline.run import run_loop
+from dsnet.report.detection import examples_sheet
+from dsnet.routing import calibrate
+from dsnet.runtime.bench import Operating, bench_routed, machine
+from dsnet.tasks.detection import (
     DetectionConfig,
     DetectionTraces,
     Detector,
@@ -34,17 +43,8 @@ from dsnet.detection import (
     save_detector,
     with_backbone,
 )
-from dsnet.detection.average_precision import Rule
-from dsnet.detection.bench import DetectorArtefacts
-from dsnet.errors import TrainingError
-from dsnet.files import write_whole
-from dsnet.images import read_image
-from dsnet.models import Card, Preprocessing
-from dsnet.pipeline.folder import GATE, check_data, prepare_folder
-from dsnet.pipeline.run import run_loop
-from dsnet.report.detection import examples_sheet
-from dsnet.routing import calibrate
-from dsnet.runtime.bench import Operating, bench_routed, machine
+from dsnet.tasks.detection.average_precision import Rule
+from dsnet.tasks.detection.bench import DetectorArtefacts
 from dsnet.training import Loop, OptimConfig, uncalibrated
 from dsnet.training.distributed import barrier, process_group, rank, world
 

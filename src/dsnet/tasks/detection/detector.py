@@ -14,16 +14,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from dsnet.detection.boxes import decode
-from dsnet.detection.layers import Heads, Neck
-from dsnet.detection.priors import prior_boxes
-from dsnet.detection.spec import DetectorSpec
 from dsnet.extraction import fold_batch_norm
 from dsnet.models import Card, Supernet
 from dsnet.models.segment import Features
 from dsnet.nn import SliceBatchNorm2d, SliceConv2d
 from dsnet.nn.tracing import materialise
 from dsnet.space import Channels, WidthPath, WidthSpace
+from dsnet.tasks.detection.boxes import decode
+from dsnet.tasks.detection.layers import Heads, Neck
+from dsnet.tasks.detection.priors import prior_boxes
+from dsnet.tasks.detection.spec import DetectorSpec
 
 
 class Answer(NamedTuple):

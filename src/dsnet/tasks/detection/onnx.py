@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsnet.detection.cost import DetectorCost
-from dsnet.detection.spec import TASK, DetectorSpec
 from dsnet.models import Supernet
 from dsnet.routing import Policy, Prices
 from dsnet.routing.route import check_routes
 from dsnet.runtime.onnx.export import IMAGE
 from dsnet.runtime.onnx.runner import as_array, finite, held_space, knobs, one_by_one, open_session, read_label
 from dsnet.space import WidthPath, WidthSpace
+from dsnet.tasks.detection.cost import DetectorCost
+from dsnet.tasks.detection.spec import TASK, DetectorSpec
 
 
 class OnnxDetector:

@@ -10,9 +10,9 @@ from typing import Any, Literal
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
 from dsnet.data.voc import DetectionDataConfig
-from dsnet.detection.spec import GROUP, TAPS
-from dsnet.detection.stages import GatesConfig, WidthsConfig
 from dsnet.errors import must
+from dsnet.tasks.detection.spec import GROUP, TAPS
+from dsnet.tasks.detection.stages import GatesConfig, WidthsConfig
 from dsnet.training import OptimConfig
 
 

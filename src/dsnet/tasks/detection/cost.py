@@ -9,9 +9,9 @@ from functools import lru_cache
 import torch
 
 from dsnet.cost import Cost, CostTable, Row, Tables, Uses
-from dsnet.detection.detector import Answer, Detector
-from dsnet.detection.spec import DetectorSpec
 from dsnet.nn.tracing import trace
+from dsnet.tasks.detection.detector import Answer, Detector
+from dsnet.tasks.detection.spec import DetectorSpec
 
 PARTS = ("backbone", "projections", "neck", "heads")
 

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from dsnet.data.boxes import PADDING
 from dsnet.data.dataset import Batch
-from dsnet.detection.average_precision import Detections, Rule, Truth, mean_average_precision
-from dsnet.detection.boxes import select
-from dsnet.detection.cost import DetectorCost
-from dsnet.detection.detector import Detector
-from dsnet.detection.onnx import OnnxDetector
-from dsnet.detection.route import detector_policy
 from dsnet.errors import RoutingError
 from dsnet.routing import Outcome, Prices, Traces
 from dsnet.space import WidthPath
+from dsnet.tasks.detection.average_precision import Detections, Rule, Truth, mean_average_precision
+from dsnet.tasks.detection.boxes import select
+from dsnet.tasks.detection.cost import DetectorCost
+from dsnet.tasks.detection.detector import Detector
+from dsnet.tasks.detection.onnx import OnnxDetector
+from dsnet.tasks.detection.route import detector_policy
 from dsnet.version import __version__
 
 SCHEMA = 1

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dsnet.data.boxes import PADDING, iou, to_corners
-from dsnet.detection.boxes import encode
+from dsnet.tasks.detection.boxes import encode
 
 OVERLAP = 0.5
 NEGATIVES = 3  # background priors per prior with an object

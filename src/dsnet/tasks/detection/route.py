@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dsnet.detection.cost import DetectorCost
-from dsnet.detection.detector import Answer, Detector
-from dsnet.detection.onnx import OnnxDetector
 from dsnet.models.segment import Features
 from dsnet.routing import Policy, Prices, decide, policy_for
 from dsnet.routing.route import check_routes, groups_of
+from dsnet.tasks.detection.cost import DetectorCost
+from dsnet.tasks.detection.detector import Answer, Detector
+from dsnet.tasks.detection.onnx import OnnxDetector
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from dsnet.data.dataset import Batch
-from dsnet.detection.detector import Answer, Detector
-from dsnet.detection.loss import MultiboxLoss, Targets, match_all, multibox_loss
 from dsnet.errors import must
 from dsnet.nn import Gate, RouterSpec
 from dsnet.space import WidthPath
+from dsnet.tasks.detection.detector import Answer, Detector
+from dsnet.tasks.detection.loss import MultiboxLoss, Targets, match_all, multibox_loss
 from dsnet.training.sgs import score_loss
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 
 from dsnet.checkpoint import MODEL, WEIGHTS, card_in, check_tensors, read_description, read_model, task_in, write_model
-from dsnet.detection.detector import Detector
-from dsnet.detection.onnx import OnnxDetector
-from dsnet.detection.spec import TASK, DetectorSpec
 from dsnet.errors import CheckpointError
 from dsnet.runtime import is_artefact
 from dsnet.runtime.onnx.runner import task_of
+from dsnet.tasks.detection.detector import Detector
+from dsnet.tasks.detection.onnx import OnnxDetector
+from dsnet.tasks.detection.spec import TASK, DetectorSpec
 
 
 def save_detector(detector: Detector, folder: str | os.PathLike[str]) -> Path:

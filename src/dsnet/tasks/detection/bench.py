@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsnet.detection.cost import DetectorCost
-from dsnet.detection.detector import Detector, extract_detector
-from dsnet.detection.export import export_detector
-from dsnet.detection.route import route_detector
 from dsnet.models import Supernet
 from dsnet.routing import Policy, Prices
 from dsnet.runtime.bench import Artefacts, BenchConfig, bench
 from dsnet.runtime.bench.candidates import AGAIN, eager_call, onnx_calls, openvino_calls, static_call
 from dsnet.runtime.bench.timing import Call
 from dsnet.space import WidthPath
+from dsnet.tasks.detection.cost import DetectorCost
+from dsnet.tasks.detection.detector import Detector, extract_detector
+from dsnet.tasks.detection.export import export_detector
+from dsnet.tasks.detection.route import route_detector
 
 RUNTIMES = ("eager", "onnx", "openvino")
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dsnet.detection.spec import GROUP, DetectorSpec
 from dsnet.nn.slicing import Fixed, out_side
+from dsnet.tasks.detection.spec import GROUP, DetectorSpec
 
 
 class ConvNorm(nn.Module):

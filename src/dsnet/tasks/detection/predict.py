@@ -12,15 +12,15 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from dsnet.data.augment import normalise, to_float, to_tensor
-from dsnet.detection.cost import DetectorCost
-from dsnet.detection.detector import Detector
-from dsnet.detection.evaluate import detections_of
-from dsnet.detection.onnx import OnnxDetector
-from dsnet.detection.route import route_boxes
 from dsnet.images import FILTERS
 from dsnet.predict import readable
 from dsnet.routing import Policy, Prices
 from dsnet.space import WidthPath
+from dsnet.tasks.detection.cost import DetectorCost
+from dsnet.tasks.detection.detector import Detector
+from dsnet.tasks.detection.evaluate import detections_of
+from dsnet.tasks.detection.onnx import OnnxDetector
+from dsnet.tasks.detection.route import route_boxes
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ import onnx
 from onnx import helper
 from torch import Tensor
 
-from dsnet.detection.cost import DetectorCost
-from dsnet.detection.detector import Detector
 from dsnet.routing import Policy, Prices, policy_for
 from dsnet.routing.route import Fork, LiveParts
 from dsnet.runtime.onnx.export import IMAGE, DynamicWriter, check_weights, describe, finish, write_checked
 from dsnet.runtime.onnx.layers import write_call
 from dsnet.runtime.onnx.writer import FLOAT, Graph, Model
 from dsnet.space import WidthPath
+from dsnet.tasks.detection.cost import DetectorCost
+from dsnet.tasks.detection.detector import Detector
 
 
 def export_detector(

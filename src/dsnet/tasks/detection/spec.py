@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from dsnet.detection.priors import RATIOS, SCALES, boxes_per_place
 from dsnet.models import ModelSpec
 from dsnet.models.spec import StageSpec
 from dsnet.nn.slicing import out_side
 from dsnet.space import Channels
+from dsnet.tasks.detection.priors import RATIOS, SCALES, boxes_per_place
 
 TASK = "detection"
 TAPS = ("block5", "block11", "block13")

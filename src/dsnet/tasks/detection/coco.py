@@ -9,7 +9,7 @@ from importlib import import_module
 from math import nan
 from typing import Any
 
-from dsnet.detection.average_precision import Detections, Truth
+from dsnet.tasks.detection.average_precision import Detections, Truth
 
 PACKAGES = (("faster_coco_eval", "COCOeval_faster"), ("pycocotools.cocoeval", "COCOeval"))
 
