@@ -120,7 +120,7 @@ def test_a_config_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_import_writes_a_folder_that_loads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    from unit.test_foreign import released_shapes
+    from weights_support import released_shapes
 
     file, out = tmp_path / "released.pth", tmp_path / "run"
     torch.save({"state_dict": {name: torch.rand(shape) for name, shape in released_shapes().items()}}, file)
@@ -136,7 +136,7 @@ def test_import_writes_a_folder_that_loads(capsys: pytest.CaptureFixture[str], t
 
 
 def test_import_by_name_says_what_became_of_every_tensor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    from unit.test_plain import mobilenet
+    from weights_support import mobilenet
 
     file, out = tmp_path / "mobilenetv1_100.pth", tmp_path / "run"
     torch.save(mobilenet(dtype=torch.float32), file)
@@ -193,7 +193,7 @@ def test_import_sorts_a_folder_and_moves_it_onto_another_model(
 def test_import_by_name_refuses_in_one_line(
     content: object, options: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from unit.test_plain import mobilenet
+    from weights_support import mobilenet
 
     file = tmp_path / "x.pth"
     torch.save(mobilenet(width=0.25, dtype=torch.float32) if content == "plain" else content, file)

@@ -26,7 +26,7 @@ def test_the_page_on_pretrained_weights_runs(tmp_path: Path, monkeypatch: pytest
     import shutil
 
     import torch
-    from unit.test_plain import mobilenet
+    from weights_support import mobilenet
 
     from dsnet.cli import main
 
@@ -109,8 +109,7 @@ def test_every_command_of_the_documentation_runs(
 
     import torch
     from integration.test_train_cli import SHORT
-    from unit.test_foreign import released_shapes
-    from unit.test_plain import resnet50
+    from weights_support import released_shapes, resnet50
 
     from dsnet.cli import main
     from dsnet.experiments.digits import FOLDER, VOC

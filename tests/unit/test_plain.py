@@ -6,6 +6,7 @@ The references are written from the libraries' descriptions with plain functions
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from support import assert_close
 from torch import Tensor
+from weights_support import B0, ENDS, Tensors, efficientnet, efficientnet_names, mobilenet, resnet50
 
 from dsnet.checkpoint import load, save
 from dsnet.errors import CheckpointError
@@ -20,35 +22,6 @@ from dsnet.models import create_model, list_models, model_spec
 from dsnet.training import uncalibrated
 from dsnet.weights.plain import Source, read_plain
 from dsnet.weights.transfer import import_as, transfer
-
-Tensors = dict[str, Tensor]
-
-
-class Maker:
-    """Random tensors under the names of a plain network; signed weights, so that activations stay alive."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.tensors: Tensors = {}
-        self.generator, self.dtype = torch.Generator().manual_seed(0), dtype
-
-    def random(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=self.generator, dtype=self.dtype)
-
-    def conv(self, name: str, cout: int, cin: int, kernel: int = 1, *, bias: bool = False) -> None:
-        self.tensors[f"{name}.weight"] = self.random(cout, cin, kernel, kernel) * (2 / (cin * kernel**2)) ** 0.5
-        if bias:
-            self.tensors[f"{name}.bias"] = self.random(cout) * 0.5
-
-    def norm(self, name: str, count: int) -> None:
-        self.tensors[f"{name}.weight"] = self.random(count).abs() * 0.5 + 0.5
-        self.tensors[f"{name}.bias"] = self.random(count) * 0.3
-        self.tensors[f"{name}.running_mean"] = self.random(count) * 0.3
-        self.tensors[f"{name}.running_var"] = self.random(count).abs() + 0.5
-        self.tensors[f"{name}.num_batches_tracked"] = torch.tensor(7)
-
-    def linear(self, name: str, cout: int, cin: int) -> None:
-        self.tensors[f"{name}.weight"] = self.random(cout, cin) * cin**-0.5
-        self.tensors[f"{name}.bias"] = self.random(cout)
 
 
 def normed(t: Tensors, x: Tensor, name: str) -> Tensor:
@@ -61,29 +34,6 @@ def conv(t: Tensors, x: Tensor, name: str, stride: int = 1) -> Tensor:
     return F.conv2d(
         x, weight, t.get(f"{name}.bias"), stride, weight.shape[-1] // 2, groups=x.shape[1] // weight.shape[1]
     )
-
-
-def resnet50(classes: int = 7, width: float = 1, dtype: torch.dtype = torch.float64) -> Tensors:
-    m = Maker(dtype)
-    cin = int(64 * width)
-    m.conv("conv1", cin, 3, 7)
-    m.norm("bn1", cin)
-    for stage, repeats in enumerate((3, 4, 6, 3)):
-        inner = int(64 * 2**stage * width)
-        for number in range(repeats):
-            name = f"layer{stage + 1}.{number}"
-            m.conv(f"{name}.conv1", inner, cin)
-            m.norm(f"{name}.bn1", inner)
-            m.conv(f"{name}.conv2", inner, inner, 3)
-            m.norm(f"{name}.bn2", inner)
-            m.conv(f"{name}.conv3", 4 * inner, inner)
-            m.norm(f"{name}.bn3", 4 * inner)
-            if number == 0:
-                m.conv(f"{name}.downsample.0", 4 * inner, cin)
-                m.norm(f"{name}.downsample.1", 4 * inner)
-            cin = 4 * inner
-    m.linear("fc", classes, cin)
-    return m.tensors
 
 
 def resnet_forward(t: Tensors, x: Tensor) -> Tensor:
@@ -100,27 +50,6 @@ def resnet_forward(t: Tensors, x: Tensor) -> Tensor:
     return F.linear(x.mean((2, 3)), t["fc.weight"], t["fc.bias"])
 
 
-def mobilenet(classes: int = 7, width: float = 1, dtype: torch.dtype = torch.float64, head: int = 0) -> Tensors:
-    m = Maker(dtype)
-    cin = int(32 * width)
-    m.conv("conv_stem", cin, 3, 3)
-    m.norm("bn1", cin)
-    for stage, (out, repeats) in enumerate(((64, 1), (128, 2), (256, 2), (512, 6), (1024, 2))):
-        cout = int(out * width)
-        for number in range(repeats):
-            name = f"blocks.{stage}.{number}"
-            m.conv(f"{name}.conv_dw", cin, 1, 3)
-            m.norm(f"{name}.bn1", cin)
-            m.conv(f"{name}.conv_pw", cout, cin)
-            m.norm(f"{name}.bn2", cout)
-            cin = cout
-    if head:
-        m.conv("conv_head", head, cin)
-        m.norm("bn2", head)
-    m.linear("classifier", classes, head or cin)
-    return m.tensors
-
-
 def mobilenet_forward(t: Tensors, x: Tensor) -> Tensor:
     x = F.relu6(normed(t, conv(t, x, "conv_stem", 2), "bn1"))
     for stage, repeats in enumerate((1, 2, 2, 6, 2)):
@@ -129,65 +58,6 @@ def mobilenet_forward(t: Tensors, x: Tensor) -> Tensor:
             x = F.relu6(normed(t, conv(t, x, f"{name}.conv_dw", stride), f"{name}.bn1"))
             x = F.relu6(normed(t, conv(t, x, f"{name}.conv_pw"), f"{name}.bn2"))
     return F.linear(x.mean((2, 3)), t["classifier.weight"], t["classifier.bias"])
-
-
-# out, repeats, stride, kernel, expansion
-B0 = (
-    (16, 1, 1, 3, 1),
-    (24, 2, 2, 3, 6),
-    (40, 2, 2, 5, 6),
-    (80, 3, 2, 3, 6),
-    (112, 3, 1, 5, 6),
-    (192, 4, 2, 5, 6),
-    (320, 1, 1, 3, 6),
-)
-
-
-def efficientnet_names(library: str, stage: int, number: int, expansion: int) -> tuple[str, ...]:
-    """Expand, its norm, depthwise, its norm, reduce, excite, project, its norm."""
-    if library == "timm":
-        name = f"blocks.{stage}.{number}"
-        first = ("conv_pw", "bn1", "conv_dw", "bn2") if expansion > 1 else ("", "", "conv_dw", "bn1")
-        last = ("conv_pwl", "bn3") if expansion > 1 else ("conv_pw", "bn2")
-        return tuple(f"{name}.{part}" for part in (*first, "se.conv_reduce", "se.conv_expand", *last))
-    name = f"features.{stage + 1}.{number}.block"
-    k = 1 if expansion > 1 else 0
-    parts = ("0.0", "0.1", f"{k}.0", f"{k}.1", f"{k + 1}.fc1", f"{k + 1}.fc2", f"{k + 2}.0", f"{k + 2}.1")
-    return tuple(f"{name}.{part}" for part in parts)
-
-
-ENDS = {
-    "timm": ("conv_stem", "bn1", "conv_head", "bn2", "classifier"),
-    "torchvision": ("features.0.0", "features.0.1", "features.8.0", "features.8.1", "classifier.1"),
-}
-
-
-def efficientnet(library: str, classes: int = 7, dtype: torch.dtype = torch.float64) -> Tensors:
-    m = Maker(dtype)
-    stem, stem_norm, head, head_norm, classifier = ENDS[library]
-    m.conv(stem, 32, 3, 3)
-    m.norm(stem_norm, 32)
-    cin = 32
-    for stage, (out, repeats, _, kernel, expansion) in enumerate(B0):
-        for number in range(repeats):
-            expand, norm0, depthwise, norm1, reduce, excite, project, norm2 = efficientnet_names(
-                library, stage, number, expansion
-            )
-            inner = cin * expansion
-            if expansion > 1:
-                m.conv(expand, inner, cin)
-                m.norm(norm0, inner)
-            m.conv(depthwise, inner, 1, kernel)
-            m.norm(norm1, inner)
-            m.conv(reduce, cin // 4, inner, bias=True)
-            m.conv(excite, inner, cin // 4, bias=True)
-            m.conv(project, out, inner)
-            m.norm(norm2, out)
-            cin = out
-    m.conv(head, 1280, cin)
-    m.norm(head_norm, 1280)
-    m.linear(classifier, classes, 1280)
-    return m.tensors
 
 
 def efficientnet_forward(library: str) -> Callable[[Tensors, Tensor], Tensor]:
@@ -219,20 +89,27 @@ EXACT = {
 }
 
 
-@pytest.mark.parametrize(("key", "name"), [(key, name) for key, row in EXACT.items() for name in row[2]])
-@pytest.mark.parametrize("sort", [None, "l1"])
+# Sorted sources are quick for one network only: test_sorting holds the law for every family.
+EXACT_CASES = [(key, name, None) for key, row in EXACT.items() for name in row[2]]
+SORTED_CASES = [
+    pytest.param(key, name, "l1", marks=() if name == "us_mobilenet_v1" else pytest.mark.slow)
+    for key, name, _ in EXACT_CASES
+]
+
+
+@pytest.mark.parametrize(("key", "name", "sort"), [*EXACT_CASES, *SORTED_CASES])
 def test_the_widest_path_computes_what_the_source_computes(key: str, name: str, sort: str | None) -> None:
     make, forward, _ = EXACT[key]
     tensors = make()
     source = read_plain(tensors)
-    net, report = import_as(name, Source(source.net.double(), source.scheme, source.names), sort=sort)
+    net, account = import_as(name, Source(source.net.double(), source.scheme, source.names), sort=sort)
     x = torch.randn(2, 3, 64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         assert_close(net.double()(x, net.space.widest), forward(tensors, x), 1e-5)
-    assert report.limits == []
-    assert [report.cut, report.widened, report.unused, report.fresh] == [{}] * 4
+    assert account.limits == []
+    assert [account.cut, account.widened, account.unused, account.fresh] == [{}] * 4
     counters = [key for key in tensors if key.endswith("num_batches_tracked")]
-    assert sorted(report.whole + counters) == sorted(tensors)
+    assert sorted(account.whole + counters) == sorted(tensors)
     assert uncalibrated(net, [net.space.widest]) == []
     slimmer = net.space.uniform[:-1]
     assert uncalibrated(net, slimmer) == slimmer
@@ -242,29 +119,29 @@ DYNAMIC = [
     (resnet50, "ds_resnet50"),
     (mobilenet, "ds_mobilenet_v1"),
     (mobilenet, "ds_mobilenet_v1_18"),
-    (lambda: efficientnet("timm"), "ds_efficientnet_b0"),
+    (partial(efficientnet, "timm"), "ds_efficientnet_b0"),
 ]
 
 
 @pytest.mark.parametrize(("make", "name"), DYNAMIC)
-def test_every_tensor_of_both_sides_is_accounted_for(make: Callable[[], Tensors], name: str, tmp_path: Path) -> None:
-    tensors = make()
+def test_every_tensor_of_both_sides_is_accounted_for(make: Callable[..., Tensors], name: str, tmp_path: Path) -> None:
+    tensors = make(dtype=torch.float32)
     torch.manual_seed(3)
-    net, report = import_as(name, read_plain(tensors))
+    net, account = import_as(name, read_plain(tensors))
     counters = {key for key in tensors if key.endswith("num_batches_tracked")}
-    assert {*report.whole, *report.cut, *report.unused} == set(tensors) - counters
-    assert report.limits
-    assert report.cut
-    for before, after in [*report.cut.values(), *report.widened.values()]:
+    assert {*account.whole, *account.cut, *account.unused} == set(tensors) - counters
+    assert account.limits
+    assert account.cut
+    for before, after in [*account.cut.values(), *account.widened.values()]:
         assert before != after
     torch.manual_seed(3)
     initial = create_model(name, num_classes=7).state_dict()
-    parts = {key: tuple(slice(n) for n in shapes[0]) for key, shapes in report.widened.items()}
+    parts = {key: tuple(slice(n) for n in shapes[0]) for key, shapes in account.widened.items()}
     for key, tensor in net.state_dict().items():
         if "running" in key or "tracked" in key:
             continue
         untouched = torch.equal(tensor, initial[key])
-        assert untouched == (key in report.fresh), key
+        assert untouched == (key in account.fresh), key
         if key in parts:  # only the loaded corner differs from the initial values
             tensor, begun = tensor.clone(), initial[key].clone()
             tensor[parts[key]] = begun[parts[key]] = 0
@@ -275,34 +152,34 @@ def test_every_tensor_of_both_sides_is_accounted_for(make: Callable[[], Tensors]
 
 def test_cutting_takes_leading_slices_and_what_is_wider_stays_fresh() -> None:
     tensors = mobilenet(dtype=torch.float32)
-    net, report = import_as("ds_mobilenet_v1", read_plain(tensors))
+    net, account = import_as("ds_mobilenet_v1", read_plain(tensors))
     stem, block = net.front.blocks[0], net.chain[0].rest.blocks[0]
     assert torch.equal(stem.conv.weight, tensors["conv_stem.weight"][:16])
-    assert report.cut["conv_stem.weight"] == ((32, 3, 3, 3), (16, 3, 3, 3))
+    assert account.cut["conv_stem.weight"] == ((32, 3, 3, 3), (16, 3, 3, 3))
     assert torch.equal(block.pointwise.weight[:512, :512], tensors["blocks.3.1.conv_pw.weight"])
-    assert report.widened["segments.0.rest.blocks.0.pointwise.weight"] == ((512, 512, 1, 1), (640, 640, 1, 1))
+    assert account.widened["segments.0.rest.blocks.0.pointwise.weight"] == ((512, 512, 1, 1), (640, 640, 1, 1))
     assert net.spec.activation == "relu6"
-    assert any("relu6" in note for note in report.notes)
-    assert any("sigmoid" in limit for limit in report.limits)
-    assert "the source has no attention; sigmoid" in report.fresh.values()
+    assert any("relu6" in note for note in account.notes)
+    assert any("sigmoid" in limit for limit in account.limits)
+    assert "the source has no attention; sigmoid" in account.fresh.values()
     assert uncalibrated(net, net.space) == list(net.space)
 
 
 def test_group_norm_takes_the_affine_and_says_what_is_lost() -> None:
     tensors = resnet50(dtype=torch.float32)
-    net, report = import_as("ds_resnet50", read_plain(tensors), num_classes=5)
+    net, account = import_as("ds_resnet50", read_plain(tensors), num_classes=5)
     assert torch.equal(net.chain[0].first.norm1.weight, tensors["layer1.0.bn1.weight"])
-    assert report.unused["bn1.running_mean"] == "group norm keeps no statistics"
-    assert report.unused["fc.weight"] == "it has 7 classes, 5 were asked for"
-    assert report.fresh["head.classifier.weight"] == "the source has 7 classes instead of 5"
-    assert any("statistics are lost" in limit and "s_resnet50" in limit for limit in report.limits)
+    assert account.unused["bn1.running_mean"] == "group norm keeps no statistics"
+    assert account.unused["fc.weight"] == "it has 7 classes, 5 were asked for"
+    assert account.fresh["head.classifier.weight"] == "the source has 7 classes instead of 5"
+    assert any("statistics are lost" in limit and "s_resnet50" in limit for limit in account.limits)
 
 
 def test_other_classes_leave_everything_else_exact() -> None:
-    _, report = import_as("mobilenet_v1", read_plain(mobilenet(dtype=torch.float32)), num_classes=10)
-    assert report.exact
-    assert report.new_classifier
-    assert set(report.fresh) == {"head.classifier.weight", "head.classifier.bias"}
+    _, account = import_as("mobilenet_v1", read_plain(mobilenet(dtype=torch.float32)), num_classes=10)
+    assert account.exact
+    assert account.new_classifier
+    assert set(account.fresh) == {"head.classifier.weight", "head.classifier.bias"}
 
 
 def test_sorting_the_source_keeps_the_most_important_channels() -> None:
@@ -314,9 +191,14 @@ def test_sorting_the_source_keeps_the_most_important_channels() -> None:
 
 
 def test_a_head_convolution_without_a_place_is_a_limit() -> None:
-    _, report = import_as("mobilenet_v1", read_plain(mobilenet(head=1024)))
-    assert report.unused["conv_head.weight"] == "mobilenet_v1 has no such layer"
-    assert any("lacks are left out" in limit for limit in report.limits)
+    _, account = import_as("mobilenet_v1", read_plain(mobilenet(head=1024)))
+    assert account.unused["conv_head.weight"] == "mobilenet_v1 has no such layer"
+    assert any("lacks are left out" in limit for limit in account.limits)
+
+
+@pytest.fixture(scope="module")
+def plain_resnet50() -> Tensors:
+    return resnet50(dtype=torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -334,8 +216,8 @@ def test_a_head_convolution_without_a_place_is_a_limit() -> None:
         ({"layer1.0.conv2.weight": torch.zeros(10**6, 1, 1, 1)}, "sizes do not fit|where|not multiples"),
     ],
 )
-def test_other_networks_are_refused(change: dict[str, Tensor | None], message: str) -> None:
-    tensors = {key: value for key, value in {**resnet50(dtype=torch.float32), **change}.items() if value is not None}
+def test_other_networks_are_refused(plain_resnet50: Tensors, change: dict[str, Tensor | None], message: str) -> None:
+    tensors = {key: value for key, value in {**plain_resnet50, **change}.items() if value is not None}
     with pytest.raises(CheckpointError, match=message):
         read_plain(tensors)
 
@@ -352,7 +234,7 @@ def test_targets_of_another_layout_are_refused_and_the_fitting_ones_named() -> N
 def test_a_network_moves_onto_its_own_spec_bit_for_bit(name: str) -> None:
     torch.manual_seed(0)
     net = create_model(name).eval()
-    moved, report = transfer(net, model_spec(name))
+    moved, account = transfer(net, model_spec(name))
     x = torch.randn(2, 3, 32, 32)
     assert torch.equal(moved(x, net.space.widest), net(x, net.space.widest))
-    assert report.limits == []
+    assert account.limits == []

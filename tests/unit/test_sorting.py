@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 
 import pytest
 import torch
@@ -12,9 +13,21 @@ from dsnet.nn import SliceBatchNorm2d, SliceGroupNorm
 from dsnet.training import recalibrate, uncalibrated
 from dsnet.weights.sorting import IMPORTANCES, order_of, sort_channels, spaces
 
+# Every family as the dynamic, slimmable and static networks that it has, with each kind of norm and gate; tiny where
+# such a network is registered. The other full-size networks repeat the law and are slow.
+QUICK = {
+    *product((name for name in MODELS if name.endswith("tiny")), IMPORTANCES),
+    ("s_resnet50", "scale"),
+    ("resnet50", "l1"),
+}
+CASES = [
+    pytest.param(name, by, {}, marks=() if (name, by) in QUICK else pytest.mark.slow, id=f"{name}-{by}")
+    for name, by in product(MODELS, IMPORTANCES)
+]
+CASES += [pytest.param("ds_resnet_tiny", by, {"shared": False}, id=f"ds_resnet_tiny-own-{by}") for by in IMPORTANCES]
 
-@pytest.mark.parametrize(("name", "options"), [(name, {}) for name in MODELS] + [("ds_resnet_tiny", {"shared": False})])
-@pytest.mark.parametrize("by", IMPORTANCES)
+
+@pytest.mark.parametrize(("name", "by", "options"), CASES)
 def test_the_widest_network_computes_what_it_did(name: str, by: str, options: dict[str, bool]) -> None:
     net = randomised(name, **options)
     x = images(net, batch=2)
