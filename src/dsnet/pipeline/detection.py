@@ -45,7 +45,7 @@ from dsnet.tasks.detection import (
 )
 from dsnet.tasks.detection.average_precision import Rule
 from dsnet.tasks.detection.bench import DetectorArtefacts
-from dsnet.training import Loop, OptimConfig, uncalibrated
+from dsnet.training import Loop, OptimConfig, Stage, uncalibrated
 from dsnet.training.distributed import barrier, process_group, rank, world
 
 EVAL_BATCH = 32
@@ -112,7 +112,7 @@ def new_detector(config: DetectionConfig, data: DetectionData) -> Detector:
     return detector
 
 
-def widths_loop(config: DetectionConfig, folder: Path, data: DetectionData) -> Loop:
+def widths_loop(config: DetectionConfig, folder: Path, data: DetectionData) -> Loop[Detector]:
     torch.manual_seed(config.seed)
     keep = config.gates.router == "frozen"
     stage = WidthsStage(new_detector(config, data), config.widths, keep_gates=keep)
@@ -120,17 +120,17 @@ def widths_loop(config: DetectionConfig, folder: Path, data: DetectionData) -> L
 
 
 def loop_of(
-    stage: WidthsStage | GatesStage,
+    stage: Stage[Detector],
     config: DetectionConfig,
     optim: OptimConfig,
     data: DetectionData,
     folder: Path,
     **how: Any,
-) -> Loop:
+) -> Loop[Detector]:
     if optim.compile is not None:
         raise TrainingError("detectors are not compiled; leave optim.compile out")
     return Loop(
-        stage,  # type: ignore[arg-type]
+        stage,
         train_batches(config, data, optim.batch_size),
         optim,
         folder=folder,
@@ -145,7 +145,9 @@ def train_batches(config: DetectionConfig, data: DetectionData, size: int) -> Tr
     return TrainBatches(data.train, size, config.seed, config.data.workers, rank=rank(), world=world())
 
 
-def train_widths(loop: Loop, config: DetectionConfig, folder: Path, data: DetectionData, *, resume: bool) -> None:
+def train_widths(
+    loop: Loop[Detector], config: DetectionConfig, folder: Path, data: DetectionData, *, resume: bool
+) -> None:
     """Stage I; leaves the moving average that is best on the calibration split in the folder."""
     if resume:
         loop.resume()
@@ -156,7 +158,7 @@ def train_widths(loop: Loop, config: DetectionConfig, folder: Path, data: Detect
         names = ["slimmest", "widest"] if len(ends) == 2 else ["widest"]
         return {name: traces.precision(traces.found[path])[0] for name, path in zip(names, ends, strict=True)}
 
-    best = cast(Detector, run_loop(loop, validate, folder, folder))
+    best = run_loop(loop, validate, folder, folder)
     if rank() == 0:
         save_detector(best.to(memory_format=torch.contiguous_format), folder)  # type: ignore[call-overload]
 
@@ -174,10 +176,9 @@ def train_gates(config: DetectionConfig, folder: Path, data: DetectionData, *, r
         loop = loop_of(stage, config, config.gates_optim, data, folder / GATE, **how)
         if resume:
             loop.resume()
-        found = run_loop(
+        detector = run_loop(
             loop, lambda average: {"slimmest_share": slimmest_share(average, data, config)}, folder / GATE, folder
         )
-        detector = cast(Detector, found)
     if rank() != 0:
         return
     detector = detector.to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from dsnet.pipeline.transfer import ROUTER, START, check_gate_source, load_sourc
 from dsnet.training import IEB, SGS, Interrupted, Loop, recalibrate, with_fresh_router
 from dsnet.training.display import make_display
 from dsnet.training.distributed import barrier, process_group, rank, world
-from dsnet.training.loop import Validate
+from dsnet.training.loop import N
 
 
 def train(config: TrainConfig, folder: Path, *, resume: bool = False, draw: bool = True) -> dict[str, Any]:
@@ -85,13 +85,13 @@ def starting_network(config: TrainConfig, folder: Path, data: Dataset, *, resume
     return net
 
 
-def supernet_loop(net: Supernet, config: TrainConfig, folder: Path, data: Dataset) -> Loop:
+def supernet_loop(net: Supernet, config: TrainConfig, folder: Path, data: Dataset) -> Loop[Supernet]:
     stage = IEB(net, config.ieb)
     batches = train_batches(config, data, "optim")
     return Loop(stage, batches, config.optim, folder=folder, momentum=config.ieb.momentum, **loop_options(config))
 
 
-def train_supernet(loop: Loop, config: TrainConfig, folder: Path, data: Dataset, *, resume: bool) -> None:
+def train_supernet(loop: Loop[Supernet], config: TrainConfig, folder: Path, data: Dataset, *, resume: bool) -> None:
     """Stage I; leaves the best moving average, recalibrated, in the folder."""
     if resume:
         loop.resume()
@@ -132,7 +132,7 @@ def train_router(config: TrainConfig, folder: Path, data: Dataset, *, resume: bo
     save(net, folder)
 
 
-def run_loop(loop: Loop, validate: Validate, shown: Path, folder: Path) -> Supernet:
+def run_loop(loop: Loop[N], validate: Callable[[N], dict[str, float]], shown: Path, folder: Path) -> N:
     display = make_display(shown, rank=rank())
     try:
         return loop.run(validate, display)
@@ -198,7 +198,7 @@ def card_of(data: Dataset) -> Card:
     return Card(classes=data.classes, preprocessing=Preprocessing(data.mean, data.std, data.crop, data.interpolation))
 
 
-def plain(split: Split, config: TrainConfig, loop: Loop) -> Iterator[Batch]:
+def plain(split: Split, config: TrainConfig, loop: Loop[Supernet]) -> Iterator[Batch]:
     for batch in plain_batches(split, EVAL_BATCH, workers=config.data.workers, rank=rank(), world=world()):
         loop.note_skipped(batch.skipped)
         yield batch

@@ -1,10 +1,9 @@
 """Training: stages, the loop, the moving average, recalibration."""
 
-from dsnet.training.ema import EMA
-from dsnet.training.ieb import IEB, IEBConfig
+from dsnet.training.average import EMA, recalibrate, uncalibrated
+from dsnet.training.ieb import IEB, IEBConfig, Stage
 from dsnet.training.loop import Interrupted, Loop
 from dsnet.training.optim import OptimConfig, learning_rate, make_optimizer
-from dsnet.training.recalibrate import recalibrate, uncalibrated
 from dsnet.training.sgs import SGS, SGSConfig, with_fresh_router
 
 __all__ = [
@@ -16,6 +15,7 @@ __all__ = [
     "Loop",
     "OptimConfig",
     "SGSConfig",
+    "Stage",
     "learning_rate",
     "make_optimizer",
     "recalibrate",

@@ -14,8 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dsnet.models import Supernet
-from dsnet.training.recalibrate import batch_norms
+from dsnet.training.average import batch_norms
 
 
 @contextmanager
@@ -62,7 +61,7 @@ def total(values: Tensor) -> Tensor:
     return values
 
 
-def average_statistics(net: Supernet) -> None:
+def average_statistics(net: nn.Module) -> None:
     """Replace running statistics, which each process gathered on its own images, by their mean over processes."""
     if world() > 1:
         for norm in batch_norms(net):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -43,7 +43,28 @@ class IEBConfig:
         must("ieb.momentum", self.momentum, 0 <= self.momentum < 1, "lie in [0, 1)")
 
 
-class IEB(nn.Module):
+N = TypeVar("N", bound=nn.Module)
+
+
+class Stage(nn.Module, Generic[N]):
+    """What one training step learns, for any network. It is a module, because DistributedDataParallel wraps modules.
+
+    updates_statistics: whether a step changes the running statistics of the net.
+    """
+
+    net: N
+    updates_statistics = False
+
+    def draw(self, rng: random.Random, progress: float = 0.0, *, part: int = 0) -> Any:
+        """What is random in a step. progress: share of the training that is done. part: of the batch."""
+        return None
+
+    def forward(self, images: Tensor, labels: Tensor, drawn: Any, average: N) -> dict[str, Tensor]:
+        """The named losses of a batch. average: the moving average of the net."""
+        raise NotImplementedError
+
+
+class IEB(Stage[Supernet]):
     """The losses of one step. Holds the net; the teacher is an argument, it is not trained."""
 
     updates_statistics = True

@@ -17,27 +17,26 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dsnet.data.batches import TrainBatches, seed_of
 from dsnet.data.dataset import Batch
 from dsnet.errors import TrainingError
 from dsnet.files import write_whole
-from dsnet.models import Supernet
 from dsnet.nn import Block
+from dsnet.nn.norm import SliceNorm
 from dsnet.training import distributed
+from dsnet.training.average import EMA
 from dsnet.training.display import Display
-from dsnet.training.ema import EMA
-from dsnet.training.ieb import IEB
+from dsnet.training.ieb import Stage
 from dsnet.training.optim import OptimConfig, learning_rate, make_optimizer
-from dsnet.training.sgs import SGS
 from dsnet.training.state import load_state, random_state, save_state, set_random_state
 
-Validate = Callable[[Supernet], dict[str, float]]
+N = TypeVar("N", bound=nn.Module)
 MAX_SKIPS = 10
 
 
@@ -64,12 +63,12 @@ class Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
-class Loop:
+class Loop(Generic[N]):
     """Trains a stage. `folder` gets state/last.pt, state/best.pt and metrics.jsonl, written by rank 0 only."""
 
     def __init__(
         self,
-        stage: IEB | SGS,
+        stage: Stage[N],
         batches: TrainBatches,
         config: OptimConfig,
         *,
@@ -97,10 +96,10 @@ class Loop:
         self.wrapped = distributed.wrap(stage)
 
     @property
-    def net(self) -> Supernet:
+    def net(self) -> N:
         return self.stage.net
 
-    def run(self, validate: Validate, display: Display) -> Supernet:
+    def run(self, validate: Callable[[N], dict[str, float]], display: Display) -> N:
         """Train to the end; returns the last moving average, or the best by the mean of `validate`'s values."""
         with caught_signals() as caught:
             display.start(self.config.epochs, len(self.batches), self.progress.epoch, self.progress.step)
@@ -221,7 +220,7 @@ class Loop:
                 f"data.max_skipped allows ({self.max_skipped or 0:.2%}); the first is {self.progress.skipped[0]}"
             )
 
-    def end_epoch(self, validate: Validate, display: Display) -> None:
+    def end_epoch(self, validate: Callable[[N], dict[str, float]], display: Display) -> None:
         progress = self.progress
         self.share_statistics()
         scores = validate(self.ema.net)
@@ -292,14 +291,14 @@ class Loop:
             raise Interrupted(number, self.folder)
 
 
-def compile_blocks(net: Supernet, backend: str) -> None:
+def compile_blocks(net: nn.Module, backend: str) -> None:
     """Compile every block by itself; each width is a graph of its own, so the limit on graphs must admit them all."""
     import torch._dynamo
 
     known = torch._dynamo.list_backends(exclude_tags=())
     if backend not in known:
         raise ValueError(f"optim.compile {backend!r} is unknown; choose from {', '.join(known)}")
-    widths = max(net.spec.widths, default=1)
+    widths = max((len(norm.channels) for norm in net.modules() if isinstance(norm, SliceNorm)), default=1)
     limit = 4 * widths * widths
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, limit)
     torch._dynamo.config.accumulated_recompile_limit = max(

@@ -9,14 +9,14 @@ from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from dsnet.cost import CostTable
 from dsnet.data.batches import seed_of
 from dsnet.errors import must
 from dsnet.models import Entered, ModelSpec, Supernet
 from dsnet.nn import RouterSpec
-from dsnet.training.ieb import full
+from dsnet.training.ieb import Stage, full
 
 PAPER = ("try_best", "give_up", "narrowest")  # a class per width; the other targets are one number per width
 
@@ -105,10 +105,8 @@ def of_router(name: str) -> bool:
     return name.startswith("probe.") or ".slimming." in name
 
 
-class SGS(nn.Module):
+class SGS(Stage[Supernet]):
     """The losses of one step. The supernet is frozen and in eval mode; only the router's weights are trained."""
-
-    updates_statistics = False
 
     def __init__(self, net: Supernet, config: SGSConfig) -> None:
         super().__init__()
@@ -124,7 +122,7 @@ class SGS(nn.Module):
         self.net.eval()
         return self
 
-    def draw(self, rng: random.Random, progress: float, *, part: int = 0) -> Draw:
+    def draw(self, rng: random.Random, progress: float = 0.0, *, part: int = 0) -> Draw:
         """Noise of its own for every part of a batch, be it a process's or an accumulation step's."""
         start, end = self.config.temperature, self.config.final_temperature
         return Draw(seed_of(rng.getrandbits(32), part), start * (end / start) ** progress)

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dsnet.data.dataset import Batch
 from dsnet.errors import must
@@ -17,6 +17,7 @@ from dsnet.nn import Gate, RouterSpec
 from dsnet.space import WidthPath
 from dsnet.tasks.detection.detector import Answer, Detector
 from dsnet.tasks.detection.loss import MultiboxLoss, Targets, match_all, multibox_loss
+from dsnet.training import Stage
 from dsnet.training.sgs import score_loss
 
 
@@ -63,10 +64,8 @@ class GatesConfig:
         return RouterSpec("gate", "kl" if self.targets == "excess" else "try_best")
 
 
-class WidthsStage(nn.Module):
+class WidthsStage(Stage[Detector]):
     """Stage I: the widest, the slimmest and random sub-networks, all on the objects. Statistics stay frozen."""
-
-    updates_statistics = False
 
     def __init__(self, net: Detector, config: WidthsConfig, *, keep_gates: bool = False) -> None:
         """keep_gates: also leave alone what the slimming heads share with the attention of their gates."""
@@ -94,14 +93,12 @@ class WidthsStage(nn.Module):
         return dict(zip(names, found, strict=False))  # a static detector has the widest alone
 
 
-class GatesStage(nn.Module):
+class GatesStage(Stage[Detector]):
     """Stage II: the slimming heads learn which images need width. Everything else is frozen.
 
     An image is hard if the slimmest sub-network's loss exceeds the widest's by more than `median`, which is that gap's
     median over the training images.
     """
-
-    updates_statistics = False
 
     def __init__(self, net: Detector, *, median: float) -> None:
         super().__init__()
@@ -116,9 +113,6 @@ class GatesStage(nn.Module):
         super().train(mode)
         self.net.eval()
         return self
-
-    def draw(self, rng: random.Random, progress: float = 0.0, *, part: int = 0) -> None:
-        return None
 
     def forward(self, images: Tensor, objects: Tensor, drawn: None, average: Detector) -> dict[str, Tensor]:
         with torch.no_grad():

@@ -1,18 +1,48 @@
-"""Batch-norm statistics of every width, averaged exactly over batches."""
+"""What is averaged: weights over the steps (equation 3), and batch-norm statistics over batches, for every width."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
+from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dsnet.models import Supernet
 from dsnet.nn import SliceBatchNorm2d
 from dsnet.space import WidthPath
 
+N = TypeVar("N", bound=nn.Module)
 
-def batch_norms(net: Supernet) -> list[SliceBatchNorm2d]:
+
+class EMA(Generic[N]):
+    """The momentum target network. `net` is the average of weights and statistics, always in eval mode.
+
+    The decay warms up: min(momentum, (1 + t) / (10 + t)).
+    """
+
+    def __init__(self, online: N, momentum: float) -> None:
+        self.net = copy.deepcopy(online).eval().requires_grad_(False)
+        self.momentum = momentum
+
+    @torch.no_grad()
+    def update(self, online: N, step: int) -> None:
+        """Move towards the online network after its optimizer step number `step`, counted from 0."""
+        decay = min(self.momentum, (1 + step) / (10 + step))
+        averages: list[Tensor] = []
+        values: list[Tensor] = []
+        current = online.state_dict()
+        for name, average in self.net.state_dict().items():
+            if average.is_floating_point():
+                averages.append(average)
+                values.append(current[name])
+            else:
+                average.copy_(current[name])
+        torch._foreach_lerp_(averages, values, 1 - decay)
+
+
+def batch_norms(net: nn.Module) -> list[SliceBatchNorm2d]:
     return [module for module in net.modules() if isinstance(module, SliceBatchNorm2d)]
 
 
