@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,15 +11,17 @@ from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
 from dsnet.data.dataset import DataConfig
 from dsnet.errors import must
+from dsnet.layers import read_run, resolve
 from dsnet.models import ModelSpec, model_spec
 from dsnet.models.spec import customise
+from dsnet.schema import Typed
 from dsnet.training import IEBConfig, OptimConfig, SGSConfig
 
 CONFIG = "config.yaml"
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Typed):
     """Which network.
 
     Args:
@@ -53,7 +55,7 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Typed):
     """A whole run. Saved as config.yaml in its folder.
 
     Args:
@@ -130,26 +132,11 @@ def config_of(parser: ArgumentParser, args: Namespace) -> TrainConfig:
     return TrainConfig(**{key: made[key] for key in known})
 
 
-@cache
-def silent_parser() -> ArgumentParser:
-    """Of the keys alone; it raises its errors."""
-    parser = ArgumentParser(exit_on_error=False)
-    add_config(parser)
-    return parser
-
-
-def config_from(keys: dict[str, Any]) -> TrainConfig:
+def config_from(keys: Mapping[str, Any]) -> TrainConfig:
     """The config that a file of these keys would give."""
-    parser = silent_parser()
-    return config_of(parser, parser.parse_object(keys))
+    return resolve(TrainConfig, keys)
 
 
 def read_config(file: Path) -> TrainConfig:
     """The config of a run folder."""
-    parser = silent_parser()
-    if not file.is_file():
-        raise ValueError(f"{file} does not exist: this folder was not written by `dsnet train`")
-    try:
-        return config_of(parser, parser.parse_args(["--config", str(file)]))
-    except Exception as error:
-        raise ValueError(f"{file} is not a config of this version of dsnet: {error}") from error
+    return read_run(TrainConfig, file)

@@ -1,16 +1,18 @@
 """Typed records and how they are read: pydantic checks, this room puts its findings into words for people.
 
 A record is a frozen dataclass that inherits from `Typed`. `parse` builds one from plain data, `plain` turns one into
-what JSON and YAML hold. Unknown keys are refused.
+what JSON and YAML hold. Unknown keys are refused. `flags` lists what a command line needs to know of a record.
 """
 
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar, get_args, get_type_hints
+from dataclasses import dataclass, fields, is_dataclass
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -45,9 +47,22 @@ def adapter(kind: Any) -> TypeAdapter[Any]:
     return ADAPTERS[kind]
 
 
-def parse(kind: type[T], data: object, where: str = "", *, error: type[ValueError] = ValueError, remedy: str = "") -> T:
-    """A record from plain data. One line of error names the place, the value, what it must be, and the remedy."""
+def parse(
+    kind: type[T],
+    data: object,
+    where: str = "",
+    *,
+    error: type[ValueError] = ValueError,
+    remedy: str = "",
+    strict: bool = False,
+) -> T:
+    """A record from plain data. One line of error names the place, the value, what it must be, and the remedy.
+
+    A strict reader takes true for no number, and text for no number either.
+    """
     try:
+        if strict:  # as JSON, where a list is the way to write a tuple
+            return adapter(kind).validate_json(json.dumps(data, default=str), strict=True)
         return adapter(kind).validate_python(data)
     except ValidationError as found:
         words = "; ".join(part for part in (problem(found, kind, data), remedy) if part)
@@ -90,13 +105,17 @@ def problem(error: ValidationError, kind: Any, data: object) -> str:
         return f"{dotted(first['loc'])!r} is missing"
     same = [each for each in found if followed(each["loc"], data) == place]
     wanted = list(dict.fromkeys(expectation(each) for each in same))
+    if all(str(each["type"]).endswith(("_type", "_parsing", "_from_float", "literal_error")) for each in same):
+        wanted = wordings(annotation_at(kind, place)) or wanted
     value = first["input"] if len(same) == 1 else value_at(data, place)
     return f"{dotted(place) or 'it'} is {shortened(value)}; it must be {' or '.join(wanted)}"
 
 
 def unknown_key(name: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, known, n=2, cutoff=0.6)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(known[:12])}"
+    group = name.rpartition(".")[0]
+    beside = [each for each in known if each.rpartition(".")[0] == group]
+    hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join((beside or known)[:20])}"
     return f"{name!r} is unknown; {hint}"
 
 
@@ -148,3 +167,120 @@ def known_keys(kind: Any, prefix: str = "") -> Iterator[str]:
                 yield f"{prefix}{field.name}"
                 yield from known_keys(hints[field.name], f"{prefix}{field.name}.")
             return
+
+
+def annotation_at(kind: Any, place: Sequence[int | str]) -> Any:
+    """The type of what stands at a place of a record; None where it cannot be told."""
+    for step in place:
+        records = [part for part in (kind, *get_args(kind)) if is_dataclass(part)]
+        if isinstance(step, int) or not records:
+            return None
+        kind = get_type_hints(records[0]).get(step)
+    return kind
+
+
+def wordings(annotation: Any) -> list[str]:
+    """What a value of this type may be, in words; empty where a part of the type has none."""
+    if get_origin(annotation) is Literal:
+        return [f"one of {', '.join(map(str, get_args(annotation)))}"]
+    if annotation in WORDS:
+        return [WORDS[annotation]]
+    if is_dataclass(annotation):
+        return ["a group of keys"]
+    if get_origin(annotation) in (list, tuple):
+        return [f"a list like {example(annotation)}"]
+    found = [wordings(part) for part in get_args(annotation)]
+    return [word for part in found for word in part] if all(found) else []
+
+
+def example(annotation: Any) -> str:
+    """A value of this type as people write it in YAML."""
+    inner = [part for part in get_args(annotation) if part is not Ellipsis]
+    if get_origin(annotation) not in (list, tuple) or not inner:
+        return {int: "0", float: "0.5", bool: "true", str: "a"}.get(annotation, "...")
+    if example(inner[0]) == "0":
+        return "[0, 2]"
+    if len(inner) == 2:
+        return "[0.5, 1.0]"
+    return f"[{example(inner[0])}, {'b' if inner[0] is str else example(inner[0])}]"
+
+
+WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    NoneType: "null",
+}
+METAVARS: dict[Any, str] = {int: "N", float: "X", bool: "true|false"}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One key of a record as a command line shows it.
+
+    Args:
+        name: The dotted name, such as optim.lr.
+        type: The annotation of the field.
+        help: What the docstring of the record says about it.
+        default: The value that it has unless it is given.
+        basic: Whether the short help shows it.
+        group: What the docstring says about the group that it belongs to; empty for keys outside groups.
+    """
+
+    name: str
+    type: Any
+    help: str
+    default: Any
+    basic: bool
+    group: str = ""
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values that it may have, where they are a list of words."""
+        parts = [part for part in (self.type, *get_args(self.type)) if get_origin(part) is Literal]
+        return tuple(map(str, get_args(parts[0]))) if parts else ()
+
+    @property
+    def metavar(self) -> str:
+        if self.choices:
+            return "{" + ",".join(self.choices) + "}"
+        part = next((part for part in (self.type, *get_args(self.type)) if part in METAVARS or part is str), None)
+        if get_origin(self.type) in (list, tuple):
+            return example(self.type)
+        if part is None:
+            return next(example(part) for part in get_args(self.type) if get_origin(part) in (list, tuple))
+        return METAVARS.get(part, self.name.rpartition(".")[2].upper())
+
+
+def flags(kind: type) -> Iterator[Flag]:
+    """The keys of a record and of its groups; the record's BASIC names those that people use first."""
+    basic = getattr(kind, "BASIC", ())
+    yield from flags_below(kind, kind(), basic)
+
+
+def flags_below(kind: Any, default: Any, basic: Sequence[str], prefix: str = "", group: str = "") -> Iterator[Flag]:
+    hints, texts = get_type_hints(kind), argument_texts(kind)
+    for field in fields(kind):
+        name, value = f"{prefix}{field.name}", getattr(default, field.name)
+        if is_dataclass(value):
+            yield from flags_below(
+                type(value), value, basic, f"{name}.", texts.get(field.name, "") if not prefix else group
+            )
+        else:
+            yield Flag(name, hints[field.name], texts.get(field.name, ""), value, name in basic, group)
+
+
+def argument_texts(kind: type) -> dict[str, str]:
+    """What the section "Args:" of a docstring says about each field."""
+    _, _, section = inspect.cleandoc(kind.__doc__ or "").partition("Args:\n")
+    texts: dict[str, str] = {}
+    name = ""
+    for line in section.splitlines():
+        indent = len(line) - len(line.lstrip())
+        if indent == 0:
+            break
+        if indent == 4:
+            name, _, line = line.strip().partition(":")
+        texts[name] = f"{texts.get(name, '')} {line.strip()}".strip()
+    return texts

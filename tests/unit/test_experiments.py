@@ -17,8 +17,9 @@ from dsnet.experiments.declare import Claim, Column, Row, Table
 from dsnet.experiments.grid import RESULT, Finished, in_order
 from dsnet.experiments.layout import judged, laid_out
 from dsnet.experiments.measures import interpolate
-from dsnet.experiments.recipe import LINKS, PLACES, Cell, Recipe, cell_of, flat, nested
+from dsnet.experiments.recipe import LINKS, PLACES, Cell, Recipe, cell_of
 from dsnet.experiments.run import cells_of, flat_list
+from dsnet.layers import flat, nested
 from dsnet.tasks.detection.config import read_detection_config
 
 ROOT = Path(__file__).parents[2]

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from dsnet.errors import must
 from dsnet.images import to_array
+from dsnet.schema import Typed
 
 
 @dataclass(frozen=True)
-class AugmentConfig:
+class AugmentConfig(Typed):
     """What is done to training images, in this order.
 
     Args:

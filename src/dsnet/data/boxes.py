@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dsnet.errors import DataError
 from dsnet.images import FILTERS, squeeze
+from dsnet.schema import Typed
 
 Window = tuple[float, float, float, float]
 Colour = tuple[int, int, int]
@@ -51,7 +52,7 @@ def iou(first: Tensor, second: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class BoxAugmentConfig:
+class BoxAugmentConfig(Typed):
     """What is done to training images and their boxes, in this order.
 
     Args:

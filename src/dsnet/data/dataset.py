@@ -20,6 +20,7 @@ from dsnet.data.augment import Augment, AugmentConfig, normalise, to_float, to_t
 from dsnet.data.sources import Arrays, Files, open_source, statistics
 from dsnet.errors import DataError, must
 from dsnet.images import MAX_PIXELS, Fit, Interpolation, centre_crop, random_crop, read_image
+from dsnet.schema import Typed
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Typed):
     """Which images, and how they are split and read.
 
     Args:

@@ -20,6 +20,7 @@ from dsnet.data.dataset import Batch, Data, Split, read_files, stacked
 from dsnet.data.sources import IMAGENET_MEAN, IMAGENET_STD
 from dsnet.errors import DataError
 from dsnet.images import MAX_PIXELS, Interpolation
+from dsnet.schema import Typed
 
 VOC_CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
@@ -30,7 +31,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")
 
 
 @dataclass(frozen=True)
-class DetectionDataConfig:
+class DetectionDataConfig(Typed):
     """Which images with objects, and how they are split and read.
 
     Args:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dsnet.config import TrainConfig, config_from
+from dsnet.layers import flat, nested
 from dsnet.tasks.detection.config import DetectionConfig, detection_config_from
 
 Keys = Mapping[str, Any]  # of a config, such as {"ieb.teacher": "ema"}
@@ -107,23 +108,3 @@ def stretched(epochs: Any, times: int) -> Any:
 def config_of_keys(keys: str) -> TrainConfig | DetectionConfig:
     tree = nested(json.loads(keys))
     return detection_config_from(tree) if tree.get("task") == "detection" else config_from(tree)
-
-
-def nested(keys: Keys) -> dict[str, Any]:
-    """Dotted keys as the tree that a config file is."""
-    tree: dict[str, Any] = {}
-    for key, value in keys.items():
-        *groups, last = key.split(".")
-        place = tree
-        for group in groups:
-            place = place.setdefault(group, {})
-        place[last] = value
-    return tree
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The inverse of `nested`."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found

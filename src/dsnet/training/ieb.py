@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from dsnet.errors import must
 from dsnet.models import Supernet
+from dsnet.schema import Typed
 from dsnet.space import WidthPath
 
 
 @dataclass(frozen=True)
-class IEBConfig:
+class IEBConfig(Typed):
     """How the sub-networks teach each other.
 
     Args:

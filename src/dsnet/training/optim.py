@@ -11,10 +11,11 @@ from torch import nn
 
 from dsnet.errors import must
 from dsnet.nn import Gate, ProbeHead
+from dsnet.schema import Typed
 
 
 @dataclass(frozen=True)
-class OptimConfig:
+class OptimConfig(Typed):
     """How weights are updated.
 
     Args:

@@ -16,13 +16,14 @@ from dsnet.data.batches import seed_of
 from dsnet.errors import must
 from dsnet.models import Entered, ModelSpec, Supernet
 from dsnet.nn import RouterSpec
+from dsnet.schema import Typed
 from dsnet.training.ieb import Stage, full
 
 PAPER = ("try_best", "give_up", "narrowest")  # a class per width; the other targets are one number per width
 
 
 @dataclass(frozen=True)
-class SGSConfig:
+class SGSConfig(Typed):
     """How the network learns to route, stage II.
 
     Args:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,13 +11,15 @@ from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
 from dsnet.data.voc import DetectionDataConfig
 from dsnet.errors import must
+from dsnet.layers import read_run, resolve
+from dsnet.schema import Typed
 from dsnet.tasks.detection.spec import GROUP, TAPS
 from dsnet.tasks.detection.stages import GatesConfig, WidthsConfig
 from dsnet.training import OptimConfig
 
 
 @dataclass(frozen=True)
-class DetectionConfig:
+class DetectionConfig(Typed):
     """A whole detection run. Saved as config.yaml in its folder.
 
     Args:
@@ -91,26 +93,11 @@ def detection_config_of(parser: ArgumentParser, args: Namespace) -> DetectionCon
     return DetectionConfig(**{key: made[key] for key in known})
 
 
-@cache
-def silent_parser() -> ArgumentParser:
-    """Of the keys alone; it raises its errors."""
-    parser = ArgumentParser(exit_on_error=False)
-    add_detection_config(parser)
-    return parser
-
-
-def detection_config_from(keys: dict[str, Any]) -> DetectionConfig:
+def detection_config_from(keys: Mapping[str, Any]) -> DetectionConfig:
     """The config that a file of these keys would give."""
-    parser = silent_parser()
-    return detection_config_of(parser, parser.parse_object(keys))
+    return resolve(DetectionConfig, keys)
 
 
 def read_detection_config(file: Path) -> DetectionConfig:
     """The config of a run folder."""
-    parser = silent_parser()
-    if not file.is_file():
-        raise ValueError(f"{file} does not exist: this folder was not written by `dsnet train`")
-    try:
-        return detection_config_of(parser, parser.parse_args(["--config", str(file)]))
-    except Exception as error:
-        raise ValueError(f"{file} is not a detection config of this version of dsnet: {error}") from error
+    return read_run(DetectionConfig, file)

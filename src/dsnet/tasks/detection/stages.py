@@ -14,6 +14,7 @@ from torch import Tensor
 from dsnet.data.dataset import Batch
 from dsnet.errors import must
 from dsnet.nn import Gate, RouterSpec
+from dsnet.schema import Typed
 from dsnet.space import WidthPath
 from dsnet.tasks.detection.detector import Answer, Detector
 from dsnet.tasks.detection.loss import MultiboxLoss, Targets, match_all, multibox_loss
@@ -22,7 +23,7 @@ from dsnet.training.sgs import score_loss
 
 
 @dataclass(frozen=True)
-class WidthsConfig:
+class WidthsConfig(Typed):
     """How the widths of a detector are trained together, stage I.
 
     Args:
@@ -39,7 +40,7 @@ class WidthsConfig:
 
 
 @dataclass(frozen=True)
-class GatesConfig:
+class GatesConfig(Typed):
     """How gates learn to route for detection, stage II.
 
     Args:
