@@ -30,7 +30,7 @@ results: $(VENV)/installed
 	  routers="--epochs 2"; \
 	  if [ $$model = ds_resnet_tiny ]; then routers="--epochs 1 --some"; fi; \
 	  for seed in 0 1; do \
-	    $(BIN)/dsnet train --config configs/cifar10_$$model.yaml --data.root "$(DATA)" --seed $$seed \
+	    $(BIN)/dsnet train --config cifar10_$$model --data.root "$(DATA)" --seed $$seed \
 	      --out runs/cifar10_$$model-$$seed || exit 1; \
 	  done; \
 	  $(BIN)/dsnet eval runs/cifar10_$$model-0 runs/cifar10_$$model-1 --export docs/results/cifar10_$$model && \

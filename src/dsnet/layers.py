@@ -98,14 +98,19 @@ def from_text(kind: Any, text: str) -> Any:
         return text
 
 
-def config_file(name: str) -> Path:
-    """A file of keys, or the config of this name that comes with the package."""
-    if Path(name).is_file():
-        return Path(name)
+def packaged() -> dict[str, Path]:
+    """The configs that come with dsnet, by name: `digits`, `detection/bccd_small`."""
     folder = Path(str(files("dsnet"))) / "configs"
-    known = {file.relative_to(folder).with_suffix("").as_posix(): file for file in sorted(folder.rglob("*.yaml"))}
-    if name in known:
-        return known[name]
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in sorted(folder.rglob("*.yaml"))}
+
+
+def config_file(name: str) -> Path:
+    """The YAML file at a path, or the config of this name that comes with dsnet."""
+    known = packaged()
+    if Path(name).is_file() or name in known:
+        return Path(name) if Path(name).is_file() else known[name]
     close = difflib.get_close_matches(name, known, n=2, cutoff=0.6)
-    names = f"; did you mean {' or '.join(close)}?" if close else f"; the configs of dsnet are {', '.join(known)}"
-    raise ValueError(f"config {name!r} does not exist: give a YAML file{names if known else ''}")
+    meant = f"; did you mean {' or '.join(close)}?" if close else ""
+    raise ValueError(
+        f"config {name!r} does not exist{meant or ';'} give the path of a YAML file, or one of {', '.join(known)}"
+    )

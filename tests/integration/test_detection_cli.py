@@ -23,6 +23,7 @@ from dsnet.training import Interrupted, with_fresh_router
 from dsnet.training.state import load_state
 
 ROOT = Path(__file__).parents[2]
+CONFIGS = Path(dsnet.__file__).parent / "configs"
 SMALL = (
     "--projection 16 --pyramid 16 --data.image_size 64 --optim.epochs 2 --optim.batch_size 4 --optim.warmup_epochs 0"
 )
@@ -201,7 +202,7 @@ def test_other_commands_know_what_a_detector_is_not(place: Path, capsys: pytest.
     assert "holds a network for detection" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "configs" / "detection").glob("*.yaml")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted((CONFIGS / "detection").glob("*.yaml")), ids=lambda file: file.stem)
 def test_every_config_in_the_repository_is_valid(file: Path) -> None:
     assert read_detection_config(file).task == "detection"
 
@@ -343,11 +344,10 @@ def test_every_command_of_the_page_runs(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In small; the backbones, whose training has its own page, are there already."""
-    backbones = [command for command in commands_of_the_page() if "configs/imagenette" in command]
+    backbones = [command for command in commands_of_the_page() if "imagenette" in command]
     commands = [command for command in commands_of_the_page() if command not in backbones]
     assert {command.split()[1] for command in commands} == {"train", "eval", "predict", "export", "info", "bench"}
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(ROOT / "configs", "configs")
     for backbone in backbones:
         shutil.copytree(place / "ds_mobilenet_v1_small", backbone.split("--out ")[1].strip())
     voc_folder(Path("data/BCCD"), {"train": 8, "val": 4, "test": 4})

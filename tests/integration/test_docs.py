@@ -23,15 +23,12 @@ def test_python_in_the_documentation_runs(page: str, tmp_path: Path, monkeypatch
 
 
 def test_the_page_on_pretrained_weights_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import shutil
-
     import torch
     from weights_support import mobilenet
 
     from dsnet.cli import main
 
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(ROOT / "configs", "configs")
     torch.save(mobilenet(classes=1000, dtype=torch.float32), "mobilenetv1_100.pth")
     text = (ROOT / "docs/pretrained.md").read_text()
     for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
@@ -116,7 +113,6 @@ def test_every_command_of_the_documentation_runs(
     from dsnet.experiments.digits import write_digits as write_both
 
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(ROOT / "configs", "configs")
     write_digits(Path("pets"), {"train": 30, "val": 8})
     shutil.copytree("pets/val/cat", "photos")
     shutil.copytree("pets/val/dog", "folder")

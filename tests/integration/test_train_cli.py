@@ -13,8 +13,9 @@ from unit.test_data import make_folder
 import dsnet
 from dsnet.cli import main
 from dsnet.config import read_config
+from dsnet.layers import config_file, packaged
 
-ROOT = Path(__file__).parents[2]
+CONFIGS = Path(dsnet.__file__).parent / "configs"
 SHORT = ["--threads", "1", "--optim.epochs", "1", "--optim.batch_size", "256"]
 SHORT += ["--sgs_optim.epochs", "1", "--sgs_optim.batch_size", "256"]
 
@@ -217,7 +218,7 @@ def test_wrong_values_are_refused_and_leave_no_run(words: list[str], message: st
     assert not (tmp_path / "run" / "config.yaml").exists()
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.stem)
 def test_every_config_in_the_repository_is_valid(file: Path) -> None:
     config = read_config(file)
     content = yaml.safe_load(file.read_text())
@@ -226,6 +227,23 @@ def test_every_config_in_the_repository_is_valid(file: Path) -> None:
         return
     assert file.stem.endswith(config.model.name) or file.stem == "digits"
     assert content["model"]["name"] == config.model.name
+
+
+def test_a_config_is_named_or_given_as_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert config_file("digits") == CONFIGS / "digits.yaml"
+    Path("digits").mkdir()  # a folder of data, say
+    assert config_file("digits") == CONFIGS / "digits.yaml"
+    Path("mine.yaml").write_text("seed: -1\n")
+    assert main(["train", "--config", "mine.yaml"]) == 2
+    assert "seed is -1" in capsys.readouterr().err
+    assert main(["train", "--config=smoke/digits", "--seed", "-2"]) == 2
+    assert "seed is -2" in capsys.readouterr().err
+    assert main(["train", "--config", "digit"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("dsnet train: error: config 'digit' does not exist; did you mean digits?")
+    assert "the path of a YAML file" in error
+    assert all(name in error for name in packaged())
 
 
 @pytest.mark.slow

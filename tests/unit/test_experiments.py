@@ -122,7 +122,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize(("scale", "base"), CONFIGS)
 def test_scales_are_the_configs_that_we_publish(scale: str, base: str) -> None:
-    file = ROOT / "configs" / f"{CONFIGS[scale, base]}.yaml"
+    file = ROOT / "src" / "dsnet" / "configs" / f"{CONFIGS[scale, base]}.yaml"
     published = (read_detection_config if base == "detector" else read_config)(file)
     gates = PAPER_GATES if scale == "paper" and base != "detector" else {}
     ours = cell(Recipe(base, gates), scale=scale).config

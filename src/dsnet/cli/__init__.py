@@ -38,6 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subcommands(dest="command", metavar="COMMAND", title="commands")
     chosen = next((word for word in words if word in COMMANDS), None)
+    if chosen == "train":
+        try:
+            words = _named_configs(words)
+        except ValueError as error:
+            print(f"dsnet train: error: {error}", file=sys.stderr)
+            return 2
     for name, text in COMMANDS.items():
         sub = Parser(description=text)
         if name == chosen:
@@ -61,6 +67,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return code or 0
+
+
+def _named_configs(words: Sequence[str]) -> list[str]:
+    """With --config NAME as the file of a config that comes with dsnet."""
+    from dsnet.layers import config_file
+
+    found = list(words)
+    for place, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if option == "--config" and equals:
+            found[place] = f"--config={config_file(value)}"
+        elif option == "--config" and words[place + 1 :]:
+            found[place + 1] = str(config_file(words[place + 1]))
+    return found
 
 
 def _task(words: Sequence[str]) -> str:
