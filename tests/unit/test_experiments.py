@@ -12,10 +12,10 @@ import pytest
 
 from dsnet.config import TrainConfig, read_config
 from dsnet.experiments import EXPERIMENTS, SCALES, measures
-from dsnet.experiments.catalogue.common import MBNET, PAPER_GATES, RESNET
-from dsnet.experiments.declare import Claim, Column, Row, Table
+from dsnet.experiments.catalogue.networks import MBNET, RESNET
+from dsnet.experiments.catalogue.routers import PAPER_GATES
 from dsnet.experiments.grid import RESULT, Finished, in_order
-from dsnet.experiments.layout import judged, laid_out
+from dsnet.experiments.layout import Claim, Column, Row, Table, judged, laid_out
 from dsnet.experiments.measures import interpolate
 from dsnet.experiments.recipe import LINKS, PLACES, Cell, Recipe, cell_of
 from dsnet.experiments.run import cells_of, flat_list

@@ -6,8 +6,8 @@ from itertools import pairwise
 from statistics import mean, stdev
 from typing import Any
 
-from dsnet.experiments.declare import Measure, Plot, Runs
 from dsnet.experiments.grid import Finished
+from dsnet.experiments.layout import Measure, Plot, Runs
 from dsnet.report.tables import human
 
 

@@ -16,10 +16,9 @@ import torch
 
 from dsnet.config import CONFIG
 from dsnet.experiments.catalogue import EXPERIMENTS
-from dsnet.experiments.declare import Experiment
 from dsnet.experiments.digits import write_digits
 from dsnet.experiments.grid import RESULT, Finished, in_order, is_finished, train_all
-from dsnet.experiments.layout import result_of
+from dsnet.experiments.layout import Experiment, result_of
 from dsnet.experiments.recipe import Cell, Scale, cell_of
 from dsnet.report.experiment import export_experiment
 from dsnet.training.distributed import barrier, process_group, rank

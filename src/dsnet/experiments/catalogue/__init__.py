@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from dsnet.experiments.catalogue.networks import effnet_tables, main_plots, main_tables, us_plots, us_tables
+from dsnet.experiments.catalogue.networks import (
+    effnet_tables,
+    ieb_tables,
+    main_plots,
+    main_tables,
+    temperature_tables,
+    us_plots,
+    us_tables,
+)
 from dsnet.experiments.catalogue.routers import (
     design_tables,
     distribution_plots,
@@ -14,9 +22,8 @@ from dsnet.experiments.catalogue.routers import (
     supernet_plots,
     supernet_tables,
 )
-from dsnet.experiments.catalogue.supernets import ieb_tables, temperature_tables
 from dsnet.experiments.catalogue.uses import detection_tables, transfer_tables
-from dsnet.experiments.declare import Experiment
+from dsnet.experiments.layout import Experiment
 from dsnet.experiments.measures import training_curve
 from dsnet.experiments.simulated import latency, motivation
 

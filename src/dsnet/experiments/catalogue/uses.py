@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dsnet.experiments.catalogue.common import CORRECTNESS, MBNET, PAPER_GATES, RESNET, SUPERNET
-from dsnet.experiments.declare import Claim, Column, Row, Table
+from dsnet.experiments.catalogue.networks import MBNET, RESNET, SUPERNET
+from dsnet.experiments.catalogue.routers import CORRECTNESS, PAPER_GATES
+from dsnet.experiments.layout import Claim, Column, Row, Table
 from dsnet.experiments.measures import (
     as_trained,
     at_budget,
