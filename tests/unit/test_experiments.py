@@ -19,7 +19,7 @@ from dsnet.experiments.layout import Claim, Column, Row, Table, judged, laid_out
 from dsnet.experiments.measures import interpolate
 from dsnet.experiments.recipe import LINKS, PLACES, Cell, Recipe, cell_of
 from dsnet.experiments.run import cells_of, flat_list
-from dsnet.layers import flat, nested
+from dsnet.layers import flat, nested, packaged, read_yaml
 from dsnet.tasks.detection.config import read_detection_config
 
 ROOT = Path(__file__).parents[2]
@@ -109,20 +109,20 @@ def test_cells_come_behind_what_they_need() -> None:
     assert all(place[need.name] < place[found.name] for found in order for need in found.needs)
 
 
-CONFIGS = {
-    ("cpu", "mbnet"): "cifar10_ds_mobilenet_v1_tiny",
-    ("cpu", "backbone"): "imagenette_ds_mobilenet_v1_small",
-    ("cpu", "detector"): "detection/bccd_small",
-    ("paper", "mbnet"): "imagenet_ds_mobilenet_v1",
-    ("paper", "resnet"): "imagenet_ds_resnet50",
-    ("paper", "effnet"): "imagenet_ds_efficientnet_b0",
-    ("paper", "detector"): "detection/voc_ds_mobilenet_v1",
-}
+def bases(*, changed: bool) -> list[tuple[str, str]]:
+    """By scale: those that change keys of their config, or those that are it."""
+    return [
+        (scale.name, name)
+        for scale in SCALES.values()
+        for name in scale.bases
+        if bool(scale.bases[name].keys) == changed
+    ]
 
 
-@pytest.mark.parametrize(("scale", "base"), CONFIGS)
-def test_scales_are_the_configs_that_we_publish(scale: str, base: str) -> None:
-    file = ROOT / "src" / "dsnet" / "configs" / f"{CONFIGS[scale, base]}.yaml"
+@pytest.mark.parametrize(("scale", "base"), bases(changed=False))
+def test_a_base_is_the_config_that_we_publish(scale: str, base: str) -> None:
+    """But for the router, which the recipe names."""
+    file = packaged()[SCALES[scale].bases[base].config]
     published = (read_detection_config if base == "detector" else read_config)(file)
     gates = PAPER_GATES if scale == "paper" and base != "detector" else {}
     ours = cell(Recipe(base, gates), scale=scale).config
@@ -134,6 +134,24 @@ def test_scales_are_the_configs_that_we_publish(scale: str, base: str) -> None:
     assert not different
     if isinstance(ours, TrainConfig) and isinstance(published, TrainConfig):
         assert ours.sgs.weights == published.sgs.weights  # the published ones are written out, ours are defaults
+
+
+@pytest.mark.parametrize(("scale", "base"), bases(changed=True))
+def test_a_base_says_only_what_its_config_does_not(scale: str, base: str) -> None:
+    name, keys = SCALES[scale].bases[base]
+    written = flat(read_yaml(packaged()[name]))
+    assert not {key: value for key, value in keys.items() if key in written and written[key] == value}
+
+
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "docs" / "results" / "paper").glob("*.json")), ids=lambda file: file.stem
+)
+def test_runs_behind_the_published_results_keep_their_names(file: Path) -> None:
+    """Finished runs are found by their names; whatever changes a digest loses all of them."""
+    result = json.loads(file.read_text())
+    scale = replace(SCALES[result["scale"]], longer=int(file.stem.partition("-longer")[2] or 1))
+    cells = cells_of(EXPERIMENTS[result["experiment"]], scale, result["seeds"], Path("o"), "d")
+    assert {label: [cell.name for cell in mine] for label, mine in cells.items()} == result["runs"]
 
 
 def test_keys_nest_and_flatten() -> None:

@@ -1,4 +1,5 @@
-"""What an experiment trains, as data: for each scale and seed a recipe becomes a cell, a run with a name of its own."""
+"""What an experiment trains, as data over the configs of the package: at a scale and a seed a recipe becomes a cell, a
+run with a name of its own."""
 
 from __future__ import annotations
 
@@ -8,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from dsnet.config import TrainConfig, config_from
-from dsnet.layers import flat, nested
+from dsnet.layers import flat, nested, packaged, read_yaml
 from dsnet.tasks.detection.config import DetectionConfig, detection_config_from
 
 Keys = Mapping[str, Any]  # of a config, such as {"ieb.teacher": "ema"}
@@ -39,18 +41,25 @@ class Recipe:
         return self.but({"stage": "gate", **keys}, source=self, **links)
 
 
+class Base(NamedTuple):
+    """A config that comes with dsnet, by name, and the keys that differ from it."""
+
+    config: str
+    keys: Keys = MappingProxyType({})
+
+
 @dataclass(frozen=True)
 class Scale:
     """The same experiments with other networks and data.
 
-    bases: keys of a whole config by name. folders: where a base's data lies below the folder of all data. slim: the
+    bases: what recipes start from, by name. folders: where a base's data lies below the folder of all data. slim: the
     routing space of the paper's S networks, by base. longer: every training takes this many times its epochs.
     """
 
     name: str
     about: str
     seeds: tuple[int, ...]
-    bases: Mapping[str, Keys]
+    bases: Mapping[str, Base]
     folders: Mapping[str, str]
     widths: tuple[float, ...]  # of static networks
     slim: Mapping[str, list[list[int]]]
@@ -63,6 +72,16 @@ class Scale:
     def suffix(self) -> str:
         """Of the names of results: those of longer trainings lie beside the others."""
         return "" if self.longer == 1 else f"-longer{self.longer}"
+
+    def keys(self, base: str) -> dict[str, Any]:
+        """All keys of a base."""
+        return {**router_free(self.bases[base].config), **self.bases[base].keys}
+
+
+@cache
+def router_free(config: str) -> Keys:
+    """The keys of a packaged config but for its router: which one is trained is for recipes to say."""
+    return {key: value for key, value in flat(read_yaml(packaged()[config])).items() if not key.startswith("sgs.")}
 
 
 @dataclass(frozen=True)
@@ -82,7 +101,7 @@ def cell_of(recipe: Recipe, scale: Scale, seed: int, *, runs: Path, root: str | 
     """The run of a recipe; its name carries a digest of everything that decides what is learned."""
     linked = {link: getattr(recipe, link) for link in LINKS if getattr(recipe, link) is not None}
     needs = {link: cell_of(other, scale, seed, runs=runs, root=root) for link, other in linked.items()}
-    keys: dict[str, Any] = {**scale.bases[recipe.base], **recipe.keys, "seed": seed}
+    keys: dict[str, Any] = {**scale.keys(recipe.base), **recipe.keys, "seed": seed}
     keys |= {key: stretched(value, scale.longer) for key, value in keys.items() if key.endswith(EPOCHS)}
     keys |= {link: str(runs / need.name) for link, need in needs.items()}
     if (folder := scale.folders.get(keys.get("data.dataset", recipe.base))) is not None:
@@ -108,3 +127,90 @@ def stretched(epochs: Any, times: int) -> Any:
 def config_of_keys(keys: str) -> TrainConfig | DetectionConfig:
     tree = nested(json.loads(keys))
     return detection_config_from(tree) if tree.get("task") == "detection" else config_from(tree)
+
+
+LOWER_HALF = {"mbnet": [[0, 1, 2]], "resnet": [[0, 1]] * 4}
+SMOKE = Scale(
+    name="smoke",
+    about="Scale smoke: one epoch on the embedded digits. It shows that the experiment runs; its figures mean nothing.",
+    seeds=(0,),
+    bases={
+        "mbnet": Base("smoke/digits"),
+        "us": Base("smoke/digits", {"model.name": "us_mobilenet_v1_tiny"}),
+        "static": Base("smoke/digits", {"model.name": "mobilenet_v1_tiny"}),
+        "resnet": Base("smoke/digits", {"model.name": "ds_resnet_tiny"}),
+        "effnet": Base("smoke/digits", {"model.name": "ds_efficientnet_tiny"}),
+        "static_effnet": Base("smoke/digits", {"model.name": "efficientnet_tiny"}),
+        "mbnet_target": Base("smoke/digits", {"data.image_size": 20}),
+        "resnet_target": Base("smoke/digits", {"model.name": "ds_resnet_tiny", "data.image_size": 20}),
+        "backbone": Base("smoke/backbone"),
+        "static_backbone": Base("smoke/backbone", {"model.name": "mobilenet_v1", "model.width": 0.25}),
+        "detector": Base("smoke/detection"),
+    },
+    folders={"folder": "digits", "detector": "digits-voc"},
+    widths=(0.5, 1.0),
+    slim=LOWER_HALF,
+    latency={"model": "ds_mobilenet_v1_tiny", "pairs": {(2,): "mobilenet_v1_tiny:0.5"}, "table1": 64, "repeats": 2},
+)
+MBNET, RESNET, IMAGENETTE = "cifar10_ds_mobilenet_v1_tiny", "cifar10_ds_resnet_tiny", "imagenette_ds_mobilenet_v1_small"
+FASHION: Keys = {"data.dataset": "fashion_mnist", "data.image_size": 28, "optim.epochs": 1}
+CPU = Scale(
+    name="cpu",
+    about="Scale cpu: small networks, short trainings.",
+    trained="On CIFAR-10: networks 14 epochs (DS-ResNet and EfficientNets 6), routers 2 (on DS-ResNet 1).",
+    seeds=(0, 1),
+    bases={
+        "mbnet": Base(MBNET),
+        "us": Base(MBNET, {"model.name": "us_mobilenet_v1_tiny"}),
+        "static": Base(MBNET, {"model.name": "mobilenet_v1_tiny"}),
+        "resnet": Base(RESNET),
+        "effnet": Base(MBNET, {"model.name": "ds_efficientnet_tiny", "optim.epochs": 6}),
+        "static_effnet": Base(MBNET, {"model.name": "efficientnet_tiny", "optim.epochs": 6}),
+        "mbnet_target": Base("transfer_small", {"model.name": "ds_mobilenet_v1_tiny", **FASHION}),
+        "resnet_target": Base("transfer_small", {"model.name": "ds_resnet_tiny", **FASHION}),
+        "backbone": Base(IMAGENETTE),
+        "static_backbone": Base(IMAGENETTE, {"model.name": "mobilenet_v1", "model.width": 0.5}),
+        "detector": Base("detection/bccd_small"),
+    },
+    folders={"cifar10": "", "folder": "imagenette", "detector": "BCCD"},
+    widths=(0.5, 0.75, 1.0),
+    slim=LOWER_HALF,
+    notes={
+        "ieb": "On CIFAR-10: 8 epochs.",
+        "transfer": "From CIFAR-10 to Fashion-MNIST at 28 px, one epoch of each stage; the paper's figures are of "
+        "ImageNet to CIFAR-10. Learning rate 0.05, from scratch 0.1.",
+        "detection": "Blood cells (BCCD, 205 training images, 3 classes) at 160 px, 50 epochs; backbones trained on "
+        "Imagenette; the static backbone is MobileNetV1 x0.5. The paper's figures are of VOC 2007 at 300 px.",
+        "latency": "The paper's own networks, untrained, at 224 px.",
+    },
+    latency={
+        "model": "ds_mobilenet_v1",
+        "pairs": {(1,): "mobilenet_v1:0.5", (7,): "mobilenet_v1:0.75", (13,): "mobilenet_v1"},  # the paper's S, M, L
+        "table1": 224,
+        "repeats": 30,
+    },
+)
+IMAGENET, CIFAR = "imagenet_ds_mobilenet_v1", "transfer_cifar10_ds_resnet50"
+PAPER = Scale(
+    name="paper",
+    about="Scale paper: ImageNet, VOC and CIFAR-10 with the paper's recipes.",
+    seeds=(0,),
+    bases={
+        "mbnet": Base(IMAGENET),
+        "us": Base(IMAGENET, {"model.name": "us_mobilenet_v1"}),
+        "static": Base(IMAGENET, {"model.name": "mobilenet_v1"}),
+        "resnet": Base("imagenet_ds_resnet50"),
+        "effnet": Base("imagenet_ds_efficientnet_b0"),
+        "static_effnet": Base("imagenet_ds_efficientnet_b0", {"model.name": "efficientnet_b0"}),
+        "mbnet_target": Base(CIFAR, {"model.name": "ds_mobilenet_v1"}),
+        "resnet_target": Base(CIFAR),
+        "backbone": Base(IMAGENET, {"stage": "supernet"}),
+        "static_backbone": Base(IMAGENET, {"model.name": "mobilenet_v1", "stage": "supernet"}),
+        "detector": Base("detection/voc_ds_mobilenet_v1"),
+    },
+    folders={"cifar10": "", "folder": "imagenet", "detector": "VOCdevkit"},
+    widths=(0.5, 0.75, 1.0),
+    slim={"mbnet": [[0, 1, 2, 3]], "resnet": [[0, 1]] * 4},  # the paper gives DS-MBNet's
+    latency=CPU.latency,
+)
+SCALES = {scale.name: scale for scale in (SMOKE, CPU, PAPER)}

@@ -64,7 +64,7 @@ def temperature_tables(scale: Scale) -> tuple[Table, ...]:
 
 
 def static_madds(scale: Scale, base: str, width: float) -> float:
-    keys = scale.bases[base]
+    keys = scale.keys(base)
     size = keys.get("data.image_size") or {"digits": 16, "cifar10": 32}[keys["data.dataset"]]
     channels = 1 if keys["data.dataset"] == "digits" else 3
     spec = model_spec(keys["model.name"], width=width, image_size=size, in_channels=channels)

@@ -68,7 +68,7 @@ def detection_tables(scale: Scale) -> tuple[Table, ...]:
         for row in rows[1:]
     )
     columns = Column(madds, detector_madds, "madds"), Column(precision, average_precision)
-    if scale.bases["detector"].get("rule") == "11point":
+    if scale.keys("detector").get("rule") == "11point":
         how = "VOC 2007's 11-point rule, as the paper's"
     else:
         how = "the area rule; the paper's is by VOC 2007's 11-point rule, on other data"
