@@ -27,6 +27,7 @@ from dsnet.runtime.bench.timing import interleaved
 from dsnet.runtime.onnx import export, layers
 from dsnet.runtime.onnx.runner import open_session
 from dsnet.runtime.onnx.writer import Graph
+from dsnet.schema import plain
 
 Form = Callable[[Graph, SliceGroupNorm, str, str, int], str]
 OURS = "instance norm, batch norm as the affine"
@@ -133,7 +134,7 @@ def main() -> None:
                 except (RuntimeError, AssertionError) as error:
                     failed[f"openvino, {name}"] = str(error).splitlines()[0]
         times = {key: float(np.median(found)) for key, found in interleaved(calls, args.repeats).items()}
-    result: dict[str, Any] = {**machine(), "model": "ds_resnet50", "repeats": args.repeats, "ratios": {}}
+    result: dict[str, Any] = {**plain(machine()), "model": "ds_resnet50", "repeats": args.repeats, "ratios": {}}
     for runtime, path, name in times:
         ratio = times[runtime, path, name] / times[runtime, path, "without norm"]
         result["ratios"].setdefault(f"{runtime}, path {path}", {})[name] = round(ratio, 3)

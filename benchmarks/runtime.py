@@ -31,6 +31,7 @@ from dsnet.runtime.bench import Artefacts, BenchConfig, bench, machine
 from dsnet.runtime.bench.candidates import forced_call
 from dsnet.runtime.bench.timing import Call, interleaved, ratio, summary
 from dsnet.runtime.onnx.runner import open_session
+from dsnet.schema import plain
 from dsnet.space import WidthPath
 
 IMAGE = "image"
@@ -97,7 +98,7 @@ def batches(
         for found in (answers["one by one"], *([answers["masked"][0]] if masked else [])):
             assert np.abs(found - expected).max() <= 1e-3 * expected.std(), "the ways do not compute the same"
         times = interleaved(calls, repeats, warmup=1)
-    base = summary(times["grouped"])["p50"]
+    base = summary(times["grouped"]).p50
     return {
         "model": name,
         "batch": batch,
@@ -105,7 +106,7 @@ def batches(
         "paths": len(set(paths)),
         "images_per_second": batch / base * 1e3,
         "ratios": {key: ratio(found, times["grouped"]) for key, found in times.items() if key != "grouped"},
-        "times": {key: summary(found) for key, found in times.items()},
+        "times": {key: plain(summary(found)) for key, found in times.items()},
     }
 
 
@@ -150,7 +151,7 @@ def main() -> None:
     for name in ("ds_mobilenet_v1", "ds_resnet50"):
         found = results[name]
         lines += [
-            f"## {name}, {found['image_size']} px, one image, one thread",
+            f"## {name}, {found.image_size} px, one image, one thread",
             "",
             *markdown_table(COLUMNS, width_cells(found)),
         ]
@@ -162,14 +163,14 @@ def main() -> None:
         "One by one: the dynamic file, image after image. Masked: every image runs the widest network, channels beyond",
         "its width are zeroed.",
         "",
-        f"Made by `python benchmarks/runtime.py --repeats {args.repeats}` with dsnet {about['dsnet']},",
-        f"torch {about['torch']}, onnxruntime {about['onnxruntime']} on {about['machine']}, candidates interleaved in",
+        f"Made by `python benchmarks/runtime.py --repeats {args.repeats}` with dsnet {about.dsnet},",
+        f"torch {about.torch}, onnxruntime {about.onnxruntime} on {about.machine}, candidates interleaved in",
         "random order, each call after an untimed one of the same candidate; every figure is in runtime.json.",
     ]
     print("\n".join(lines))
     if args.export:
         prefix = Path(args.export)
-        prefix.with_suffix(".json").write_text(json.dumps({**about, **results}, indent=1) + "\n")
+        prefix.with_suffix(".json").write_text(json.dumps({**plain(about), **plain(results)}, indent=1) + "\n")
         prefix.with_suffix(".md").write_text("\n".join(lines) + "\n")
 
 

@@ -475,6 +475,7 @@ class Experiment(Typed):
     runs: dict[str, tuple[str, ...]] = field(default_factory=dict)
     trained_at: dict[str, int] = field(default_factory=dict)
     trained_seconds: float = 0.0
+    bench: Bench | None = None
 
 
 Result = Evaluation | Bench | Experiment
@@ -482,11 +483,15 @@ NAMES: dict[type[Any], str] = {Evaluation: "evaluation", Bench: "bench", Experim
 REMEDIES = {"evaluation": "run `dsnet eval` again", "bench": "run `dsnet bench` again"}
 
 
+def as_json(result: Result) -> dict[str, Any]:
+    """What a result's file holds: its kind, the version, its fields."""
+    return {"dsnet": NAMES[type(result)], "version": VERSION, **plain(result)}
+
+
 def write(result: Result, file: Path) -> Path:
     """A result as JSON, whole or not at all."""
-    content = {"dsnet": NAMES[type(result)], "version": VERSION, **plain(result)}
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, (json.dumps(content, indent=1) + "\n").encode())
+    write_whole(file, (json.dumps(as_json(result), indent=1) + "\n").encode())
     return file
 
 

@@ -17,6 +17,8 @@ from dsnet.cli import main
 from dsnet.pipeline import CONFIG, open_data, read_config
 from dsnet.pipeline.latency import climbing, equal_accuracy
 from dsnet.predict import prepare
+from dsnet.results import RoutedTime, Times
+from dsnet.schema import plain
 
 ROOT = Path(__file__).parents[2]
 
@@ -188,8 +190,8 @@ def test_bench_measures_widths_and_budgets(run: Path, tmp_path: Path, capsys: py
         (name, batch) for name in ("static", "eager", "runner", "static onnx", "onnx") for batch in (1, 4)
     }
     for row in rows:
-        assert 0 < row["p50"] <= row["p95"]
-        assert row["images_per_second"] == pytest.approx(row["batch"] / row["p50"] * 1e3)
+        assert 0 < row["times"]["p50"] <= row["times"]["p95"]
+        assert row["images_per_second"] == pytest.approx(row["batch"] / row["times"]["p50"] * 1e3)
         assert (row["ratio"] is None) == row["runtime"].startswith("static")
     assert result["widths"]["files"]["dynamic"] > 1000  # type: ignore[index]
     assert {row["model"] for row in result["widths"]["against"]} == {"mobilenet_v1:0.25"}  # type: ignore[index]
@@ -205,7 +207,7 @@ def test_bench_takes_files_and_compares_routers(run: Path, capsys: pytest.Captur
     result = printed(capsys, "bench", str(run / "model.onnx"), "--repeats", "3", "--paths", "all")
     assert [row["path"] for row in result["widths"]["rows"]] == [[k] for k in range(6)]  # type: ignore[index]
     compared = printed(capsys, "bench", str(run), "--repeats", "2", "--runtimes", "onnx", "--routers", str(run))
-    assert all(0 <= row["top1"] <= 1 for row in compared["routed"]["rows"])  # type: ignore[index]
+    assert all(0 <= row["score"] <= 1 for row in compared["routed"]["rows"])  # type: ignore[index]
     assert main(["bench", str(run), "--repeats", "2", "--routers", str(run), "--runtimes", "onnx"]) == 0
     assert "interleaved rounds" in capsys.readouterr().out
 
@@ -235,10 +237,10 @@ def test_table1_runs_every_way(capsys: pytest.CaptureFixture[str]) -> None:
     from dsnet.runtime.bench import table1
 
     result = table1("ds_mobilenet_v1_tiny", repeats=2, image_size=32)
-    ways = {row["way"]: row for row in result["rows"]}
+    ways = {row.way: row for row in result.rows}
     assert set(ways) == {"full", "masking", "indexing", "slicing", "cached slicing", "ideal", "ideal again"}
-    assert ways["ideal"]["ratio"] == 1
-    assert ways["slicing"]["paper"] == pytest.approx(7.9 / 7.2)
+    assert ways["ideal"].ratio == 1
+    assert ways["slicing"].paper == pytest.approx(7.9 / 7.2)
 
 
 def test_all_ways_of_table1_compute_the_same() -> None:
@@ -259,17 +261,20 @@ def test_all_ways_of_table1_compute_the_same() -> None:
 
 
 def test_equal_accuracy_is_interpolated_between_operating_points() -> None:
-    def rows(name: str, points: list[tuple[float, float]]) -> list[dict[str, object]]:
-        return [{"name": name, "mean": ms, "top1": top1, "madds_split": 10 * ms} for ms, top1 in points]
+    def rows(name: str, points: list[tuple[float, float]]) -> list[RoutedTime]:
+        return [
+            RoutedTime(name, "gate", "", "onnx", 1, 0, 0, 0, 1, Times(ms, ms, ms), 1, 1, score=top1, madds_split=10 * ms)
+            for ms, top1 in points
+        ]
 
     one = rows("one", [(1.0, 0.5), (2.0, 0.6), (2.5, 0.55), (3.0, 0.7)])
     two = rows("two", [(2.0, 0.5), (4.0, 0.7)])
-    assert [row["mean"] for row in climbing(one)] == [1.0, 2.0, 3.0]  # what is slower and worse does not count
+    assert [row.times.mean for row in climbing(one)] == [1.0, 2.0, 3.0]  # what is slower and worse does not count
     levels = equal_accuracy([*one, *two], levels=3)
-    assert [level["top1"] for level in levels] == pytest.approx([0.5, 0.6, 0.7])
-    assert [level["runs"]["two"]["ratio"] for level in levels] == pytest.approx([2.0, 1.5, 4 / 3])
-    assert levels[1]["runs"]["one"]["madds"] == pytest.approx(20.0)
-    assert equal_accuracy([*one, *rows("worse", [(1.0, 0.2), (2.0, 0.4)])]) == []
+    assert [level.score for level in levels] == pytest.approx([0.5, 0.6, 0.7])
+    assert [level.runs["two"].ratio for level in levels] == pytest.approx([2.0, 1.5, 4 / 3])
+    assert levels[1].runs["one"].madds == pytest.approx(20.0)
+    assert equal_accuracy([*one, *rows("worse", [(1.0, 0.2), (2.0, 0.4)])]) == ()
 
 
 def test_interleaving_calls_each_candidate_once_a_round() -> None:
@@ -280,9 +285,8 @@ def test_interleaving_calls_each_candidate_once_a_round() -> None:
     assert {name: len(found) for name, found in times.items()} == {"a": 20, "b": 20}
     rounds = ["".join(calls[k : k + 4]) for k in range(2, len(calls), 4)]
     assert set(rounds) == {"aabb", "bbaa"}
-    assert summary([0.001, 0.002, 0.009]) == pytest.approx(
-        {"mean": 4.0, "p50": 2.0, "p95": float(np.quantile([1, 2, 9], 0.95))}
-    )
+    expected = {"mean": 4.0, "p50": 2.0, "p95": float(np.quantile([1, 2, 9], 0.95))}
+    assert plain(summary([0.001, 0.002, 0.009])) == pytest.approx(expected)
 
 
 def test_other_sizes_and_open_inputs_are_used_like_any_file(

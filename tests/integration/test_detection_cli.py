@@ -312,7 +312,11 @@ def test_bench_measures_widths_and_budgets(
     routed = result["routed"]["rows"]  # type: ignore[index]
     assert [row["name"] for row in routed] == ["eager"] * 5 + ["onnx"] * 5
     assert all(row["ideal"] > 0 for row in routed)
-    assert {file.name for file in tmp_path.iterdir()} == {"page.json", "page.md", "page.png"}
+    assert {file.name for file in tmp_path.iterdir()} == {
+        "page.json",
+        "page.md",
+        *(f"page{number}.png" for number in ("", "-2", "-3")),
+    }
     held = printed(capsys, "bench", files["model.onnx"], "--repeats", "2", "--paths", "all")
     assert [row["path"] for row in held["widths"]["rows"]] == [[width] for width in range(6)]  # type: ignore[index]
 

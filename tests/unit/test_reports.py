@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from dsnet.report.charts import latency
 from dsnet.report.keys import saving
-from dsnet.report.plots import class_bars, latency_plots
+from dsnet.report.plots import class_bars
+from dsnet.results import Bench, Made, Times, WidthTime, WidthTimes
 
 
 def rows(*points: tuple[int, float]) -> list[dict[str, Any]]:
@@ -45,10 +47,13 @@ def test_of_many_classes_the_extremes_are_drawn() -> None:
 
 
 def test_latency_is_per_image_and_beside_its_ideal() -> None:
-    row = {"path": [0], "threads": 1, "madds": 100, "p50": 8.0}
-    widths = [{**row, "runtime": name, "batch": batch} for name in ("static onnx", "onnx") for batch in (1, 4)]
-    one, four = latency_plots({"widths": {"rows": widths}})
-    assert [series["points"][0][1] for series in (*one["series"], *four["series"])] == [8, 8, 2, 2]
-    ideal, real = one["series"]
-    assert (ideal["name"], ideal["dashed"], real["dashed"]) == ("ideal: static onnx", True, False)
-    assert ideal["colour"] == real["colour"]
+    rows = [
+        WidthTime(name, (0,), batch, 1, 100, Times(8, 8, 9), 125 * batch)
+        for name in ("static onnx", "onnx")
+        for batch in (1, 4)
+    ]
+    one, four = latency(Bench("", WidthTimes("m", 32, 2, tuple(rows), Made())))
+    assert [series.points[0].y for series in (*one.series, *four.series)] == [8, 8, 2, 2]
+    ideal, real = one.series
+    assert (ideal.name, ideal.dashed, real.dashed) == ("ideal: static onnx", True, False)
+    assert ideal.colour == real.colour

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 if TYPE_CHECKING:
     from dsnet.models import Supernet
+    from dsnet.results import RoutedTimes
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -50,11 +51,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.cli.info import parse_path
-    from dsnet.files import write_whole
     from dsnet.models import list_models
     from dsnet.pipeline.folder import BENCH, CONFIG
-    from dsnet.report.bench import export_bench, latency_figure, show_bench
+    from dsnet.report.bench import export_bench, show_bench
     from dsnet.report.tables import print_json
+    from dsnet.results import Bench, as_json, write
     from dsnet.runtime import is_artefact
     from dsnet.runtime.bench import BenchConfig, bench, bench_file, table1
     from dsnet.tasks.detection import is_detector
@@ -65,15 +66,16 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
         "repeats": args.repeats,
         "against": tuple(args.against),
     }
-    result: dict[str, Any] = {"command": shlex.join(["dsnet", *without_places(sys.argv[1:])])}
+    result = Bench(shlex.join(["dsnet", *without_places(sys.argv[1:])]))
     if is_detector(args.model):
         from dsnet.cli.detection import bench_parts
 
-        result |= bench_parts(args, common)
+        widths, budgets = bench_parts(args, common)
+        result = replace(result, widths=widths, routed=budgets)
     elif is_artefact(args.model):
         if args.routers is not None or args.against:
             raise ValueError(f"{args.model} is a file: --routers and --against need the run it came from")
-        result["widths"] = bench_file(args.model, BenchConfig(**common), paths=args.paths)
+        result = replace(result, widths=bench_file(args.model, BenchConfig(**common), paths=args.paths))
     else:
         net = network(args.model)
         paths: tuple[Any, ...] | None = None
@@ -87,23 +89,17 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
             image_size=args.image_size,
             **common,
         )
-        result["widths"] = bench(net, config)
+        result = replace(result, widths=bench(net, config))
         if Path(args.model).exists() and net.spec.router is not None:
-            result["routed"] = routed(args)
+            result = replace(result, routed=routed(args))
     if args.table1:
-        result["table1"] = table1(threads=args.threads[0], repeats=args.repeats)
+        result = replace(result, table1=table1(threads=args.threads[0], repeats=args.repeats))
     if (Path(args.model) / CONFIG).is_file() and args.model not in list_models():  # `dsnet report` finds it there
-        file = Path(args.model) / BENCH
-        file.parent.mkdir(exist_ok=True)
-        write_whole(file, json.dumps(result, indent=1).encode())
+        write(result, Path(args.model) / BENCH)
     if args.export:
-        prefix = Path(args.export)
-        prefix.parent.mkdir(parents=True, exist_ok=True)
-        prefix.with_name(prefix.name + ".json").write_text(json.dumps(result, indent=1) + "\n")
-        latency_figure(result["widths"], prefix.with_name(prefix.name + ".png"))
-        export_bench(result, prefix.with_name(prefix.name + ".md"))
+        export_bench(result, Path(args.export))
     if args.json:
-        print_json(result)
+        print_json(as_json(result))
     else:
         show_bench(result)
 
@@ -120,8 +116,6 @@ def without_places(words: list[str]) -> list[str]:
 
 def network(name: str) -> Supernet:
     """A saved network, or a fresh one; a fresh one that could route gets a router, whose decisions then cost time."""
-    from dataclasses import replace
-
     from dsnet.checkpoint import load
     from dsnet.models import Supernet, list_models, model_spec
     from dsnet.nn import RouterSpec
@@ -133,7 +127,7 @@ def network(name: str) -> Supernet:
     return Supernet(replace(spec, router=RouterSpec()) if gated else spec).eval()
 
 
-def routed(args: Namespace) -> dict[str, Any] | None:
+def routed(args: Namespace) -> RoutedTimes | None:
     """The dynamic network on its own test images; None, and a word about it, where the data cannot be had."""
     from dsnet.pipeline import bench_runs
     from dsnet.pipeline.detection import bench_detection

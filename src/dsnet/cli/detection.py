@@ -13,6 +13,7 @@ from jsonargparse import Namespace
 from dsnet.errors import must
 
 if TYPE_CHECKING:
+    from dsnet.results import RoutedTimes, WidthTimes
     from dsnet.tasks.detection import Detector, OnnxDetector
 
 
@@ -180,7 +181,7 @@ def difference(detector: Detector, file: OnnxDetector) -> float:
     return max(off)
 
 
-def bench_parts(args: Namespace, common: dict[str, Any]) -> dict[str, Any]:
+def bench_parts(args: Namespace, common: dict[str, Any]) -> tuple[WidthTimes, RoutedTimes | None]:
     """What `dsnet bench` measures of a detector: its widths, and its budgets where it routes."""
     from dsnet.cli.bench import routed
     from dsnet.cli.info import parse_path
@@ -194,7 +195,7 @@ def bench_parts(args: Namespace, common: dict[str, Any]) -> dict[str, Any]:
     if is_artefact(args.model):
         if args.against:
             raise ValueError(f"{args.model} is a file: --against needs the run it came from")
-        return {"widths": bench_file(args.model, BenchConfig(**common), paths=args.paths, opened=OnnxDetector)}
+        return bench_file(args.model, BenchConfig(**common), paths=args.paths, opened=OnnxDetector), None
     detector = load_detector(args.model).float()
     paths = None
     if args.paths == ["all"]:
@@ -203,5 +204,4 @@ def bench_parts(args: Namespace, common: dict[str, Any]) -> dict[str, Any]:
         paths = tuple(parse_path(detector.spec.backbone, text) for text in args.paths)
     runtimes = tuple(args.runtimes or ("eager", "onnx"))
     config = BenchConfig(runtimes=runtimes, paths=paths, image_size=args.image_size, **common)
-    found: dict[str, Any] = {"widths": bench_detector(detector, config)}
-    return {**found, "routed": routed(args)} if detector.routes else found
+    return bench_detector(detector, config), routed(args) if detector.routes else None

@@ -11,6 +11,8 @@ from dsnet.models import Supernet, model_spec
 from dsnet.nn import RouterSpec
 from dsnet.report.tables import human
 from dsnet.runtime.bench import BenchConfig, bench, table1
+from dsnet.runtime.bench.table1 import PAPER
+from dsnet.schema import plain
 
 EASY, HARD = 0.6, 3.0  # compute, in units of the static network's, at which accuracy has covered 1 - 1/e of its range
 SCHEMES = 20
@@ -87,14 +89,14 @@ def latency(scale: Scale) -> dict[str, Any]:
     pairs: dict[tuple[int, ...], str] = how["pairs"]
     found = bench(net, BenchConfig(repeats=how["repeats"], paths=tuple(pairs), against=tuple(pairs.values())))
     first = [
-        [row["way"], f"{row['p50']:.2f}", f"{row['ratio']:.2f}", f"{row['paper']:.2f}" if row["paper"] else ""]
-        for row in ways["rows"]
+        [row.way, f"{row.times.p50:.2f}", f"{row.ratio:.2f}", f"{row.paper:.2f}" if row.paper else ""]
+        for row in ways.rows
     ]
-    by_way = {row["way"]: row["ratio"] for row in ways["rows"]}
+    by_way = {row.way: row.ratio for row in ways.rows}
     claims: list[dict[str, Any]] = [
         {
             "claim": f"slicing is faster than {other}",
-            "paper": f"{next(row['paper'] for row in ways['rows'] if row['way'] == other) / (7.9 / 7.2):.2f}x",
+            "paper": f"{PAPER[other] / PAPER['slicing']:.2f}x",
             "ours": f"{by_way[other] / by_way['slicing']:.2f}x",
             "holds": by_way[other] > by_way["slicing"],
         }
@@ -102,19 +104,19 @@ def latency(scale: Scale) -> dict[str, Any]:
     ]
     second = [
         [
-            ",".join(map(str, row["path"])) or "-",
-            row["runtime"],
-            human(row["madds"]),
-            f"{row['p50']:.2f}",
-            f"{row['ratio']:.2f}" if row.get("ratio") else "",
+            ",".join(map(str, row.path)) or "-",
+            row.runtime,
+            human(row.madds),
+            f"{row.times.p50:.2f}",
+            f"{row.ratio:.2f}" if row.ratio else "",
         ]
-        for row in found["rows"]
+        for row in found.rows
     ]
-    second += [[row["model"], row["runtime"], human(row["madds"]), f"{row['p50']:.2f}", ""] for row in found["against"]]
-    onnx = {tuple(row["path"]): row for row in found["rows"] if row["runtime"] == "onnx"}
-    plain = {row["model"]: row["p50"] for row in found["against"]}
-    same = [onnx[path]["ratio"] for path in pairs]
-    equal = [onnx[path]["p50"] / plain[name] for path, name in pairs.items()]
+    second += [[row.model, row.runtime, human(row.madds), f"{row.times.p50:.2f}", ""] for row in found.against]
+    onnx = {row.path: row for row in found.rows if row.runtime == "onnx"}
+    alone = {row.model: row.times.p50 for row in found.against}
+    same = [onnx[path].ratio or 0.0 for path in pairs]
+    equal = [onnx[path].times.p50 / alone[name] for path, name in pairs.items()]
     claims += [
         {
             "claim": "the dynamic network takes at most 1.18x the time of a plain MobileNetV1 of about its MAdds",
@@ -130,25 +132,25 @@ def latency(scale: Scale) -> dict[str, Any]:
         },
     ]
     series: dict[str, Any] = {}
-    for row in [*found["rows"], *found["against"]]:
-        name = row["model"] if "model" in row else row["runtime"]
-        kind = "points" if "model" in row else "line"
-        one = series.setdefault(name, {"name": name, "kind": kind, "points": []})
-        one["points"].append([row["madds"] / 1e6, row["p50"]])
-    size = found["image_size"]
+    for row in found.rows:
+        one = series.setdefault(row.runtime, {"name": row.runtime, "kind": "line", "points": []})
+        one["points"].append([row.madds / 1e6, row.times.p50])
+    for other in found.against:
+        point = [other.madds / 1e6, other.times.p50]
+        series[other.model] = {"name": other.model, "kind": "points", "points": [point]}
     return {
         "text": [
             "Milliseconds are medians of interleaved rounds on one thread, one image; only ratios within one table "
-            f"compare. {found['repeats']} rounds, {size} px; table 1 at {ways['image_size']} px."
+            f"compare. {found.repeats} rounds, {found.image_size} px; table 1 at {ways.image_size} px."
         ],
         "tables": [
             {
-                "title": f"Table 1: a quarter of the channels of {ways['model']}",
+                "title": f"Table 1: a quarter of the channels of {ways.model}",
                 "columns": ["<way", "ms", "over ideal", "paper"],
                 "rows": first,
             },
             {
-                "title": f"{found['model']}: widths and static networks",
+                "title": f"{found.model}: widths and static networks",
                 "columns": ["<path or network", "<runtime", "MAdds", "ms", "over a static network of the width"],
                 "rows": second,
             },
@@ -156,11 +158,11 @@ def latency(scale: Scale) -> dict[str, Any]:
         "claims": claims,
         "figures": [
             {
-                "title": f"{found['model']}: milliseconds against MAdds",
+                "title": f"{found.model}: milliseconds against MAdds",
                 "x": "MAdds (M)",
                 "y": "ms",
                 "series": list(series.values()),
             }
         ],
-        "raw": {"table1": ways, "widths": found},
+        "raw": {"table1": plain(ways), "widths": plain(found)},
     }

@@ -21,7 +21,7 @@ from dsnet.evaluate import RunnerTraces, evaluate, evaluate_dynamic, paths_to_ev
 from dsnet.files import write_whole
 from dsnet.models import Supernet
 from dsnet.nn import ThresholdHead
-from dsnet.report.figures import examples_figure
+from dsnet.report.old_figures import examples_figure
 from dsnet.report.show import draw
 from dsnet.routing import Traces, calibrate, fit_threshold
 from dsnet.runtime import Runner

@@ -24,6 +24,7 @@ from dsnet.models import Card, Preprocessing
 from dsnet.pipeline.folder import GATE, check_data, prepare_folder
 from dsnet.pipeline.run import run_loop
 from dsnet.report.detection import examples_sheet
+from dsnet.results import RoutedTimes
 from dsnet.routing import calibrate
 from dsnet.runtime.bench import Operating, bench_routed, machine
 from dsnet.tasks.detection import (
@@ -260,12 +261,11 @@ def evaluate_detection(
 
 def bench_detection(
     name: str, *, root: str | None = None, budgets: int = 5, images: int = 64, threads: int = 1, rounds: int = 1
-) -> dict[str, Any]:
+) -> RoutedTimes:
     """Latency of a dynamic detector on its test images at several budgets, sliced in PyTorch and as ONNX."""
     folder = Path(name)
     detector, config = load_detector(folder).float(), read_detection_config(folder / CONFIG)
-    router = detector.spec.backbone.router
-    if router is None or not detector.card.budgets:
+    if detector.spec.backbone.router is None or not detector.card.budgets:
         raise ValueError(f"{folder} has no calibrated gate; train it with `dsnet train --stage gate`")
     data = open_data(config, root)
     check_data(folder, data)
@@ -279,9 +279,7 @@ def bench_detection(
             asked = [low + (high - low) * number / (budgets - 1) for number in range(budgets)]
             points = [Operating(words, artefacts, detector_policy(detector, madds), madds) for madds in asked]
             rows += bench_routed(points, sample, runtime=runtime, threads=threads, rounds=rounds)
-    kind = {"router": router.kind, "targets": router.targets}
-    about: dict[str, Any] = {"model": detector.spec.name, "images": images, "rounds": rounds}
-    return {**machine(), **about, "rows": [{**row, **kind} for row in rows], "equal": []}
+    return RoutedTimes(detector.spec.name, images, rounds, tuple(rows), machine())
 
 
 def record_detection(folder: Path, name: str, result: dict[str, Any], data: DetectionData) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from dsnet.checkpoint import load
 from dsnet.config import CONFIG, read_config
 from dsnet.pipeline.assess import open_data, traces_of
 from dsnet.pipeline.folder import check_data
+from dsnet.results import EqualRun, EqualScore, RoutedTime, RoutedTimes
 from dsnet.routing import Traces, policy_for
 from dsnet.runtime.bench import Artefacts, Operating, bench_routed, machine
 
@@ -28,7 +30,7 @@ def bench_runs(
     runtime: str = "onnx",
     threads: int = 1,
     rounds: int = 1,
-) -> dict[str, Any]:
+) -> RoutedTimes:
     """Latency of dynamic networks on test images; with `accuracy` on the whole split, and compared at equal accuracy.
 
     An image that a probing router escalates pays for two bodies: MAdds alone do not decide.
@@ -51,51 +53,57 @@ def bench_runs(
             for asked in np.linspace(low, high, budgets):
                 policy = policy_for(net, float(asked), image_size=data.image_size)
                 points.append(Operating(str(folder), artefacts, policy, float(asked)))
-                kind = {"router": net.spec.router.kind, "targets": net.spec.router.targets}
-                found.append(kind | scored(traces, policy))
+                found.append(scored(traces, policy))
         assert sample is not None
         rows = bench_routed(points, sample, runtime=runtime, threads=threads, rounds=rounds)
-    rows = [{**row, **more} for row, more in zip(rows, found, strict=True)]
-    about: dict[str, Any] = {"model": points[0].artefacts.net.spec.name, "images": images, "rounds": rounds}
-    return {**machine(), **about, "rows": rows, "equal": equal_accuracy(rows) if accuracy else []}
+    rows = [
+        row if more is None else replace(row, score=more[0], madds_split=more[1])
+        for row, more in zip(rows, found, strict=True)
+    ]
+    equal = equal_accuracy(rows) if accuracy else ()
+    return RoutedTimes(points[0].artefacts.net.spec.name, images, rounds, tuple(rows), machine(), equal)
 
 
-def scored(traces: Traces | None, policy: Any) -> dict[str, float]:
+def scored(traces: Traces | None, policy: Any) -> tuple[float, float] | None:
     """Accuracy and average MAdds on the whole split."""
     if traces is None:
-        return {}
+        return None
     outcome = traces.at(policy)
-    return {"top1": outcome.correct.double().mean().item(), "madds_split": outcome.madds.double().mean().item()}
+    return outcome.correct.double().mean().item(), outcome.madds.double().mean().item()
 
 
-def equal_accuracy(rows: Sequence[dict[str, Any]], levels: int = 4) -> list[dict[str, Any]]:
+def equal_accuracy(rows: Sequence[RoutedTime], levels: int = 4) -> tuple[EqualScore, ...]:
     """Milliseconds and MAdds of every run at accuracies that all of them reach, between their operating points."""
-    curves: dict[str, list[dict[str, Any]]] = {}
+    curves: dict[str, list[RoutedTime]] = {}
     for row in rows:
-        curves.setdefault(row["name"], []).append(row)
+        curves.setdefault(row.name, []).append(row)
     rising = {name: climbing(mine) for name, mine in curves.items()}
-    low = max(mine[0]["top1"] for mine in rising.values())
-    high = min(mine[-1]["top1"] for mine in rising.values())
+    low = max(score_of(mine[0]) for mine in rising.values())
+    high = min(score_of(mine[-1]) for mine in rising.values())
     if high <= low:
-        return []
+        return ()
     found = []
     for level in np.linspace(low, high, levels):
         entries = {}
         for name, mine in rising.items():
-            tops = [row["top1"] for row in mine]
-            entries[name] = {
-                key: float(np.interp(level, tops, [row[source] for row in mine]))
-                for key, source in (("ms", "mean"), ("madds", "madds_split"))
-            }
-        first = entries[rows[0]["name"]]["ms"]
-        found.append({"top1": float(level), "runs": {n: {**e, "ratio": e["ms"] / first} for n, e in entries.items()}})
-    return found
+            scores = [score_of(row) for row in mine]
+            ms = float(np.interp(level, scores, [row.times.mean for row in mine]))
+            entries[name] = ms, float(np.interp(level, scores, [row.madds_split or 0.0 for row in mine]))
+        first, _ = entries[rows[0].name]
+        runs = {name: EqualRun(ms, madds, ms / first) for name, (ms, madds) in entries.items()}
+        found.append(EqualScore(float(level), runs))
+    return tuple(found)
 
 
-def climbing(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def climbing(rows: Sequence[RoutedTime]) -> list[RoutedTime]:
     """The operating points that are more accurate than all faster ones, fastest first."""
-    kept: list[dict[str, Any]] = []
-    for row in sorted(rows, key=lambda row: row["mean"]):
-        if not kept or row["top1"] > kept[-1]["top1"]:
+    kept: list[RoutedTime] = []
+    for row in sorted(rows, key=lambda row: row.times.mean):
+        if not kept or score_of(row) > score_of(kept[-1]):
             kept.append(row)
     return kept
+
+
+def score_of(row: RoutedTime) -> float:
+    assert row.score is not None, "rows that are compared were measured on the whole split"
+    return row.score

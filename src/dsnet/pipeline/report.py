@@ -16,6 +16,7 @@ from PIL import Image
 from dsnet.checkpoint import MODEL
 from dsnet.config import CONFIG, read_config
 from dsnet.data.dataset import Data as Dataset
+from dsnet.errors import ResultError
 from dsnet.pipeline.assess import open_data, pixels, split_of
 from dsnet.pipeline.folder import BENCH, GATE, check_data
 from dsnet.report.blocks import Chapter, Picture, Pictures, Report
@@ -23,6 +24,7 @@ from dsnet.report.chapters import RunParts, experiment_chapter, run_chapter
 from dsnet.report.html import chapter
 from dsnet.report.overview import compose, data_of
 from dsnet.report.plots import is_static
+from dsnet.results import Bench, read
 
 RESULT = "results/test.json"
 SHEET = "results/test-examples.png"
@@ -105,6 +107,13 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     return found
 
 
+def benchmark(file: Path) -> Bench | None:
+    try:
+        return read(file, Bench)
+    except ResultError:
+        return None
+
+
 def gather(folder: Path, place: Path, root: str | None, opened: dict[str, Dataset]) -> RunParts:
     result = read_json(folder / RESULT)
     result = result if isinstance(result, dict) and result.get("rows") else None
@@ -125,7 +134,7 @@ def gather(folder: Path, place: Path, root: str | None, opened: dict[str, Datase
         folder=str(folder),
         config=config,
         result=result,
-        bench=read_json(folder / BENCH),
+        bench=benchmark(folder / BENCH),
         metrics=read_lines(folder / METRICS),
         gate_metrics=read_lines(folder / GATE / METRICS),
         pictures=pictures,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsnet.report import bench as benches
-from dsnet.report import detection, show
+from dsnet.report import charts, detection, show
 from dsnet.report.blocks import (
     Bars,
     Block,
@@ -33,11 +33,11 @@ from dsnet.report.plots import (
     difficulty_bars,
     gate_bars,
     is_static,
-    latency_plots,
     middle,
     precision_plot,
 )
 from dsnet.report.tables import human
+from dsnet.results import Bench, Chart
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class RunParts:
     folder: str
     config: str | None = None
     result: dict[str, Any] | None = None
-    bench: dict[str, Any] | None = None
+    bench: Bench | None = None
     metrics: Sequence[dict[str, Any]] = ()
     gate_metrics: Sequence[dict[str, Any]] = ()
     pictures: Sequence[Pictures] = ()
@@ -174,14 +174,21 @@ def class_blocks(run: RunParts) -> list[Block]:
 def latency_blocks(run: RunParts) -> list[Block]:
     if run.bench is None:
         return [Missing("latency against ideal", f"Run `dsnet bench {run.place}`.")]
-    blocks: list[Block] = [Plot(figure) for figure in latency_plots(run.bench)]
+    blocks: list[Block] = [Plot(as_dict(figure)) for figure in charts.latency(run.bench)]
     words = "Ideal: the same path as a static network of the same runtime. Times are noise, ratios are what counts."
-    tables = [Table(*part, folded=True) for part in benched(run.bench)]
+    tables = [
+        Table(part.columns, part.rows, part.title, part.note, folded=True) for part in benches.bench_tables(run.bench)
+    ]
     return [*blocks, Text(words), *tables]
 
 
-def benched(bench: dict[str, Any]) -> list[tuple[list[str], list[list[str]], str, str]]:
-    return [(columns, cells, title, note) for title, columns, cells, note in benches.sections(bench)]
+def as_dict(chart: Chart) -> dict[str, Any]:
+    series = [
+        {"name": part.name, "kind": part.kind, "dashed": part.dashed, "points": [[dot.x, dot.y] for dot in part.points]}
+        | ({} if part.colour is None else {"colour": part.colour})
+        for part in chart.series
+    ]
+    return {"title": chart.title, "x": chart.x, "y": chart.y, "series": series}
 
 
 def detector_sections(run: RunParts) -> list[Section]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from dsnet.report.figures import new_figure, saved
+from dsnet.report.old_figures import new_figure, saved
 from dsnet.report.tables import human, markdown_table, print_table
 
 FEW = 6  # classes that have columns; more of them get a table of their own

@@ -1,101 +1,385 @@
-"""Figures from result JSON."""
+"""Figures: matplotlib draws charts and bars, for a page, as SVG files and as PNG files.
+
+In a page, text takes the colour of its surroundings and series take the page's variables --c0 to --c7, so a figure
+reads on dark and on light ground. Series differ by mark as well as by colour.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import math
+import os
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from dsnet.files import write_whole
+from dsnet.results import Bars, Chart, Dot, Series
 
 if TYPE_CHECKING:
-    import numpy as np
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BLUE, RED, GREY, GREEN = "#1f5fa8", "#c8442d", "#9aa5b1", "#3c8d5a"
+
+def series_of(colours: str) -> dict[str, str]:
+    return {f"c{number}": colour for number, colour in enumerate(colours.split())}
 
 
-def accuracy_figure(result: dict[str, Any], file: Path, static: Sequence[dict[str, Any]] = ()) -> Path:
-    """Accuracy against MAdds: uniform paths, other paths, dynamic budgets, and separately trained static networks."""
-    figure = new_figure(6, 4)
-    axes = figure.add_subplot()
-    unit, scale = ("M", 1e6) if max(row["madds"] for row in result["rows"]) < 1e9 else ("B", 1e9)
-    points = [(row["madds"] / scale, 100 * row["top1"], len(set(row["path"])) <= 1) for row in result["rows"]]
-    others = [(x, y) for x, y, uniform in points if not uniform]
-    if others:
-        xs, ys = zip(*others, strict=True)
-        axes.scatter(xs, ys, s=18, color=GREY, label="other paths")
-    uniform = [(x, y) for x, y, same in points if same]
-    label = "all choice points alike" if others else "one width each"
-    axes.plot(*zip(*uniform, strict=True), marker="o", color=BLUE, label=label)
-    if "dynamic" in result:
-        dynamic = result["dynamic"]
-        rows = [(row["madds"] / scale, 100 * row["top1"], 100 * row.get("top1_std", 0)) for row in dynamic["rows"]]
-        xs, ys, spread = zip(*rows, strict=True)
-        name = f"dynamic, router {dynamic['router']}"
-        axes.errorbar(xs, ys, yerr=spread if any(spread) else None, marker="s", color=RED, capsize=2, label=name)
-    for other in static:
-        for row in other["rows"]:
-            axes.scatter([row["madds"] / scale], [100 * row["top1"]], marker="^", color=GREEN, label=other["model"])
-    axes.set_xlabel(f"MAdds ({unit}), average over images")
-    axes.set_ylabel("top-1 accuracy (%)")
-    axes.set_title(f"{result['model']}, {result.get('dataset', '')} {result['split']}", fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    return saved(figure, file)
+LIGHT = {
+    "paper": "#ffffff",
+    "ink": "#1d2733",
+    "soft": "#5c6b7a",
+    "line": "#dfe5eb",
+    "seq": "#0b5cad",
+    **series_of("#0b5cad #c84a12 #0a7d5c #a8467f #94690a #3d8fc2 #5d6670 #7a4fc0"),
+}
+DARK = {
+    "paper": "#10161d",
+    "ink": "#e4eaf0",
+    "soft": "#9dabb8",
+    "line": "#2b3642",
+    "seq": "#6cb6ff",
+    **series_of("#6cb6ff #ff9a5c #4fd1a5 #eca3cb #f0c24b #a9dcff #b4bec8 #bda3ff"),
+}
+PLACES = {
+    role: f"#00{number:02x}fe" for number, role in enumerate(LIGHT, 1)
+}  # stand for variables until they are named
+COLOURS = 8
+MARKS = "os^DvPXh"
+DASHES: tuple[Any, ...] = ("-", (0, (5, 3)), (0, (1.5, 2)), (0, (7, 2, 1.5, 2)))
+FONTS = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
+WIDTH, HEIGHT, LEFT, RIGHT = 540, 270, 62, 14  # of the drawing and, HEIGHT, of the space between the axes
+SWITCH = "DSNET_FIGURES"
 
 
-def gates_figure(result: dict[str, Any], file: Path) -> Path:
-    """How the images spread over the widths of each gate, one panel per budget (the paper's gate distribution)."""
+def enabled() -> bool:
+    """Whether commands draw figures beside their results; `DSNET_FIGURES=off` saves the time where nobody looks."""
+    return os.environ.get(SWITCH, "") != "off"
+
+
+def variables(colours: dict[str, str]) -> str:
+    return ";".join(f"--{role}:{colour}" for role, colour in colours.items())
+
+
+def theme() -> str:
+    """CSS: the colours of pages and figures, by the reader's preference."""
+    light, dark = variables(LIGHT), variables(DARK)
+    return f":root{{color-scheme:light dark;{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
+
+
+def draw(figure: Chart | Bars, *, to: Literal["page", "svg", "png"], prefix: str = "") -> bytes:
+    """A figure as SVG in a page, as an SVG file, or as PNG. prefix: of its ids, unique in a page."""
+    with style():
+        pen = Pen(LIGHT if to == "png" else PLACES)
+        drawn = chart(figure, pen) if isinstance(figure, Chart) else bars(figure, pen)
+        buffer = io.BytesIO()
+        if to == "png":
+            drawn.savefig(buffer, format="png", dpi=144, facecolor=LIGHT["paper"], metadata={"Software": None})
+            return buffer.getvalue()
+        nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
+        drawn.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    svg = cleaned(buffer.getvalue().decode(), prefix, figure.title)
+    return (svg if to == "page" else alone(svg)).encode()
+
+
+def save(figure: Chart | Bars, file: Path) -> Path:
+    """Write a figure; the suffix says how."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, draw(figure, to="png" if file.suffix == ".png" else "svg"))
+    return file
+
+
+@contextmanager
+def style() -> Iterator[None]:
     import matplotlib
 
-    rows = result["dynamic"]["rows"]
-    figure = new_figure(2.2 * len(rows), 3.2)
-    panels = figure.subplots(1, len(rows), sharey=True, squeeze=False)[0]
-    widths = max(len(gate["shares"]) for gate in rows[0]["gates"])
-    colours = matplotlib.colormaps["viridis_r"]
-    for axes, row in zip(panels, rows, strict=True):
-        places = range(len(row["gates"]))
-        bottom = [0.0] * len(row["gates"])
-        for width in range(widths):
-            shares = [100 * gate["shares"][width] if width < len(gate["shares"]) else 0.0 for gate in row["gates"]]
-            shade = colours(width / max(1, widths - 1))
-            axes.bar(places, shares, bottom=bottom, color=shade, width=0.7, label=f"width {width}")
-            bottom = [low + share for low, share in zip(bottom, shares, strict=True)]
-        axes.set_title(f"{row['madds'] / 1e6:.3g}M, {row['top1']:.1%}", fontsize=9)
-        axes.set_xticks(list(places), [f"gate {place}" for place in places], fontsize=8)
-    panels[0].set_ylabel("images (%)")
-    handles, labels = panels[-1].get_legend_handles_labels()
-    figure.legend(handles[::-1], labels[::-1], loc="outside right center", frameon=False, fontsize=8)
-    figure.suptitle(f"{result['model']}: widths chosen by router {result['dynamic']['router']}", fontsize=10)
-    return saved(figure, file)
+    settings: Any = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "dsnet",
+        "text.parse_math": False,
+        "path.simplify": False,
+        "font.family": "DejaVu Sans",
+        "font.size": 11,
+        "axes.unicode_minus": False,
+    }
+    with matplotlib.rc_context(settings):
+        yield
 
 
-def examples_figure(groups: Sequence[tuple[str, np.ndarray, Sequence[str]]], file: Path, *, title: str) -> Path:
-    """Rows of images [N, H, W, C] with captions, one group of rows per title."""
-    columns = max(6, *(len(images) for _, images, _ in groups)) // 2
-    figure = new_figure(1.1 * columns, 1.35 * 2 * len(groups) + 0.5)
-    for part, (name, images, captions) in zip(
-        figure.subfigures(len(groups), 1, squeeze=False)[:, 0], groups, strict=True
-    ):
-        part.suptitle(f"routed {name}", fontsize=9, fontweight="bold")
-        for axes in (grid := part.subplots(2, columns, squeeze=False)).flat:
-            axes.axis("off")
-        for axes, image, caption in zip(grid.flat, images, captions, strict=False):
-            axes.imshow(image.squeeze(), cmap="gray", interpolation="nearest")
-            axes.set_title(caption, fontsize=7, pad=2)
-    figure.suptitle(title, fontsize=10)
-    return saved(figure, file)
+@dataclass(frozen=True)
+class Pen:
+    """Colours by role: paper, ink, soft, line, seq, c0 to c7."""
+
+    colours: dict[str, str]
+
+    def __getitem__(self, role: str) -> str:
+        return self.colours[role]
+
+    def series(self, number: int) -> str:
+        return self.colours[f"c{number % COLOURS}"]
 
 
-def new_figure(width: float, height: float) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+def new_figure(height: float) -> Figure:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(WIDTH / 72, height / 72), dpi=72)
 
 
-def saved(figure: Figure, file: Path) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file)
-    return file
+def chart(figure: Chart, pen: Pen) -> Figure:
+    """Lines and points over two axes."""
+    shown = [(series, usable(series.points, log=figure.log_x)) for series in figure.series]
+    title = textwrap.wrap(figure.title, 62)
+    keys, below = flow([series.name for series in figure.series], 12 + 19 * len(title))
+    height = below + HEIGHT + 46
+    drawn = new_figure(height)
+    head(drawn, title, height, pen)
+    space = ((LEFT / WIDTH), 46 / height, (WIDTH - LEFT - RIGHT) / WIDTH, HEIGHT / height)
+    axes = drawn.add_axes(space, facecolor="none")
+    for number, (x, y) in enumerate(keys):
+        series = figure.series[number]
+        look = looks(series, number, pen)
+        place = {"transform": points_of(drawn), "markersize": 7 if series.kind == "points" else 6}
+        drawn.add_artist(line([x, x + 12, x + 24], [height - y] * 3, {**look, **place, "markevery": [1]}))
+        drawn.text(x + 30, height - y, series.name, transform=points_of(drawn), color=pen["ink"], va="center")
+    dots = [dot for _, mine in shown for dot in mine]
+    if not dots:
+        axes.text(0.5, 0.5, "no values", transform=axes.transAxes, color=pen["soft"], ha="center")
+    for number, (series, mine) in enumerate(shown):
+        look = looks(series, number, pen)
+        spread = [dot for dot in mine if dot.spread]
+        if spread:
+            columns = [dot.x for dot in spread], [dot.y for dot in spread], [dot.spread or 0.0 for dot in spread]
+            axes.errorbar(*columns, fmt="none", ecolor=look["color"], elinewidth=1.4, capsize=3.5, clip_on=False)
+        curve = axes.plot([dot.x for dot in mine], [dot.y for dot in mine], **look, clip_on=False)[0]
+        curve.set_gid(f"series-{number}")
+    dress(axes, figure, dots, pen)
+    return drawn
+
+
+def dress(axes: Axes, figure: Chart, dots: Sequence[Dot], pen: Pen) -> None:
+    """Axes with few round ticks."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+    if dots:
+        edges = [edge for dot in dots for edge in (dot.y - (dot.spread or 0), dot.y + (dot.spread or 0))]
+        xs = [dot.x for dot in dots]
+        axes.set_ylim(*limits(min(edges), max(edges)))
+        if figure.log_x:
+            ticks, ends = decades(min(xs), max(xs))
+            axes.set_xscale("log")
+            axes.set_xlim(*ends)
+            axes.xaxis.set_major_locator(FixedLocator(ticks))
+            axes.xaxis.set_minor_locator(NullLocator())
+        else:
+            axes.set_xlim(*limits(min(xs), max(xs)))
+            axes.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10], integer=figure.whole_x))
+        axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    else:
+        axes.set_xticks([])
+        axes.set_yticks([])
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: number_of(value)))
+    axes.grid(axis="y", color=pen["line"], linewidth=1)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=pen["soft"], labelcolor=pen["soft"], labelsize=10.5, length=0, pad=6)
+    axes.tick_params(axis="x", length=4, width=1, pad=4)
+    for side in ("left", "right", "top"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(pen["soft"])
+    axes.set_xlabel(figure.x, color=pen["soft"], labelpad=6)
+    axes.text(
+        -(LEFT - 6) / (WIDTH - LEFT - RIGHT),
+        0.5,
+        figure.y,
+        transform=axes.transAxes,
+        color=pen["soft"],
+        rotation=90,
+        ha="left",
+        va="center",
+    )
+
+
+def bars(figure: Bars, pen: Pen) -> Figure:
+    """Shares as rows of bars in groups: the wider, the darker."""
+    rows = [bar for group in figure.groups for bar in group.bars]
+    left = 16 + max((text_width(bar.name) for bar in rows), default=0.0)
+    left = min(170.0, left)
+    right = WIDTH - min(190.0, 16 + max((text_width(bar.note, 10.5) for bar in rows), default=0.0))
+    shades = [0.14 + 0.86 * number / max(1, len(figure.names) - 1) for number in range(len(figure.names))]
+    title = textwrap.wrap(figure.title, 62)
+    keys, y = flow(figure.names, 12 + 19 * len(title))
+    named = sum(bool(group.name) for group in figure.groups)
+    height = y + 24 * named + 25 * len(rows) + 8 * len(figure.groups)
+    drawn = new_figure(height)
+    head(drawn, title, height, pen)
+    axes = drawn.add_axes((0, 0, 1, 1), facecolor="none", xlim=(0, WIDTH), ylim=(height, 0))
+    axes.axis("off")
+
+    def part(x: float, top: float, wide: float, high: float, shade: float, name: str) -> None:
+        look: dict[str, Any] = {"facecolor": pen["seq"], "alpha": shade, "linewidth": 0}
+        axes.barh(top, wide, high, x, align="edge", clip_on=False, **look)[0].set_gid(name)
+
+    for (x, at), name, shade in zip(keys, figure.names, shades, strict=True):
+        part(x + 5, at - 7, 14, 14, shade, "key")
+        axes.text(x + 30, at, name, color=pen["ink"], va="center")
+    for group in figure.groups:
+        if group.name:
+            axes.text(10, y + 11, group.name, color=pen["soft"], va="center")
+            y += 24
+        for bar in group.bars:
+            axes.text(left - 8, y + 10.5, clipped(bar.name, left - 12), color=pen["ink"], ha="right", va="center")
+            x = left
+            for share, shade in zip(bar.shares, shades, strict=False):
+                wide = share * (right - left)
+                if wide > 0:
+                    part(x, y, max(0.2, wide - 1), 21, shade, "part")
+                if wide > 34:
+                    colour = pen["paper" if shade > 0.55 else "ink"]
+                    axes.text(x + wide / 2, y + 10.5, f"{share:.0%}", color=colour, ha="center", va="center", size=10)
+                x += wide
+            note = clipped(bar.note, WIDTH - right - 8, 10.5)
+            axes.text(WIDTH - 6, y + 10.5, note, color=pen["soft"], ha="right", va="center", size=10.5)
+            y += 25
+        y += 8
+    return drawn
+
+
+def line(xs: Sequence[float], ys: Sequence[float], look: dict[str, Any]) -> Any:
+    from matplotlib.lines import Line2D
+
+    return Line2D(xs, ys, **look)
+
+
+def points_of(figure: Figure) -> Any:
+    """Points of the drawing, from its lower left corner."""
+    from matplotlib.transforms import Affine2D
+
+    return Affine2D().scale(1 / 72) + figure.dpi_scale_trans
+
+
+def head(figure: Figure, lines: Sequence[str], height: float, pen: Pen) -> None:
+    for number, words in enumerate(lines):
+        place = {"transform": points_of(figure), "va": "center"}
+        figure.text(10, height - 16 - 19 * number, words, size=13, weight="bold", color=pen["ink"], **place)
+
+
+def looks(series: Series, number: int, pen: Pen) -> dict[str, Any]:
+    """Series differ in colour and mark; from the ninth on, in how these go together, and in dashes."""
+    colour = pen.series(number if series.colour is None else series.colour)
+    dashes = DASHES[1] if series.dashed else DASHES[number // COLOURS % len(DASHES)]
+    return {
+        "color": colour,
+        "linestyle": dashes if series.kind == "line" else "none",
+        "linewidth": 1.9,
+        "marker": MARKS[(number + number // COLOURS) % len(MARKS)],
+        "markersize": 7,
+        "markeredgewidth": 0.8,
+        "markeredgecolor": pen["paper"],
+    }
+
+
+def flow(names: Sequence[str], y: float) -> tuple[list[tuple[float, float]], float]:
+    """Places of a legend's keys, in as many rows as they need from y on, and where they end."""
+    places, x = [], 10.0
+    y += 13
+    for name in names:
+        wide = 44 + text_width(name)
+        if x > 10 and x + wide > WIDTH:
+            x, y = 10.0, y + 20
+        places.append((x, y))
+        x += wide
+    return places, y + 20
+
+
+def text_width(words: str, size: float = 11) -> float:
+    """Points that words take in DejaVu Sans, which is wider than what browsers use."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextToPath
+
+    if not words:
+        return 0.0
+    return float(TextToPath().get_text_width_height_descent(words, FontProperties("DejaVu Sans", size=size), False)[0])
+
+
+def clipped(words: str, room: float, size: float = 11) -> str:
+    if text_width(words, size) <= room:
+        return words
+    return next(
+        (f"{words[:end]}…" for end in range(len(words), 1, -1) if text_width(words[:end], size) <= room - 10), "…"
+    )
+
+
+def usable(dots: Sequence[Dot], *, log: bool) -> list[Dot]:
+    """What can be drawn."""
+    return [dot for dot in dots if math.isfinite(dot.x) and math.isfinite(dot.y) and not (log and dot.x <= 0)]
+
+
+def limits(low: float, high: float) -> tuple[float, float]:
+    """The range to draw: from zero where zero is near, else with some air."""
+    if high - low <= 1e-12 * max(1.0, abs(high)):
+        low, high = (low - 0.5 * abs(low), high + 0.5 * abs(high)) if low else (0.0, 1.0)
+    if 0 < low < 0.35 * high:
+        low = 0.0
+    air = 0.04 * (high - low)
+    return low - (air if low else 0), high + air
+
+
+def decades(low: float, high: float) -> tuple[list[float], tuple[float, float]]:
+    """Ticks at round multiples of powers of ten, the more of them the shorter the axis."""
+    low, high = low / 1.15, high * 1.15
+    span = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    wide = math.log10(high / low)
+    steps = (1, 1.5, 2, 3, 5, 7) if wide < 1 else (1, 2, 5) if wide < 3 else (1,)
+    ticks = [digit * 10.0**power for power in span for digit in steps]
+    return [tick for tick in ticks if low <= tick <= high], (low, high)
+
+
+def number_of(value: float) -> str:
+    """Short: 0.25, 76.5, 1.5M."""
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= max(1e4, size):
+            return f"{value / size:.4g}{unit}"
+    return f"{value:.4g}"
+
+
+# What matplotlib writes as SVG, made fit for a page.
+
+
+def cleaned(svg: str, prefix: str, title: str) -> str:
+    """One element without ids of its own beyond those it refers to, links or clips; colours by variable."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<clipPath.*?</clipPath>|<!--.*?-->", "", svg, flags=re.S)
+    svg = re.sub(r' clip-path="[^"]*"', "", svg)
+    svg = re.sub(r"(<defs>\s*</defs>)", "", svg)
+    svg = re.sub(r'<g id="(series|part|key)[^"]*"', r'<g class="\1"', svg)
+    used = set(re.findall(r'xlink:href="#([^"]*)"', svg))
+    svg = re.sub(r' id="([^"]*)"', lambda found: f' id="{prefix}{found[1]}"' if found[1] in used else "", svg)
+    svg = svg.replace('xlink:href="#', f'href="#{prefix}')
+    for role, place in PLACES.items():
+        svg = svg.replace(place, "currentColor" if role == "ink" else f"var(--{role})")
+    svg = re.sub(r" font-family: [^;\"]*;|( transform=\"rotate\(-?0 [^)]*\)\")", "", svg)
+    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"-?\d+\.\d+", rounded, tag[0]), svg)
+    svg = re.sub(r">\s+<", "><", re.sub(r"\n\s*", " ", svg)).strip()
+    size = re.search(r'viewBox="[^"]*"', svg)
+    assert size is not None
+    name = f'class="chart" role="img" aria-label="{escape(title)}" font-family="{FONTS}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {name} {size[0]}>{svg[svg.index(">") + 1 :]}'
+
+
+def rounded(number: re.Match[str]) -> str:
+    text = f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
+
+def alone(svg: str) -> str:
+    """A figure as a file of its own: its ground and colours come along, so it reads on any page."""
+    width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0]
+    ground = '<rect width="100%" height="100%" rx="6" style="fill:var(--paper)"/>'
+    at = svg.index(">")
+    sheet = f"<style>{theme()}svg{{color:var(--ink)}}</style>"
+    return f'{svg[:at]} width="{width}" height="{height}">{sheet}{ground}{svg[at + 1 :]}\n'

@@ -9,11 +9,12 @@ from typing import Any
 from dsnet.evaluate.dynamic import concave
 from dsnet.report.plots import middle
 from dsnet.report.tables import human
+from dsnet.results import Bench
 
 KeyFigure = tuple[str, str, str]  # label, value, note
 
 
-def key_figures(result: dict[str, Any], bench: dict[str, Any] | None) -> list[KeyFigure]:
+def key_figures(result: dict[str, Any], bench: Bench | None) -> list[KeyFigure]:
     """Widest, slimmest, the middle budget, MAdds at equal accuracy, milliseconds to ideal; of what there is."""
     detector = "map" in result["rows"][0]
     key, form, unit = ("map", ".3f", "mAP") if detector else ("top1", ".2%", "top-1")
@@ -32,10 +33,10 @@ def key_figures(result: dict[str, Any], bench: dict[str, Any] | None) -> list[Ke
         found.append((f"Dynamic {unit}", format(row[key], form), note))
         more = 0.0 - round(saving(result["rows"], row, key), 2)
         found.append(("MAdds at equal accuracy", f"{more:+.0%}", f"against fixed widths at {row[key]:{form}}"))
-    if bench and (routed := bench.get("routed")):
-        own = [row for row in routed["rows"] if row["name"] == routed["rows"][0]["name"]]
+    if bench is not None and bench.routed is not None:
+        own = [row for row in bench.routed.rows if row.name == bench.routed.rows[0].name]
         note = "middle budget: measured over ideal milliseconds"
-        found.append(("Time to ideal", f"{middle(own)['ratio']:.2f}", note))
+        found.append(("Time to ideal", f"{own[len(own) // 2].ratio:.2f}", note))
     return found
 
 

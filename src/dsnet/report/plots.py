@@ -148,41 +148,5 @@ def curves(metrics: Sequence[dict[str, Any]], kind: str, *, title: str, y: str) 
     return {"title": title, "x": "epoch", "whole_x": True, "y": y, "series": series}
 
 
-def latency_plots(bench: dict[str, Any]) -> list[Figure]:
-    """Milliseconds over MAdds: every runtime beside its ideal, the same path built statically; and budgets."""
-    found = []
-    groups: dict[tuple[int, int], dict[str, list[list[Any]]]] = {}
-    for row in (bench.get("widths") or {}).get("rows", []):
-        mine = groups.setdefault((row["threads"], row["batch"]), {})
-        point = [row["madds"], row["p50"] / row["batch"], None, dotted(row["path"])]
-        mine.setdefault(row["runtime"], []).append(point)
-    for (threads, batch), runtimes in groups.items():
-        families = list(dict.fromkeys(name.removeprefix("static ") for name in runtimes))
-        series = [
-            line(
-                f"ideal: {name}" if name.startswith("static") else name,
-                sorted(points, key=lambda point: point[0]),
-                colour=families.index(name.removeprefix("static ")),
-                dashed=name.startswith("static"),
-            )
-            for name, points in runtimes.items()
-        ]
-        title = f"Fixed widths: {threads} thread{'s' * (threads > 1)}, batch {batch}"
-        found.append({"title": title, "x": "MAdds", "y": "median ms per image", "series": series})
-    if routed := bench.get("routed"):
-        runs: dict[str, list[dict[str, Any]]] = {}
-        for row in routed["rows"]:
-            runs.setdefault(row["name"], []).append(row)
-        series = []
-        for number, rows in enumerate(runs.values()):
-            name = f"{rows[0]['router']} {rows[0]['targets']}"
-            for label, key, dashed in ((name, "mean", False), (f"ideal: {name}", "ideal", True)):
-                points = [[row["madds"], row[key], None, f"asked for {human(row['asked'])}"] for row in rows]
-                series.append(line(label, points, colour=number, dashed=dashed))
-        title = f"Dynamic network: {routed['images']} test images one by one"
-        found.append({"title": title, "x": "MAdds, average over images", "y": "mean ms per image", "series": series})
-    return found
-
-
 def middle(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return rows[len(rows) // 2]

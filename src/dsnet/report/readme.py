@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dsnet.report.blocks import Bars, Block, Claims, Code, Missing, Pictures, Plot, Report, Sheet, Table, Text, Tiles
-from dsnet.report.figures import new_figure, saved
+from dsnet.report.old_figures import new_figure, saved
 from dsnet.report.svg import COLOURS, DASHES, LIGHT, number_of, usable
 from dsnet.report.tables import markdown_table
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dsnet.report.figures import accuracy_figure, gates_figure
+from dsnet.report.old_figures import accuracy_figure, gates_figure
 from dsnet.report.tables import human, markdown_table, print_table
 
 COLUMNS = ["<path", "MAdds", "of widest", "parameters", "top-1", "top-5", "loss"]

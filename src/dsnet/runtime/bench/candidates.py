@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dsnet.cost import CostTable
 from dsnet.extraction import extract
 from dsnet.models import Supernet
+from dsnet.results import FileSizes
 from dsnet.routing import Policy, Routed, route
 from dsnet.routing.route import run_grouped
 from dsnet.runtime.bench.timing import Call, resident
@@ -70,16 +71,14 @@ class Artefacts:
         """A path as a static network in PyTorch."""
         return static_call(extract(self.net, path, fold=True), x)
 
-    def weigh(self) -> dict[str, float]:
-        """Bytes of the dynamic file and of the widest path alone; seconds and bytes of memory to load the former."""
+    def weigh(self) -> FileSizes:
         file = self.dynamic()
         widest = self.net.routing.widest if self.net.spec.router is not None else self.net.space.widest
         before, start = resident(), time.perf_counter()
         session = open_session(file, 1)
         took, held = time.perf_counter() - start, resident() - before
         del session
-        sizes = {"dynamic": file.stat().st_size, "widest": self.static(widest).stat().st_size}
-        return {**sizes, "load_seconds": took, "load_bytes": held}
+        return FileSizes(file.stat().st_size, self.static(widest).stat().st_size, took, held)
 
 
 def candidates(

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dsnet.results import RoutedTime, Times
 from dsnet.routing import Policy
 from dsnet.runtime.bench.candidates import Artefacts
 from dsnet.runtime.bench.timing import seconds, summary
@@ -32,7 +33,7 @@ class Operating:
 
 def bench_routed(
     points: Sequence[Operating], images: Tensor, *, runtime: str = "onnx", threads: int = 1, rounds: int = 1
-) -> list[dict[str, Any]]:
+) -> list[RoutedTime]:
     """One row per operating point: every image `rounds` times, one at a time.
 
     ideal: what the images' paths would take as static networks, if one knew beforehand which to choose.
@@ -52,16 +53,30 @@ def bench_routed(
         torch.set_num_threads(before)
     rows = []
     for number, point in enumerate(points):
-        ideal = float(np.mean([times[point.name, path]["mean"] for path in paths[number]]))
+        ideal = float(np.mean([times[point.name, path].mean for path in paths[number]]))
         spent = [point.artefacts.table.madds(path, dynamic=True) for path in paths[number]]
-        row: dict[str, Any] = {"name": point.name, "runtime": runtime, "threads": threads}
-        row |= {"asked": point.asked, "lam": point.policy.lam}
-        row |= {"madds": float(np.mean(spent)), "paths": len(set(paths[number])), **times[number]}
-        rows.append({**row, "ideal": ideal, "ratio": times[number]["mean"] / ideal})
+        router = point.artefacts.net.spec.router
+        assert router is not None, "only networks that route have budgets"
+        rows.append(
+            RoutedTime(
+                name=point.name,
+                router=router.kind,
+                targets=router.targets,
+                runtime=runtime,
+                threads=threads,
+                asked=point.asked,
+                lam=point.policy.lam,
+                madds=float(np.mean(spent)),
+                paths=len(set(paths[number])),
+                times=times[number],
+                ideal=ideal,
+                ratio=times[number].mean / ideal,
+            )
+        )
     return rows
 
 
-def image_by_image(calls: dict[Any, Callable[[int], Any]], images: int, rounds: int) -> dict[Any, dict[str, float]]:
+def image_by_image(calls: dict[Any, Callable[[int], Any]], images: int, rounds: int) -> dict[Any, Times]:
     """Times of every call over all images, `rounds` times; each timed call follows an untimed one on the same image."""
     times: dict[Any, list[float]] = {key: [] for key in calls}
     order, rng = list(calls), random.Random(0)

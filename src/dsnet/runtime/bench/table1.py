@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from dsnet.cost import CostTable
 from dsnet.extraction import extract
 from dsnet.models import Supernet, create_model
 from dsnet.nn import SliceConv2d
 from dsnet.nn.slicing import Width, index
+from dsnet.results import Table1, Way
 from dsnet.runtime.bench.candidates import eager_call, static_call
 from dsnet.runtime.bench.timing import Call, interleaved, ratio, summary
 from dsnet.runtime.bench.widths import machine
@@ -24,7 +23,7 @@ PAPER = {"full": 12.2, "masking": 12.4, "indexing": 16.6, "slicing": 7.9, "ideal
 
 def table1(
     model: str = "s_resnet50", *, image_size: int | None = None, batch: int = 1, threads: int = 1, repeats: int = 10
-) -> dict[str, Any]:
+) -> Table1:
     """Run the slimmest path of a network in every way; `ideal` is the same path, extracted, folded, channels_last."""
     net = create_model(model).eval()
     size = image_size or net.spec.image_size
@@ -46,14 +45,16 @@ def table1(
         times = interleaved(calls, repeats)
     finally:
         torch.set_num_threads(before)
-    table = CostTable(net, size)
     rows = [
-        {"way": name, **summary(found), "ratio": ratio(found, times["ideal"])}
-        | {"paper": PAPER[name] / PAPER["ideal"] if name in PAPER else None}
+        Way(
+            name,
+            summary(found),
+            ratio(found, times["ideal"]),
+            PAPER[name] / PAPER["ideal"] if name in PAPER else None,
+        )
         for name, found in times.items()
     ]
-    about = {"model": model, "image_size": size, "batch": batch, "threads": threads, "repeats": repeats}
-    return {**machine(), **about, "madds": {"ideal": table.slimmest, "full": table.widest}, "rows": rows}
+    return Table1(model, size, batch, threads, tuple(rows), machine())
 
 
 def masking_call(net: Supernet, x: Tensor) -> Call:

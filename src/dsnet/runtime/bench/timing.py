@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from dsnet.results import Times
+
 Call = Callable[[], Any]
 
 
@@ -52,10 +54,10 @@ def ratio(times: Sequence[float], ideal: Sequence[float]) -> float:
     return float(np.median(np.asarray(times) / np.asarray(ideal)))
 
 
-def summary(times: Sequence[float]) -> dict[str, float]:
+def summary(times: Sequence[float]) -> Times:
     """Milliseconds: mean, median, 95th percentile."""
     ms = np.asarray(times) * 1e3
-    return {"mean": float(ms.mean()), "p50": float(np.median(ms)), "p95": float(np.quantile(ms, 0.95))}
+    return Times(float(ms.mean()), float(np.median(ms)), float(np.quantile(ms, 0.95)))
 
 
 def resident() -> int:

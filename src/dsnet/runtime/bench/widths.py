@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import platform
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ import torch
 
 from dsnet.cost import CostTable
 from dsnet.models import ModelSpec, Supernet, create_model
+from dsnet.results import Made, SpeedUp, StaticTime, WidthTime, WidthTimes, made
 from dsnet.runtime.bench.candidates import AGAIN, IDEALS, RUNTIMES, Artefacts, candidates
 from dsnet.runtime.bench.timing import Call, interleaved, ratio, summary
 from dsnet.runtime.onnx import OnnxRunner
@@ -23,7 +22,6 @@ from dsnet.runtime.onnx.export import IMAGE
 from dsnet.runtime.onnx.parts import PartWriter
 from dsnet.runtime.onnx.runner import open_session
 from dsnet.space import WidthPath
-from dsnet.version import __version__
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ def bench(
     *,
     artefacts_of: Callable[[Supernet, Path, int], Artefacts] = Artefacts,
     calls_of: Callable[..., Iterable[tuple[tuple[str, WidthPath], Call]]] = candidates,
-) -> dict[str, Any]:
+) -> WidthTimes:
     """Every runtime at every path, number of threads and batch size, with ratios to the ideal.
 
     artefacts_of, calls_of: what is built around the network, and how it is called, where it is not run by itself.
@@ -70,7 +68,9 @@ def bench(
     if missing := [path for path in paths if path not in held]:
         raise ValueError(f"path {missing[0]} is beyond what the router of {net.spec.name!r} may choose; leave it out")
     others = {name: static_model(name, net.spec) for name in config.against}
-    threads_before, rows, against, files = torch.get_num_threads(), [], [], {}
+    rows: list[WidthTime] = []
+    against: list[StaticTime] = []
+    threads_before, files = torch.get_num_threads(), None
     with tempfile.TemporaryDirectory() as folder:
         artefacts = artefacts_of(net, Path(folder), size)
         try:
@@ -86,24 +86,24 @@ def bench(
                     times = interleaved(calls, config.repeats)
                     for name, other in others.items():
                         cost = CostTable(other, size).madds(())
-                        about = {"model": name, "runtime": "static onnx", "batch": batch, "threads": threads}
-                        against.append({**about, "madds": cost, **summary(times.pop((name, ())))})
+                        spent = summary(times.pop((name, ())))
+                        against.append(StaticTime(name, "static onnx", batch, threads, cost, spent))
                     rows += rows_of(times, artefacts.table, batch, threads)
             if "onnx" in config.runtimes and net.chain:
                 files = artefacts.weigh()
         finally:
             torch.set_num_threads(threads_before)
-    return {
-        **machine(),
-        "model": net.spec.name,
-        "router": None if net.spec.router is None else net.spec.router.kind,
-        "image_size": size,
-        "repeats": config.repeats,
-        "rows": rows,
-        "against": against,
-        "speed_up": speed_up(rows),
-        "files": files,
-    }
+    return WidthTimes(
+        model=net.spec.name,
+        image_size=size,
+        repeats=config.repeats,
+        rows=tuple(rows),
+        made=machine(),
+        router=None if net.spec.router is None else net.spec.router.kind,
+        against=tuple(against),
+        speed_up=speed_up(rows),
+        files=files,
+    )
 
 
 def static_model(name: str, like: ModelSpec) -> Supernet:
@@ -129,9 +129,9 @@ def bench_file(
     *,
     paths: Sequence[str] | None = None,
     opened: Callable[..., Any] = OnnxRunner,
-) -> dict[str, Any]:
+) -> WidthTimes:
     """An ONNX file or bundle at several paths; what its ideal would be is not known without the network."""
-    rows = []
+    rows: list[WidthTime] = []
     for threads in config.threads:
         runner = opened(where, threads=threads)
         held = list(runner.paths)
@@ -147,8 +147,7 @@ def bench_file(
             }
             times = interleaved(calls, config.repeats)
             rows += rows_of(times, table, batch, threads)
-    about = {"model": runner.spec.name, "image_size": size, "repeats": config.repeats}
-    return {**machine(), **about, "rows": rows, "against": [], "speed_up": speed_up(rows), "files": {}}
+    return WidthTimes(runner.spec.name, size, config.repeats, tuple(rows), machine(), speed_up=speed_up(rows))
 
 
 def parsed(runner: Any, text: str) -> WidthPath:
@@ -158,11 +157,11 @@ def parsed(runner: Any, text: str) -> WidthPath:
         raise ValueError(f"path {text!r} cannot be timed: {error}") from None
 
 
-def machine() -> dict[str, str]:
+def machine() -> Made:
+    """What times were measured with, and on."""
     import onnxruntime
 
-    versions = {"dsnet": __version__, "torch": torch.__version__, "onnxruntime": onnxruntime.__version__}
-    return {**versions, "machine": f"{platform.machine()} {platform.system()}, {os.cpu_count()} cores"}
+    return made(torch=str(torch.__version__), onnxruntime=onnxruntime.__version__)
 
 
 def default_paths(net: Supernet) -> list[WidthPath]:
@@ -172,35 +171,38 @@ def default_paths(net: Supernet) -> list[WidthPath]:
 
 def rows_of(
     times: dict[tuple[str, WidthPath], list[float]], table: CostTable, batch: int, threads: int
-) -> list[dict[str, Any]]:
+) -> list[WidthTime]:
     """One row per runtime and path: times, throughput, ratio to the ideal, and the ideal's ratio to itself."""
     rows = []
     for (runtime, path), found in times.items():
         if runtime.endswith(AGAIN):
             continue
-        row: dict[str, Any] = {"runtime": runtime, "path": list(path), "batch": batch, "threads": threads}
-        row["madds"] = table.madds(path)
-        row |= summary(found)
-        row["images_per_second"] = batch / row["p50"] * 1e3
-        ideal = IDEALS.get(runtime, runtime)
-        row["ratio"] = None if ideal == runtime else ratio(found, times[ideal, path])
+        spent, ideal = summary(found), IDEALS.get(runtime, runtime)
         again = times.get((ideal + AGAIN, path))
-        row["noise"] = None if again is None else ratio(again, times[ideal, path])
-        rows.append(row)
+        rows.append(
+            WidthTime(
+                runtime=runtime,
+                path=path,
+                batch=batch,
+                threads=threads,
+                madds=table.madds(path),
+                times=spent,
+                images_per_second=batch / spent.p50 * 1e3,
+                ratio=None if ideal == runtime else ratio(found, times[ideal, path]),
+                noise=None if again is None else ratio(again, times[ideal, path]),
+            )
+        )
     return rows
 
 
-def speed_up(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def speed_up(rows: Sequence[WidthTime]) -> tuple[SpeedUp, ...]:
     """time(widest) / time(slimmest) beside the ratio of their MAdds, for every runtime."""
     found = []
-    for runtime, batch, threads in dict.fromkeys((row["runtime"], row["batch"], row["threads"]) for row in rows):
-        mine = [row for row in rows if (row["runtime"], row["batch"], row["threads"]) == (runtime, batch, threads)]
-        slim, wide = (pick(mine, key=lambda row: row["madds"]) for pick in (min, max))
+    for runtime, batch, threads in dict.fromkeys((row.runtime, row.batch, row.threads) for row in rows):
+        mine = [row for row in rows if (row.runtime, row.batch, row.threads) == (runtime, batch, threads)]
+        slim, wide = min(mine, key=lambda row: row.madds), max(mine, key=lambda row: row.madds)
         if slim is wide:
             continue
-        realised, madds = wide["p50"] / slim["p50"], wide["madds"] / slim["madds"]
-        found.append(
-            {"runtime": runtime, "batch": batch, "threads": threads, "realised": realised, "madds": madds}
-            | {"share": realised / madds}
-        )
-    return found
+        realised, madds = wide.times.p50 / slim.times.p50, wide.madds / slim.madds
+        found.append(SpeedUp(runtime, batch, threads, realised, madds, realised / madds))
+    return tuple(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dsnet.models import Supernet
+from dsnet.results import WidthTimes
 from dsnet.routing import Policy, Prices
 from dsnet.runtime.bench import Artefacts, BenchConfig, bench
 from dsnet.runtime.bench.candidates import AGAIN, eager_call, onnx_calls, openvino_calls, static_call
@@ -52,7 +54,7 @@ class DetectorArtefacts(Artefacts):
         return static_call(extract_detector(self.detector, path, fold=True), x)
 
 
-def bench_detector(detector: Detector, config: BenchConfig) -> dict[str, Any]:
+def bench_detector(detector: Detector, config: BenchConfig) -> WidthTimes:
     """As `bench`. Answers are boxes and scores of all priors; suppression is not timed, it is the same for all."""
     if unknown := [name for name in config.runtimes if name not in RUNTIMES]:
         raise ValueError(f"detectors are not run by {unknown[0]!r}; choose from {', '.join(RUNTIMES)}")
@@ -68,7 +70,7 @@ def bench_detector(detector: Detector, config: BenchConfig) -> dict[str, Any]:
         artefacts_of=lambda net, folder, size: DetectorArtefacts(detector, folder),
         calls_of=partial(candidates, detector),
     )
-    return {**result, "model": detector.spec.name}
+    return replace(result, model=detector.spec.name)
 
 
 def candidates(

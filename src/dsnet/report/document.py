@@ -1,0 +1,106 @@
+"""What a report is made of, whatever it is written as: chapters of sections of four kinds of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dsnet import results
+from dsnet.results import Made
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph, in which what stands between backticks is code. kind: `missing` is a part that is not there and what
+    brings it, `code` is a file in full."""
+
+    words: str
+    title: str = ""
+    kind: Literal["words", "missing", "code"] = "words"
+
+
+@dataclass(frozen=True)
+class Table:
+    """look: `folded` opens on a click, `tiles` are rows of label, value and note. links: one anchor per row."""
+
+    content: results.Table
+    look: Literal["open", "folded", "tiles"] = "open"
+    links: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Figure:
+    """name: of its file, behind the page's; by default figures are numbered."""
+
+    content: results.Figure
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image as PNG, with lines below it; `right` is None where there is no answer to judge."""
+
+    png: bytes
+    lines: Sequence[str] = ()
+    right: bool | None = None
+
+
+@dataclass(frozen=True)
+class Images:
+    """Small pictures with captions, or one `sheet` that was drawn before."""
+
+    title: str
+    pictures: Sequence[Picture]
+    sheet: bool = False
+    name: str = ""
+
+
+Block = Text | Table | Figure | Images
+
+
+@dataclass(frozen=True)
+class Section:
+    """Without a title, blocks that go on from those before."""
+
+    title: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A run, an experiment or an overview; `lead` blocks stand before its sections."""
+
+    title: str
+    about: str = ""
+    lead: Sequence[Block] = ()
+    sections: Sequence[Section] = ()
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class Document:
+    title: str
+    about: str
+    chapters: Sequence[Chapter]
+
+
+def missing(what: str, remedy: str) -> Text:
+    return Text(remedy, f"Missing: {what}.", "missing")
+
+
+def made_by(made: Made, *, command: str = "") -> str:
+    """Who made a result, as the last line of a page."""
+    command = command or made.command
+    words = f"Made by `{command}`" if command else "Made"
+    words += f" at commit {made.commit}" if made.commit else ""
+    parts = [f"dsnet {made.dsnet}", made.torch and f"torch {made.torch}"]
+    parts += [made.onnxruntime and f"onnxruntime {made.onnxruntime}", made.machine, made.date]
+    words += f" with {', '.join(part for part in parts if part)}"
+    return f"{words}; {minutes(made.seconds)} by the clock." if made.seconds else f"{words}."
+
+
+def minutes(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 3600:.1f} hours" if seconds >= 5400 else f"{max(1, round(seconds / 60))} minutes"

@@ -1,0 +1,55 @@
+"""A document as one HTML page that needs nothing else: no network, no scripts; for dark and light, screen and paper."""
+
+from __future__ import annotations
+
+import base64
+from functools import partial
+from itertools import count, groupby
+
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup, escape
+
+from dsnet.report.document import Block, Document, Figure
+from dsnet.report.figures import LIGHT, draw, theme, variables
+
+
+def page(document: Document) -> str:
+    """The whole page."""
+    env = Environment(loader=PackageLoader("dsnet.report", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    env.filters |= {
+        "ticked": ticked,
+        "uri": uri,
+        "beside": beside,
+        "drawn": partial(drawn, numbers=count()),
+        "kind": lambda block: type(block).__name__,
+    }
+    source = env.loader.get_source(env, "page.css")[0] if env.loader is not None else ""
+    style = theme() + source.replace("/*light*/", variables(LIGHT))
+    return env.get_template("page.html.jinja").render(document=document, style=Markup(style), anchor=anchor)
+
+
+def anchor(number: int) -> str:
+    """The name of a chapter that links lead to."""
+    return f"part-{number}"
+
+
+def drawn(figure: Figure, *, numbers: count[int]) -> Markup:
+    return Markup(draw(figure.content, to="page", prefix=f"f{next(numbers)}-").decode())
+
+
+def beside(blocks: list[Block]) -> list[list[Block]]:
+    """Figures that follow each other stand side by side."""
+    groups = [list(group) for _, group in groupby(blocks, lambda block: isinstance(block, Figure))]
+    return [part for group in groups for part in ([group] if isinstance(group[0], Figure) else [[b] for b in group])]
+
+
+def ticked(words: str) -> Markup:
+    """Escaped; what stands between backticks is code."""
+    pieces = [escape(piece) for piece in words.split("`")]
+    if len(pieces) % 2 == 0:
+        return escape(words)
+    return Markup("").join(Markup(f"<code>{piece}</code>") if n % 2 else piece for n, piece in enumerate(pieces))
+
+
+def uri(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode()
