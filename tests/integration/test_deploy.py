@@ -263,7 +263,9 @@ def test_all_ways_of_table1_compute_the_same() -> None:
 def test_equal_accuracy_is_interpolated_between_operating_points() -> None:
     def rows(name: str, points: list[tuple[float, float]]) -> list[RoutedTime]:
         return [
-            RoutedTime(name, "gate", "", "onnx", 1, 0, 0, 0, 1, Times(ms, ms, ms), 1, 1, score=top1, madds_split=10 * ms)
+            RoutedTime(
+                name, "gate", "", "onnx", 1, 0, 0, 0, 1, Times(ms, ms, ms), 1, 1, score=top1, madds_split=10 * ms
+            )
             for ms, top1 in points
         ]
 

@@ -303,7 +303,9 @@ def text_width(words: str, size: float = 11) -> float:
 
     if not words:
         return 0.0
-    return float(TextToPath().get_text_width_height_descent(words, FontProperties("DejaVu Sans", size=size), False)[0])
+    return float(
+        TextToPath().get_text_width_height_descent(words, FontProperties(family="DejaVu Sans", size=size), False)[0]
+    )
 
 
 def clipped(words: str, room: float, size: float = 11) -> str:
