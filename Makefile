@@ -27,19 +27,18 @@ results: $(VENV)/installed
 	$(BIN)/dsnet reproduce universal detection --seeds 0 --root "$(DATA)" --workers 2 --export docs/results/paper
 	$(BIN)/dsnet reproduce main supernet sgs gate_design --longer 2 --seeds 0 --root "$(DATA)" --workers 2 --export docs/results/paper
 	for model in ds_mobilenet_v1_tiny ds_resnet_tiny; do \
-	  routers="--epochs 2"; \
-	  if [ $$model = ds_resnet_tiny ]; then routers="--epochs 1 --some"; fi; \
 	  for seed in 0 1; do \
 	    $(BIN)/dsnet train --config cifar10_$$model --data.root "$(DATA)" --seed $$seed \
 	      --out runs/cifar10_$$model-$$seed || exit 1; \
 	  done; \
-	  $(BIN)/dsnet eval runs/cifar10_$$model-0 runs/cifar10_$$model-1 --export docs/results/cifar10_$$model && \
-	  $(BIN)/python benchmarks/routers.py --runs runs/cifar10_$$model-0 runs/cifar10_$$model-1 --out runs/routers \
-	    $$routers --export docs/results/routers_$$model || exit 1; \
+	  $(BIN)/dsnet eval runs/cifar10_$$model-0 runs/cifar10_$$model-1 --export docs/results/cifar10_$$model || exit 1; \
 	done
-	$(BIN)/dsnet bench runs/routers/cifar10_ds_mobilenet_v1_tiny-0/slim_first-correctness --repeats 150 --runtimes onnx --root "$(DATA)" \
-	  --routers runs/routers/cifar10_ds_mobilenet_v1_tiny-0/threshold-correctness \
-	    runs/routers/cifar10_ds_mobilenet_v1_tiny-0/gate-correctness --export docs/results/bench_routers
+	for router in slim_first threshold gate; do \
+	  $(BIN)/dsnet train --stage gate --from runs/cifar10_ds_mobilenet_v1_tiny-0 --sgs.router $$router --sgs.targets correctness \
+	    --out runs/routers/$$router || exit 1; \
+	done
+	$(BIN)/dsnet bench runs/routers/slim_first --routers runs/routers/threshold runs/routers/gate --repeats 150 --runtimes onnx \
+	  --root "$(DATA)" --export docs/results/bench_routers
 	$(BIN)/python benchmarks/gate_codes.py runs/cpu/runs/resnet-supernet-seed*-* runs/cpu/runs/mbnet-supernet-seed*-* \
 	  --export docs/results/gate_codes
 	for seed in 0 1 2; do $(BIN)/dsnet train --seed $$seed --out runs/digits$$seed || exit 1; done
