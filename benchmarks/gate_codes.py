@@ -20,14 +20,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dsnet.checkpoint import load
-from dsnet.config import TrainConfig
+from dsnet.config import CONFIG, TrainConfig, read_config
 from dsnet.data.batches import plain_batches
 from dsnet.data.dataset import Batch
+from dsnet.data.splits import check_data
 from dsnet.evaluate.dynamic import auc
 from dsnet.models import Supernet
 from dsnet.nn.gate import Gate
-from dsnet.pipeline import CONFIG, check_data, open_data, read_config
 from dsnet.report.tables import markdown_table
+from dsnet.tasks.assess import open_data
 
 HIDDEN = 64
 READS = {

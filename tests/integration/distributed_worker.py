@@ -35,8 +35,8 @@ def make_loop(model: str, folder: Path, size: int) -> Loop:
 def make_detection_loop(folder: Path) -> Loop:
     from dsnet.data.boxes import BoxAugmentConfig
     from dsnet.data.voc import DetectionDataConfig
-    from dsnet.pipeline.detection import loop_of, new_detector, open_data
     from dsnet.tasks.detection import DetectionConfig, WidthsConfig, WidthsStage
+    from dsnet.tasks.detection.task import new_detector, task
 
     torch.manual_seed(0)
     same = BoxAugmentConfig(colour=0, expand=1, crop=False, flip=False)  # ranks would augment differently
@@ -47,9 +47,10 @@ def make_detection_loop(folder: Path) -> Loop:
         data=DetectionDataConfig(root=str(folder.parent / "voc"), image_size=64, augment=same),
         optim=OptimConfig(batch_size=8, lr=0.01),
     )
-    data = open_data(config)
+    data = task.open_data(config)
     stage = WidthsStage(new_detector(config, data).double(), WidthsConfig())
-    return loop_of(stage, config, config.optim, data, folder, key="optim", momentum=0.9)
+    batches = TrainBatches(data.train, 8, seed=0, rank=rank(), world=world())
+    return Loop(stage, batches, config.optim, folder=folder, seed=0, momentum=0.9)
 
 
 def one_step(what: str, folder: Path, half: int | None = None) -> dict[str, torch.Tensor]:

@@ -33,7 +33,6 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a finished run was trained again")
 
     monkeypatch.setattr(grid, "train", refuse)
-    monkeypatch.setattr(grid, "train_detection", refuse)
 
 
 @pytest.mark.slow

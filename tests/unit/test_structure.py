@@ -36,6 +36,7 @@ ROOMS = [
     ["hub"],
     ["config"],
     ["tasks"],
+    ["runs"],
     ["pipeline"],
     ["experiments"],
     ["cli"],

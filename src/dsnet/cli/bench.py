@@ -51,11 +51,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.cli.info import parse_path
+    from dsnet.config import CONFIG
     from dsnet.models import list_models
-    from dsnet.pipeline.folder import BENCH, CONFIG
     from dsnet.report.bench import export_bench, show_bench
     from dsnet.report.tables import print_json
     from dsnet.results import Bench, as_json, write
+    from dsnet.runs.folder import BENCH
     from dsnet.runtime import is_artefact
     from dsnet.runtime.bench import BenchConfig, bench, bench_file, table1
     from dsnet.tasks.detection import is_detector
@@ -129,8 +130,7 @@ def network(name: str) -> Supernet:
 
 def routed(args: Namespace) -> RoutedTimes | None:
     """The dynamic network on its own test images; None, and a word about it, where the data cannot be had."""
-    from dsnet.pipeline import bench_runs
-    from dsnet.pipeline.detection import bench_detection
+    from dsnet.pipeline.latency import bench_detection, bench_runs
     from dsnet.tasks.detection import is_detector
 
     how = {"root": args.root, "threads": args.threads[0], "rounds": max(1, args.repeats // 30)}

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 def evaluate_runs(args: Namespace) -> None:
     from dsnet.cli.evaluation import run_of
     from dsnet.config import CONFIG
-    from dsnet.pipeline.detection import draw_examples, evaluate_detection, open_data, record_detection
-    from dsnet.pipeline.folder import check_data
+    from dsnet.data.splits import check_data
     from dsnet.report.detection import export_detection, show_detection
     from dsnet.report.tables import print_json
     from dsnet.tasks.detection import open_detector, read_detection_config
+    from dsnet.tasks.detection.assess import draw_examples, evaluate_detection, open_data, record_detection
 
     overlap = 0.5 if args.overlap is None else args.overlap
     must("--overlap", overlap, 0 < overlap < 1, "lie between 0 and 1")

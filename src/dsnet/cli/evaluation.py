@@ -60,11 +60,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, parser: ArgumentParser) -> None:
     from dsnet.checkpoint import load
+    from dsnet.config import CONFIG, read_config
+    from dsnet.data.splits import check_data
     from dsnet.evaluate import combine
-    from dsnet.pipeline import CONFIG, check_data, evaluate_split, open_data, read_config, record
     from dsnet.report.show import draw, export_result, show_result
     from dsnet.report.tables import print_json
     from dsnet.runtime import Runner, is_artefact, open_runner
+    from dsnet.tasks.assess import evaluate_split, open_data, record
     from dsnet.tasks.detection import is_detector
 
     if is_detector(args.runs[0]):

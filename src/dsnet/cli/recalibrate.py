@@ -18,7 +18,9 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
     from dataclasses import replace
 
     from dsnet.checkpoint import load, save
-    from dsnet.pipeline import CONFIG, calibrate_budgets, calibration_images, check_data, open_data, read_config
+    from dsnet.config import CONFIG, read_config
+    from dsnet.data.splits import check_data
+    from dsnet.tasks.assess import calibrate_budgets, calibration_images, open_data
     from dsnet.training import recalibrate
 
     folder = Path(args.run)

@@ -73,7 +73,7 @@ def value_of(words: list[str], option: str) -> str | None:
 
 
 def run(args: Namespace, parser: ArgumentParser) -> int | None:
-    from dsnet.pipeline import train
+    from dsnet.runs.train import train
     from dsnet.training import Interrupted
 
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # torchrun --max-restarts

@@ -38,8 +38,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace, parser: ArgumentParser) -> int | None:
-    from dsnet.pipeline.detection import train_detection
     from dsnet.report.detection import show_detection
+    from dsnet.runs.train import train
     from dsnet.training import Interrupted
 
     if args.resume is not None:
@@ -51,7 +51,7 @@ def run(args: Namespace, parser: ArgumentParser) -> int | None:
             raise ValueError("--stage gate and --from RUN belong together: the gate needs a trained detector")
         folder = Path(args.out) if args.out else new_folder(config)
     try:
-        result = train_detection(config, folder, resume=args.resume is not None)
+        result = train(config, folder, resume=args.resume is not None)
     except Interrupted as stop:
         if os.environ.get("RANK", "0") == "0":
             print(f"dsnet train: {stop}", file=sys.stderr)

@@ -15,13 +15,12 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
-from dsnet.config import TrainConfig
 from dsnet.data.batches import end_with_parent
 from dsnet.errors import TrainingError
 from dsnet.experiments.recipe import Cell
 from dsnet.files import write_whole
-from dsnet.pipeline import GATE, train
-from dsnet.pipeline.detection import train_detection
+from dsnet.runs.train import train
+from dsnet.tasks import GATE, STATE
 from dsnet.training import Interrupted
 from dsnet.training.distributed import barrier, rank
 
@@ -125,14 +124,11 @@ def train_logged(cell: Cell, folder: Path) -> None:
 
 def train_cell(cell: Cell, folder: Path) -> None:
     """Train a cell, or go on from its last checkpoint."""
-    begun = any((folder / part / "state" / "last.pt").exists() for part in (".", GATE))
+    begun = any((folder / part / STATE).exists() for part in (".", GATE))
     barrier()
     if folder.exists() and not begun and rank() == 0:  # it was stopped before its first checkpoint
         shutil.rmtree(folder)
     barrier()
-    if isinstance(cell.config, TrainConfig):
-        train(cell.config, folder, resume=begun, draw=False)
-    else:
-        train_detection(cell.config, folder, resume=begun)
+    train(cell.config, folder, resume=begun, draw=False)
     if rank() == 0:
         write_whole(folder / RESULT, (folder / "results" / "test.json").read_bytes())

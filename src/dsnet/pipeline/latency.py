@@ -13,11 +13,14 @@ import torch
 
 from dsnet.checkpoint import load
 from dsnet.config import CONFIG, read_config
-from dsnet.pipeline.assess import open_data, traces_of
-from dsnet.pipeline.folder import check_data
+from dsnet.data.splits import check_data
 from dsnet.results import EqualRun, EqualScore, RoutedTime, RoutedTimes
 from dsnet.routing import Traces, policy_for
 from dsnet.runtime.bench import Artefacts, Operating, bench_routed, machine
+from dsnet.tasks.assess import open_data, traces_of
+from dsnet.tasks.detection import detector_policy, load_detector, read_detection_config
+from dsnet.tasks.detection.assess import open_data as open_detection
+from dsnet.tasks.detection.bench import DetectorArtefacts
 
 
 def bench_runs(
@@ -107,3 +110,26 @@ def climbing(rows: Sequence[RoutedTime]) -> list[RoutedTime]:
 def score_of(row: RoutedTime) -> float:
     assert row.score is not None, "rows that are compared were measured on the whole split"
     return row.score
+
+
+def bench_detection(
+    name: str, *, root: str | None = None, budgets: int = 5, images: int = 64, threads: int = 1, rounds: int = 1
+) -> RoutedTimes:
+    """Latency of a dynamic detector on its test images at several budgets, sliced in PyTorch and as ONNX."""
+    folder = Path(name)
+    detector, config = load_detector(folder).float(), read_detection_config(folder / CONFIG)
+    if detector.spec.backbone.router is None or not detector.card.budgets:
+        raise ValueError(f"{folder} has no calibrated gate; train it with `dsnet train --stage gate`")
+    data = open_detection(config, root)
+    check_data(folder, data)
+    images = min(images, len(data.test))
+    sample = data.test.load(data.test.ids[torch.linspace(0, len(data.test) - 1, images).long()]).images
+    low, high = detector.card.budgets[0].madds, detector.card.budgets[-1].madds
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        artefacts = DetectorArtefacts(detector, Path(scratch))
+        for runtime, words in (("runner", "eager"), ("onnx", "onnx")):
+            asked = [low + (high - low) * number / (budgets - 1) for number in range(budgets)]
+            points = [Operating(words, artefacts, detector_policy(detector, madds), madds) for madds in asked]
+            rows += bench_routed(points, sample, runtime=runtime, threads=threads, rounds=rounds)
+    return RoutedTimes(detector.spec.name, images, rounds, tuple(rows), machine())

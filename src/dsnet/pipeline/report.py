@@ -16,15 +16,17 @@ from PIL import Image
 from dsnet.checkpoint import MODEL
 from dsnet.config import CONFIG, read_config
 from dsnet.data.dataset import Data as Dataset
+from dsnet.data.splits import check_data
 from dsnet.errors import ResultError
-from dsnet.pipeline.assess import open_data, pixels, split_of
-from dsnet.pipeline.folder import BENCH, GATE, check_data
 from dsnet.report.blocks import Chapter, Picture, Pictures, Report
 from dsnet.report.chapters import RunParts, experiment_chapter, run_chapter
 from dsnet.report.html import chapter
 from dsnet.report.overview import compose, data_of
 from dsnet.report.plots import is_static
 from dsnet.results import Bench, read
+from dsnet.runs.folder import BENCH
+from dsnet.tasks import GATE
+from dsnet.tasks.assess import open_data, pixels, split_of
 
 RESULT = "results/test.json"
 SHEET = "results/test-examples.png"

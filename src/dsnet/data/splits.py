@@ -1,0 +1,30 @@
+"""The splits of a run on disk, by which a resumed run or an evaluation knows that the data is still the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from dsnet.data.dataset import Data
+from dsnet.errors import CheckpointError
+from dsnet.files import write_whole
+
+SPLITS = "splits.json"
+
+
+def write_splits(folder: Path, data: Data) -> None:
+    splits = {name: getattr(data, name).ids.tolist() for name in ("calibration", "test")}
+    write_whole(folder / SPLITS, json.dumps({"fingerprint": data.fingerprint, **splits}).encode())
+
+
+def check_data(folder: Path, data: Data) -> None:
+    """Refuse data that changed since the run began: test or calibration images might have become training images."""
+    try:
+        known = json.loads((folder / SPLITS).read_text())["fingerprint"]
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{folder / SPLITS} cannot be read ({error}); it tells how the data was split") from error
+    if known != data.fingerprint:
+        raise CheckpointError(
+            f"the data is not the one that the run in {folder} began with: images, labels or classes were added, "
+            f"removed or renamed, so its splits would mix; restore the data, or train anew"
+        )

@@ -1,0 +1,1 @@
+"""Runs: from a config to a folder, for any task."""

@@ -1,0 +1,81 @@
+"""The run folder: what tells a reader, or a resumed run, what a run is."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from dsnet.checkpoint import MODEL
+from dsnet.config import CONFIG
+from dsnet.data.dataset import Data
+from dsnet.data.splits import check_data, write_splits
+from dsnet.errors import CheckpointError
+from dsnet.files import write_whole
+from dsnet.tasks import STATE, Plan, Task
+from dsnet.version import __version__, commit
+
+BENCH = "results/bench.json"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of a run of a task. The network in it is the last one that a stage finished."""
+
+    folder: Path
+    task: Task
+
+    def claim(self, config: Any, data: Data, sources: Mapping[str, Any]) -> None:
+        """Write config, splits and versions into a new folder, and the networks that the run begins with."""
+        folder = self.folder
+        if (folder / STATE).exists() or (folder / MODEL).exists():
+            raise CheckpointError(
+                f"{folder} already holds a run; continue it with --resume {folder}, or choose another --out"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        versions = {
+            "dsnet": __version__,
+            "commit": commit(),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
+        write_splits(folder, data)
+        write_whole(folder / "versions.json", json.dumps({**versions, "command": sys.argv}, indent=1).encode())
+        write_whole(folder / CONFIG, yaml.safe_dump(to_plain(config.to_dict()), sort_keys=False).encode())
+        for name, net in sources.items():
+            self.task.save(net, folder / name)
+
+    def reopen(self, data: Data) -> None:
+        """Go on in a folder whose data must be what it was."""
+        check_data(self.folder, data)
+
+    def below(self, plan: Plan[Any]) -> Path:
+        """Where the state and the metrics of a stage lie."""
+        return self.folder / plan.name
+
+    def begun(self, plans: Sequence[Plan[Any]]) -> bool:
+        """Whether any of these stages has a state to go on from."""
+        return any((self.below(plan) / STATE).exists() for plan in plans)
+
+    def load(self) -> Any:
+        return self.task.load(self.folder)
+
+    def save(self, net: Any) -> None:
+        self.task.save(net, self.folder)
+
+    def record(self, name: str, result: Any, data: Data, *, draw: bool = True) -> None:
+        self.task.record(self.folder, name, result, data, draw=draw)
+
+
+def to_plain(value: Any) -> Any:
+    """Tuples as lists, so that YAML stays plain."""
+    if isinstance(value, dict):
+        return {key: to_plain(item) for key, item in value.items()}
+    return [to_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,125 @@
+"""A run from its config to its folder, for any task: its stages one after the other, then the evaluation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from dsnet import tasks
+from dsnet.data.batches import TrainBatches
+from dsnet.data.dataset import Data
+from dsnet.errors import TrainingError
+from dsnet.runs.folder import RunFolder
+from dsnet.tasks import Plan
+from dsnet.training import Interrupted, Loop
+from dsnet.training.display import make_display
+from dsnet.training.distributed import barrier, process_group, rank, world
+
+N = TypeVar("N", bound=nn.Module)
+
+
+def train(config: Any, folder: Path, *, resume: bool = False, draw: bool = True) -> Any:
+    """Train what the config asks for, or go on; draw: figures of the result as well.
+
+    Returns the evaluation of the saved network on the test split; processes other than the first return None.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    task = tasks.named(getattr(config, "task", "classification"))
+    with process_group():
+        run, data = RunFolder(folder, task), task.open_data(config)
+        plans = task.plans(config, data, folder)
+        left = plans_left(plans, run) if resume else plans
+        # Whatever can be wrong with the config comes to light before the folder is touched.
+        for plan in left:
+            if plan.stage is not None:
+                train_batches(plan, data, config)
+        loop: Loop[Any] | None = None
+        if not (resume and left[0].goes_on):  # else the network is in the folder
+            net = task.begin(config, data, again=folder if resume else None)
+            for plan in () if resume else plans:
+                plan.check(net)
+            loop = None if left[0].goes_on else make_loop(left[0], net, data, run, config)
+        if resume:
+            run.reopen(data)
+        elif rank() == 0:
+            run.claim(config, data, task.sources(config, net))
+        for plan in left:
+            barrier()  # what the first process wrote is there
+            train_stage(plan, loop if plan is left[0] else None, data, run, config, resume=resume)
+        if rank() != 0:  # what is left takes one process
+            return None
+        result = task.evaluate(run.load(), data, config)
+        run.record("test", result, data, draw=draw)
+        return result
+
+
+def plans_left(plans: Sequence[Plan[Any]], run: RunFolder) -> Sequence[Plan[Any]]:
+    """The stages that a resumed run goes on with: where a later one has a state, the network of those before it is in
+    the folder."""
+    number = max((number for number, plan in enumerate(plans) if run.begun([plan])), default=0)
+    return plans[number:]
+
+
+def train_stage(plan: Plan[N], loop: Loop[N] | None, data: Data, run: RunFolder, config: Any, *, resume: bool) -> None:
+    """One stage; leaves its finished network in the folder. loop: where it is made already."""
+    if loop is None:  # every process reads the folder
+        net = plan.prepare(run.load())
+        loop = make_loop(plan, net, data, run, config)
+    if loop is not None:
+        if resume and (run.begun([plan]) or not plan.goes_on):
+            loop.resume()
+        net = run_loop(loop, plan, run)
+    if rank() == 0:
+        finished = plan.finish(net)
+        run.save(finished.to(memory_format=torch.contiguous_format))  # type: ignore[call-overload]
+
+
+def make_loop(plan: Plan[N], net: N, data: Data, run: RunFolder, config: Any) -> Loop[N] | None:
+    """The loop of a stage, or None where it has nothing to learn."""
+    if plan.stage is None:
+        return None
+    return Loop(
+        plan.stage(net),
+        train_batches(plan, data, config),
+        plan.optim,
+        folder=run.below(plan),
+        seed=config.seed,
+        momentum=plan.momentum,
+        key=plan.key,
+        keep=plan.keep,
+        save_steps=config.save_steps,
+        max_skipped=config.data.max_skipped if config.data.on_corrupt == "skip" else None,
+    )
+
+
+def train_batches(plan: Plan[Any], data: Data, config: Any) -> TrainBatches:
+    size = plan.optim.batch_size
+    try:
+        return TrainBatches(data.train, size, config.seed, config.data.workers, rank=rank(), world=world())
+    except ValueError as error:
+        raise ValueError(f"{plan.key}.batch_size: {error}") from None
+
+
+def run_loop(loop: Loop[N], plan: Plan[N], run: RunFolder) -> N:
+    """Train to the end, with a display; errors and interruptions name the run's folder."""
+    display = make_display(run.below(plan), rank=rank())
+    validate: Callable[[N], dict[str, float]] = lambda average: plan.validate(average, loop.note_skipped)  # noqa: E731
+    try:
+        return loop.run(validate, display)
+    except Interrupted as stop:
+        raise Interrupted(stop.number, run.folder) from None
+    except RuntimeError as error:
+        if world() > 1 and re.search(r"[Cc]onnection|[Tt]imed? ?out|peer|NCCL", str(error)):
+            raise TrainingError(
+                f"process {rank()} of {world()} lost touch with another one, which died or hung ({error}); "
+                f"see the other process's output, then continue with --resume {run.folder}"
+            ) from error
+        raise
+    finally:
+        display.close()

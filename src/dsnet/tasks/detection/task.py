@@ -1,0 +1,209 @@
+"""Detection of objects: a detector on a trained backbone learns all its widths (stage I), then to choose (stage II)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dsnet.checkpoint import load, read_description, spec_in
+from dsnet.data.batches import TrainBatches
+from dsnet.data.dataset import Data
+from dsnet.errors import TrainingError
+from dsnet.models import Card, Preprocessing
+from dsnet.routing import calibrate
+from dsnet.tasks import GATE, STATE, Note, Plan
+from dsnet.tasks.detection.assess import evaluate_detection, open_data, plain, record_detection
+from dsnet.tasks.detection.checkpoint import load_detector, save_detector
+from dsnet.tasks.detection.config import DetectionConfig, read_detection_config
+from dsnet.tasks.detection.detector import Detector, with_backbone
+from dsnet.tasks.detection.evaluate import DetectionTraces
+from dsnet.tasks.detection.route import route_detector
+from dsnet.tasks.detection.spec import DetectorSpec
+from dsnet.tasks.detection.stages import GatesStage, WidthsStage, median_gap
+from dsnet.training import OptimConfig, uncalibrated
+
+
+class Detection:
+    """The task of `dsnet train --task detection`."""
+
+    name = "detection"
+
+    def read_config(self, file: Path) -> DetectionConfig:
+        return read_detection_config(file)
+
+    def open_data(self, config: DetectionConfig, root: str | None = None) -> Data:
+        return open_data(config, root)
+
+    def begin(self, config: DetectionConfig, data: Data, *, again: Path | None) -> Detector:
+        """Fresh neck and heads on a backbone, also where a run goes on; for stage gate the source as it is."""
+        torch.manual_seed(config.seed)
+        return source_detector(config, data) if config.stage == "gate" else new_detector(config, data)
+
+    def sources(self, config: DetectionConfig, net: Detector) -> Mapping[str, Detector]:
+        return {"": net} if config.stage == "gate" else {}
+
+    def plans(self, config: DetectionConfig, data: Data, folder: Path) -> Sequence[Plan[Detector]]:
+        if config.stage == "gate":
+            return [gates_plan(config, data)]
+        routes = config.stage == "both" and ((folder / GATE / STATE).exists() or has_widths(config))
+        return [widths_plan(config, data), *([gates_plan(config, data)] if routes else [])]
+
+    def load(self, folder: Path) -> Detector:
+        return load_detector(folder)
+
+    def save(self, net: Detector, folder: Path) -> Path:
+        return save_detector(net, folder)
+
+    def evaluate(self, net: Detector, data: Data, config: DetectionConfig) -> Any:
+        return evaluate_detection(net, data, config)
+
+    def record(self, folder: Path, name: str, result: Any, data: Data, *, draw: bool) -> None:
+        record_detection(folder, name, result, data, draw=draw)
+
+
+task = Detection()
+
+
+def widths_plan(config: DetectionConfig, data: Data) -> Plan[Detector]:
+    """Stage I: the moving average that is best on the calibration split."""
+
+    def validate(average: Detector, note: Note) -> dict[str, float]:
+        ends = list(dict.fromkeys([average.space.slimmest, average.space.widest]))
+        traces = DetectionTraces(average, plain(data.calibration, config), paths=ends)
+        names = ["slimmest", "widest"] if len(ends) == 2 else ["widest"]
+        return {name: traces.precision(traces.found[path])[0] for name, path in zip(names, ends, strict=True)}
+
+    keep = config.gates.router == "frozen"
+    return Plan(
+        name="",
+        key="optim",
+        optim=config.optim,
+        momentum=config.widths.momentum,
+        keep="best",
+        goes_on=False,
+        check=lambda net: check_optim(config.optim, "optim"),
+        prepare=lambda net: net,
+        stage=lambda net: WidthsStage(net, config.widths, keep_gates=keep),
+        validate=validate,
+        finish=lambda net: net,
+    )
+
+
+def gates_plan(config: DetectionConfig, data: Data) -> Plan[Detector]:
+    """Stage II: the last moving average of the gate, or the gates of the backbone, with calibrated budgets."""
+    learns = config.gates.router == "trained"
+
+    def prepare(net: Detector) -> Detector:
+        torch.manual_seed(config.seed)
+        return with_fresh_gate(net, config) if learns else net
+
+    def stage(net: Detector) -> GatesStage:
+        # All images in every process: what is hard must not depend on which of them saw an image.
+        batches = TrainBatches(data.train, config.gates_optim.batch_size, config.seed, config.data.workers)
+        return GatesStage(net, median=median_gap(net, batches.epoch(0)))
+
+    def finish(net: Detector) -> Detector:
+        net = net.to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
+        net.card = replace(net.card, budgets=calibrate(DetectionTraces(net, plain(data.calibration, config))))
+        return net
+
+    return Plan(
+        name=GATE,
+        key="gates_optim",
+        optim=config.gates_optim,
+        momentum=config.gates.momentum,
+        keep="last",
+        goes_on=True,
+        check=lambda net: check_optim(config.gates_optim, "gates_optim") if learns else None,
+        prepare=prepare,
+        stage=stage if learns else None,
+        validate=lambda average, note: {"slimmest_share": slimmest_share(average, data, config)},
+        finish=finish,
+    )
+
+
+def check_optim(optim: OptimConfig, key: str) -> None:
+    if optim.compile is not None:
+        raise TrainingError(f"detectors are not compiled; leave {key}.compile out")
+
+
+def backbone_of(config: DetectionConfig) -> Path:
+    if config.backbone is None:
+        raise ValueError(
+            "a detector is built on a trained backbone, whose batch-norm statistics it keeps; say which classification "
+            "run with --backbone RUN"
+        )
+    return Path(config.backbone)
+
+
+def has_widths(config: DetectionConfig) -> bool:
+    """Whether there is something to choose on the backbone."""
+    folder = backbone_of(config)
+    return bool(spec_in(folder, read_description(folder)).widths)
+
+
+def new_detector(config: DetectionConfig, data: Data) -> Detector:
+    """Fresh neck and heads on the backbone of a classification run."""
+    net = load(backbone_of(config))
+    if unseen := uncalibrated(net, list(net.space.uniform)):
+        raise ValueError(
+            f"the batch-norm statistics of {len(unseen)} widths of {config.backbone} were never calibrated; run "
+            f"`dsnet recalibrate` on it first"
+        )
+    router = net.spec.router if net.spec.router is not None and not net.spec.router.probes else None
+    if config.gates.router == "frozen" and net.spec.widths and router is None:
+        raise ValueError(f"{config.backbone} has no trained gates to keep; train them, or set gates.router trained")
+    backbone = replace(net.spec, image_size=data.image_size, num_classes=1, router=router)
+    spec = DetectorSpec(backbone, len(data.classes), tuple(config.taps), config.projection, config.pyramid)
+    detector = with_backbone(spec, net)
+    how = Preprocessing(data.mean, data.std, 1.0, config.data.interpolation)
+    detector.card = Card(classes=data.classes, preprocessing=how)
+    return detector
+
+
+def source_detector(config: DetectionConfig, data: Data) -> Detector:
+    """The trained detector that stage II starts from; it must know the data."""
+    if config.source is None:
+        raise ValueError("stage gate needs a trained detector; say which with --from RUN")
+    detector = load_detector(config.source)
+    if detector.card.classes != data.classes:
+        raise ValueError(
+            f"the detector in {config.source} knows the classes {list(detector.card.classes)[:5]} but the data has "
+            f"{list(data.classes)[:5]}; train its gate on the same classes"
+        )
+    if detector.spec.image_size != data.image_size:
+        raise ValueError(
+            f"the detector in {config.source} takes {detector.spec.image_size}-pixel images; "
+            f"set data.image_size {detector.spec.image_size}"
+        )
+    if config.gates.router == "frozen" and detector.spec.backbone.router is None:
+        raise ValueError(f"{config.source} has no trained gates to keep; set gates.router trained")
+    if not detector.spec.backbone.widths:
+        raise ValueError(f"{detector.spec.name!r} has one width only, so there is nothing to route")
+    return detector
+
+
+def with_fresh_gate(detector: Detector, config: DetectionConfig) -> Detector:
+    """The detector's weights under a spec with this run's router, whose slimming heads are new."""
+    backbone = detector.spec.backbone
+    routing = backbone.space.restrict(config.routing).choices
+    spec = replace(detector.spec, backbone=replace(backbone, router=config.gates.spec, routing=routing))
+    fresh = Detector(spec).eval()
+    fresh.card = replace(detector.card, budgets=())
+    kept = {name: tensor for name, tensor in detector.state_dict().items() if ".slimming." not in name}
+    found = fresh.load_state_dict(kept, strict=False)
+    assert all(".slimming." in name for name in found.missing_keys)
+    return fresh
+
+
+def slimmest_share(average: Detector, data: Data, config: DetectionConfig) -> float:
+    """Share of the calibration images that the gate, at lambda 0, sends to the slimmest candidate."""
+    slimmest, slim, total = average.backbone.routing.slimmest[0], 0, 0
+    for batch in plain(data.calibration, config):
+        paths = route_detector(average, batch.images.to(average.priors.device)).paths
+        slim, total = slim + int((paths[:, 0] == slimmest).sum()), total + len(paths)
+    return slim / max(1, total)
