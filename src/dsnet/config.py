@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
-
-from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
+from typing import Any, ClassVar, Literal
 
 from dsnet.data.dataset import DataConfig
 from dsnet.errors import must
@@ -22,14 +20,14 @@ CONFIG = "config.yaml"
 
 @dataclass(frozen=True)
 class ModelConfig(Typed):
-    """Which network.
+    """Which network to train.
 
     Args:
-        name: from `dsnet models`.
-        width: multiplier of all channels, for static models.
-        routing: width indices that the gates may choose, one list for all gates or one for each.
-        slimming: design of the slimming heads, one_hot or scalar.
-        shared: whether slimming heads read the attention head's first layer.
+        name: Name of the model, from `dsnet models`.
+        width: Multiplier of all channels, for static models.
+        routing: Width indices that the gates may choose, one list for all gates or one for each. By default all.
+        slimming: Design of the slimming heads.
+        shared: Let the slimming heads read the first layer of the attention head.
     """
 
     name: str = "ds_mobilenet_v1_tiny"
@@ -59,21 +57,34 @@ class TrainConfig(Typed):
     """A whole run. Saved as config.yaml in its folder.
 
     Args:
-        stage: both, supernet (stage I: every width becomes good), or gate (stage II: the network learns to choose its
-            width; needs --from).
-        source: the run whose supernet stage gate, or fine-tuning on other data, starts from; set by --from.
-        gate_from: the run whose router stage II starts from (gate transfer); by default it starts afresh.
-        model: which network.
-        data: which images.
-        ieb: how the sub-networks teach each other, stage I.
-        optim: how weights are updated, stage I.
-        sgs: how the network learns to route, stage II.
-        sgs_optim: how the router's weights are updated, stage II.
-        seed: of weights, order, augmentation and paths.
-        threads: of torch; 0 leaves its default.
-        save_steps: steps between checkpoints inside an epoch; null saves after every epoch only.
-        recalibration: images from which batch-norm statistics are computed at the end.
+        stage: Stages to train: supernet (I), gate (II, the router of the run that --from names), or both.
+        source: Run that this one starts from; set by --from.
+        gate_from: Run whose router stage II starts from (gate transfer). By default the router starts afresh.
+        model: Which network to train.
+        data: Which images to train on, and how they are split and read.
+        ieb: How the sub-networks teach each other in stage I.
+        optim: How weights are updated in stage I.
+        sgs: How the network learns to route in stage II.
+        sgs_optim: How the router's weights are updated in stage II.
+        seed: Seed of weights, data order and paths.
+        threads: Threads of torch; 0 is its own default.
+        save_steps: Number of steps between checkpoints inside an epoch. By default only the end of an epoch is saved.
+        recalibration: Number of images from which batch-norm statistics are computed at the end.
     """
+
+    BASIC: ClassVar[tuple[str, ...]] = (
+        "data.dataset",
+        "data.root",
+        "data.image_size",
+        "model.name",
+        "stage",
+        "optim.epochs",
+        "optim.batch_size",
+        "optim.lr",
+        "sgs.router",
+        "seed",
+        "threads",
+    )
 
     stage: Literal["both", "supernet", "gate"] = "both"
     source: str | None = None
@@ -116,20 +127,16 @@ class TrainConfig(Typed):
         wished = customise(plain, routing=model.routing, slimming=model.slimming, shared=model.shared)
         return replace(wished, router=self.sgs.spec)
 
+    @property
+    def run_name(self) -> str:
+        """What the folder of this run is called unless it is named."""
+        name = f"{self.model.name}-{self.data.dataset}-seed{self.seed}"
+        if self.stage == "gate":
+            return f"{name}-{self.sgs.router}-{self.sgs.spec.targets}"
+        return name if self.source is None else f"{name}-from-{Path(self.source).name}"
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def add_config(parser: ArgumentParser) -> None:
-    """A flag for every key, and --config for files of them."""
-    parser.add_argument("--config", action=ActionConfigFile, help="YAML file of the keys below; flags override it")
-    parser.add_class_arguments(TrainConfig)
-
-
-def config_of(parser: ArgumentParser, args: Namespace) -> TrainConfig:
-    known = [f.name for f in fields(TrainConfig)]
-    made = parser.instantiate(Namespace(**{key: args[key] for key in known}))
-    return TrainConfig(**{key: made[key] for key in known})
 
 
 def config_from(keys: Mapping[str, Any]) -> TrainConfig:

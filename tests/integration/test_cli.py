@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,10 @@ import torch
 from support import MODELS, randomised
 
 import dsnet
-from dsnet.cli import COMMANDS, main
+from dsnet.cli import COMMANDS, MODULES, main
+from dsnet.cli.arguments import Parser
+from dsnet.cli.train import TASKS
+from dsnet.schema import flags
 
 
 def test_models_lists_them_all(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,7 +83,48 @@ def test_every_command_takes_a_seed(capsys: pytest.CaptureFixture[str]) -> None:
         assert "--seed" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [[], ["train-me"], ["info"], ["info", "ds_resnet50", "--imagesize", "7"]])
+def test_dsnet_alone_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {command} " in shown for command in COMMANDS)
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"dsnet {dsnet.__version__}\n"
+
+
+@pytest.mark.parametrize("task", ["classification", "detection"])
+def test_the_help_of_train_fits_a_screen(
+    task: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = {}
+    for option in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as stop:
+            main(["train", "--task", task, option])
+        assert stop.value.code == 0
+        shown[option] = capsys.readouterr().out
+    assert shown["--help"].count("\n") <= 40
+    kind = TASKS[task]
+    assert set(kind.BASIC) <= {flag.name for flag in flags(kind)}
+    for flag in flags(kind):
+        assert flag.help[0].isupper()
+        assert flag.help.endswith(".")
+        assert (f" --{flag.name} " in shown["--help"]) == (flag.basic or flag.name == "task")
+        assert f" --{flag.name} " in shown["--help-all"] or flag.name == "source"
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "train"])
+def test_help_is_in_whole_sentences(command: str) -> None:
+    parser = Parser(prog="dsnet")
+    import_module(f"dsnet.cli.{MODULES.get(command, command)}").add_arguments(parser)
+    for action in parser._actions:
+        assert action.help
+        assert action.help[0].isupper()
+        assert action.help.endswith(".")
+
+
+@pytest.mark.parametrize("words", [["train-me"], ["info"], ["info", "ds_resnet50", "--imagesize", "7"]])
 def test_wrong_usage_exits_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(words)
@@ -92,14 +137,22 @@ def test_wrong_usage_exits_2(words: list[str], capsys: pytest.CaptureFixture[str
     [
         (
             ["reproduce", "--seeds", "0,1"],
-            "'0,1'; it must be an integer or several of them with spaces between",
+            "'0,1'; it must be a whole number, or several of them with spaces between",
         ),
-        (["train", "--optim.epochs", "x"], "optim.epochs is 'x'; it must be an integer"),
+        (["train", "--optim.epochs", "x"], "optim.epochs is 'x'; it must be a whole number"),
         (["train", "--optim.epochs", "0"], "optim.epochs is 0; it must be at least 1"),
         (["train", "--sgs.temperature", "-1"], "sgs.temperature is -1.0; it must be positive"),
         (["train", "--sgs.targets", "best"], "it must be one of correctness, kl, try_best, give_up, narrowest or null"),
-        (["train", "--model.routing", "3"], "it must be a list like [0, 2] or a list like [[0, 1], [0]] or null"),
-        (["train", "--data.augment.scale", "1"], "data.augment.scale is '1'; it must be a list"),
+        (["train", "--model.routing", "3"], "it must be a list like [0, 2] or a list like [[0, 2], [0, 2]] or null"),
+        (["train", "--data.augment.scale", "1"], "data.augment.scale is 1; it must be a list like [0.5, 1.0]"),
+        (["train", "--seed", "true"], "seed is True; it must be a whole number"),
+        (["train", "--optim.lr"], "--optim.lr expected one argument"),
+        (["train", "--config", "nowhere.yaml"], "config 'nowhere.yaml' does not exist; give the path of a YAML file"),
+        (["train", "here"], "'here' is one argument too many"),
+        (["train-me"], "the command 'train-me' is unknown; did you mean train?"),
+        (["eval", "run", "--split", "all"], "--split is 'all'; it must be one of test, calibration, train"),
+        (["info", "x", "--imagesize", "7"], "'--imagesize' is unknown; did you mean --image_size?"),
+        (["import", "x"], "missing: --out; see `dsnet import --help`"),
         (["predict"], "missing: run, images; see `dsnet predict --help`"),
     ],
 )
@@ -114,8 +167,7 @@ def test_wrong_values_name_value_and_limit(words: list[str], message: str, capsy
 
 def test_a_config_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "notes").write_text("hello")
-    with pytest.raises(SystemExit):
-        main(["train", "--config", str(tmp_path / "notes")])
+    assert main(["train", "--config", str(tmp_path / "notes")]) == 2
     assert "the config is 'hello'; it must be a YAML file" in capsys.readouterr().err
 
 

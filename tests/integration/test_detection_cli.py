@@ -179,7 +179,8 @@ def test_predict_draws_boxes(place: Path, capsys: pytest.CaptureFixture[str], tm
         (["--data.train", "[val]"], "val.txt does not exist; there are test, train"),
         (["--gates.router", "frozen"], "no trained gates to keep"),
         (["--optim.batch_size", "64"], "larger than the 9 training images"),
-        (["--stage", "gate"], "belong together"),
+        (["--stage", "gate"], "--stage gate needs --from RUN"),
+        (["--from", "nowhere"], "--from RUN needs --stage gate"),
     ],
 )
 def test_mistakes_are_named(place: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str) -> None:

@@ -174,7 +174,7 @@ def test_static_networks_train_by_the_same_command(tmp_path: Path, capsys) -> No
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--optim.lrr", "3"], "'optim.lrr' is unknown; did you mean optim.lr"),
+        (["--optim.lrr", "3"], "'--optim.lrr' is unknown; did you mean --optim.lr"),
         (["--optim.lr", "fast"], "optim.lr is 'fast'; it must be a number"),
         (["--data.dataset", "cifar"], "data.dataset is 'cifar'; it must be one of digits, cifar10"),
         (["--config", "CONFIG"], "'optim.learning_rate' is unknown"),
@@ -183,7 +183,7 @@ def test_static_networks_train_by_the_same_command(tmp_path: Path, capsys) -> No
 def test_wrong_keys_are_refused_in_one_line(words: list[str], message: str, tmp_path: Path, capsys) -> None:
     (tmp_path / "config.yaml").write_text("optim:\n  learning_rate: 3\n")
     with pytest.raises(SystemExit) as stop:
-        main(["train", *(word.replace("CONFIG", str(tmp_path / "config.yaml")) for word in words)])
+        raise SystemExit(main(["train", *(word.replace("CONFIG", str(tmp_path / "config.yaml")) for word in words)]))
     assert stop.value.code == 2
     error = capsys.readouterr().err
     assert message in error
@@ -201,7 +201,7 @@ def test_wrong_keys_are_refused_in_one_line(words: list[str], message: str, tmp_
         (["--model.name", "ds_resnet51"], "model 'ds_resnet51' is unknown; did you mean ds_resnet50"),
         (["--optim.batch_size", "9999"], "optim.batch_size: batch size 9999 is larger than the 1295 training images"),
         (["--sgs_optim.batch_size", "9999"], "sgs_optim.batch_size: batch size 9999 is larger than the 1295 training"),
-        (["--stage", "gate"], "--stage gate needs --from RUN: a router needs a trained supernet"),
+        (["--stage", "gate"], "--stage gate needs --from RUN: a router needs a trained network"),
         (["--from", "nowhere"], "nowhere is not a model folder"),
         (["--stage", "gate", "--from", "nowhere"], "nowhere is not a model folder"),
         (["--sgs.router", "slim_first", "--sgs.complexity", "1"], "are for router gate"),

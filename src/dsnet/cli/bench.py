@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 import sys
+from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jsonargparse import ArgumentParser, Namespace
+from dsnet.cli.arguments import several, whole
 
 if TYPE_CHECKING:
     from dsnet.models import Supernet
@@ -16,40 +17,56 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("model", help="a name from `dsnet models`, a run folder, or an ONNX file or bundle")
+    parser.add_argument("model", help="A name from `dsnet models`, a run folder, an ONNX file or a bundle.")
     parser.add_argument(
         "--runtimes",
         nargs="+",
-        default=None,
-        help="eager (sliced at every call), runner, compiled, onnx, openvino; by default eager, runner (not of "
-        "detectors) and onnx",
+        metavar="NAME",
+        help="How the network is run: eager (sliced at every call), runner, compiled, onnx or openvino. By default "
+        "eager, runner (not for detectors) and onnx.",
     )
     parser.add_argument(
-        "--paths", nargs="+", default=None, help="such as 0 7 13, or 0,0,0,0; `all` takes every width; by default three"
+        "--paths",
+        nargs="+",
+        metavar="PATH",
+        help="Paths to time, such as 0 7 13 or 0,0,0,0; `all` takes every width (default: three).",
     )
-    parser.add_argument("--threads", nargs="+", type=int, default=[1], help="numbers of threads")
-    parser.add_argument("--batch_sizes", nargs="+", type=int, default=[1], help="images per call")
-    parser.add_argument("--image_size", type=int | None, default=None, help="pixels of the input's side")
-    parser.add_argument("--repeats", type=int, default=30, help="rounds; each candidate is timed once in each")
-    parser.add_argument("--table1", action="store_true", help="the paper's Table 1 as well: masking, indexing, slicing")
+    parser.add_argument(
+        "--threads", nargs="+", type=several, default=[1], metavar="N", help="Numbers of threads (default: 1)."
+    )
+    parser.add_argument(
+        "--batch_sizes", nargs="+", type=several, default=[1], metavar="N", help="Images per call (default: 1)."
+    )
+    parser.add_argument("--image_size", type=whole, metavar="N", help="Height and width of the input, in pixels.")
+    parser.add_argument(
+        "--repeats",
+        type=whole,
+        default=30,
+        metavar="N",
+        help="Number of rounds. Each candidate is timed once in every round (default: 30).",
+    )
+    parser.add_argument(
+        "--table1", action="store_true", help="Also measure the paper's Table 1: masking, indexing and slicing."
+    )
     parser.add_argument(
         "--against",
         nargs="+",
         default=(),
-        help="static networks to time beside it, such as mobilenet_v1:0.75 or resnet50",
+        metavar="NAME",
+        help="Static networks to time in the same rounds, such as mobilenet_v1:0.75 or resnet50.",
     )
     parser.add_argument(
         "--routers",
         nargs="+",
-        default=None,
-        help="other runs on the same data: compare their routers in milliseconds at equal accuracy",
+        metavar="RUN",
+        help="Other runs on the same data. Their routers are compared in milliseconds at equal accuracy.",
     )
-    parser.add_argument("--root", type=str | None, default=None, help="where the data is now, if it moved")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.add_argument("--export", type=str | None, default=None, help="also write PREFIX.json, PREFIX.md, PREFIX.png")
+    parser.add_argument("--root", metavar="FOLDER", help="Folder of the data, if it has moved since training.")
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of tables.")
+    parser.add_argument("--export", metavar="PREFIX", help="Also write PREFIX.json, PREFIX.md and PREFIX.png.")
 
 
-def run(args: Namespace, parser: ArgumentParser) -> None:
+def run(args: Namespace) -> None:
     from dsnet.cli.info import parse_path
     from dsnet.config import CONFIG
     from dsnet.models import list_models

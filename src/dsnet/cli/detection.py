@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from jsonargparse import Namespace
 
 from dsnet.errors import must
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def evaluate_runs(args: Namespace) -> None:
-    from dsnet.cli.evaluation import run_of
+    from dsnet.cli.evaluate import run_of
     from dsnet.config import CONFIG
     from dsnet.data.splits import check_data
     from dsnet.report.detection import export_detection, show_detection

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jsonargparse import ArgumentParser, Namespace
+from dsnet.cli.arguments import whole
 
 if TYPE_CHECKING:
     from dsnet.models import Supernet
@@ -15,31 +16,31 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("run", help="a folder that dsnet wrote")
+    parser.add_argument("run", help="A folder that dsnet wrote.")
+    parser.add_argument("--out", help="File or folder to write (default: RUN/model.onnx or RUN/bundle).")
     parser.add_argument(
-        "--out", type=str | None, default=None, help="file or folder to write; by default RUN/model.onnx or RUN/bundle"
+        "--path", help="Export this path alone, such as 3 or 0,1,2,3. The file takes batches of any size."
     )
     parser.add_argument(
-        "--path",
-        type=str | None,
-        default=None,
-        help="this path alone, for batches of any size, for example 3 or 0,1,2,3",
+        "--bundle", action="store_true", help="Write a folder of parts, for dynamic inference on batches."
     )
-    parser.add_argument("--bundle", action="store_true", help="a folder of parts, for batches of dynamic inference")
-    parser.add_argument("--image_size", type=int | None, default=None, help="pixels of the input's side")
+    parser.add_argument("--image_size", type=whole, metavar="N", help="Height and width of the input, in pixels.")
+    parser.add_argument("--budget", help="Average MAdds that the file spends unless it is told otherwise.")
     parser.add_argument(
-        "--budget", type=str | None, default=None, help="average MAdds that the file spends unless told otherwise"
+        "--max_width",
+        type=whole,
+        metavar="INDEX",
+        help="Largest width index that runs unless the file is told otherwise.",
     )
-    parser.add_argument("--max_width", type=int | None, default=None, help="cap on the width unless told otherwise")
     parser.add_argument(
         "--no_defaults",
         action="store_true",
-        help="make budget, cap and pinned path inputs that must be given, so that OpenVINO leaves them open",
+        help="Make budget, cap and pinned path inputs that must be given. OpenVINO needs this to leave them open.",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
 
 
-def run(args: Namespace, parser: ArgumentParser) -> None:
+def run(args: Namespace) -> None:
     from dsnet.checkpoint import load
     from dsnet.cli.info import parse_path
     from dsnet.report.tables import human, print_json

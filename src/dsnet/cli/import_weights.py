@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from jsonargparse import ArgumentParser, Namespace
+from dsnet.cli.arguments import one_of, whole
 
 if TYPE_CHECKING:
     from dsnet.models import Supernet
@@ -13,32 +14,40 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "file", help="weights: a torch file (.pth, .pth.tar), safetensors, or a folder that dsnet wrote"
+        "file", help="Weights: a torch file (.pth, .pth.tar), safetensors, or a folder that dsnet wrote."
     )
-    parser.add_argument("--out", required=True, help="folder to write; it must not hold a model yet")
+    parser.add_argument("--out", required=True, metavar="FOLDER", help="Folder to write. It must not hold a model yet.")
     parser.add_argument(
         "--as",
-        type=str | None,
-        default=None,
-        help="the model to become, from `dsnet models`; the file is a plain ResNet, MobileNetV1 or EfficientNet of "
-        "torchvision or timm. Without it the file is the authors' released DS-MBNet, or a folder that stays what it is",
+        dest="as_",
+        metavar="MODEL",
+        help="Model that the weights become, from `dsnet models`. The file is then a plain ResNet, MobileNetV1 or "
+        "EfficientNet of torchvision or timm. Without this option the file is the authors' released DS-MBNet, or a "
+        "folder that keeps its model.",
     )
     parser.add_argument(
         "--sort",
-        choices=["none", "l1", "scale"],
+        **one_of("none", "l1", "scale"),
         default="none",
-        help="first sort channels, so that slim widths keep the best: by the filters that write them (l1), or by those "
-        "that read them times the scale of their norm (scale)",
+        help="Sort the channels first, so that slim widths keep the best ones: by the filters that write them (l1), or "
+        "by those that read them times the scale of their norm (scale).",
     )
-    parser.add_argument("--num_classes", type=int | None, default=None, help="outputs; by default as in the weights")
     parser.add_argument(
-        "--weights", choices=["model", "ema"], default="model", help="the trained weights, or their moving average"
+        "--num_classes", type=whole, metavar="N", help="Number of outputs (default: as in the weights)."
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the weights that the file does not have")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument(
+        "--weights",
+        **one_of("model", "ema"),
+        default="model",
+        help="Take the trained weights, or their moving average (default: model).",
+    )
+    parser.add_argument(
+        "--seed", type=whole, default=0, metavar="N", help="Seed of the weights that the file does not have."
+    )
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
 
 
-def run(args: Namespace, parser: ArgumentParser) -> None:
+def run(args: Namespace) -> None:
     from dataclasses import asdict
     from pathlib import Path
 
@@ -74,7 +83,7 @@ def read(args: Namespace) -> tuple[Supernet, Account]:
     from dsnet.weights.schemes import RELEASED, find_scheme, unknown_names
     from dsnet.weights.transfer import import_as, transfer
 
-    name, sort = args["as"], None if args.sort == "none" else args.sort
+    name, sort = args.as_, None if args.sort == "none" else args.sort
     if name is not None:
         model_spec(name, num_classes=args.num_classes)  # says what is wrong with it before a large file is read
     folder = Path(args.file).is_dir()

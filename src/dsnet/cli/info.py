@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
-from jsonargparse import ArgumentParser, Namespace
+from dsnet.cli.arguments import number, whole
 
 if TYPE_CHECKING:
     from dsnet.models import ModelSpec
@@ -12,17 +13,15 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("model", help="a name from `dsnet models`, a folder that dsnet wrote, or an ONNX file of it")
-    parser.add_argument("--image_size", type=int | None, default=None, help="pixels of the input's side")
-    parser.add_argument("--num_classes", type=int | None, default=None, help="outputs of the classifier")
-    parser.add_argument("--width", type=float | None, default=None, help="width multiplier of a static model")
-    parser.add_argument(
-        "--path", type=str | None, default=None, help="show this path only, for example 13 or 0,1,2,3 (0 = slimmest)"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("model", help="A name from `dsnet models`, a folder that dsnet wrote, or an ONNX file of it.")
+    parser.add_argument("--image_size", type=whole, metavar="N", help="Height and width of the input, in pixels.")
+    parser.add_argument("--num_classes", type=whole, metavar="N", help="Number of outputs of the classifier.")
+    parser.add_argument("--width", type=number, metavar="X", help="Width multiplier of a static model.")
+    parser.add_argument("--path", help="Show this path only, such as 13 or 0,1,2,3; 0 is the slimmest width.")
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
 
 
-def run(args: Namespace, parser: ArgumentParser) -> None:
+def run(args: Namespace) -> None:
     from dsnet.cost import CostTable
     from dsnet.models import describe, list_models
     from dsnet.report.tables import human, print_json, print_table

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
 from typing import Any
-
-from jsonargparse import ArgumentParser, Namespace
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
 
 
-def run(args: Namespace, parser: ArgumentParser) -> None:
+def run(args: Namespace) -> None:
     from dsnet.cost import CostTable
     from dsnet.models import describe, list_models, model_spec
     from dsnet.report.tables import human, print_json, print_table

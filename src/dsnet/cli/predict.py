@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from jsonargparse import ArgumentParser, Namespace
-
+from dsnet.cli.arguments import number, whole
 from dsnet.errors import must
 
 if TYPE_CHECKING:
@@ -16,32 +16,31 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("run", help="a run folder, an ONNX file or a bundle that dsnet wrote")
-    parser.add_argument("images", nargs="+", help="image files, or folders of them (searched to any depth)")
+    parser.add_argument("run", help="A run folder, an ONNX file or a bundle that dsnet wrote.")
+    parser.add_argument("images", nargs="+", help="Image files, or folders that are searched to any depth.")
     parser.add_argument(
-        "--budget",
-        type=str | None,
-        default=None,
-        help="average MAdds to spend, such as 150M, or a share of the widest such as 0.5",
-    )
-    parser.add_argument("--max_width", type=int | None, default=None, help="hard cap on the width index, 0 = slimmest")
-    parser.add_argument(
-        "--path", type=str | None, default=None, help="pin this path instead of routing, for example 3 or 0,1,2,3"
+        "--budget", help="Average MAdds to spend per image, such as 150M, or a share of the widest such as 0.5."
     )
     parser.add_argument(
-        "--draw", type=str | None, default=None, help="of a detector: folder for the images with boxes drawn on them"
+        "--max_width", type=whole, metavar="INDEX", help="Largest width index that may run; 0 is the slimmest."
+    )
+    parser.add_argument("--path", help="Run this path for every image instead of routing, such as 3 or 0,1,2,3.")
+    parser.add_argument(
+        "--draw", metavar="FOLDER", help="Folder for copies of the images with the detected boxes drawn on them."
     )
     parser.add_argument(
         "--confidence",
-        type=float | None,
-        default=None,
-        help="of a detector: least confidence of an object, 0.5 unless given",
+        type=number,
+        metavar="X",
+        help="Least confidence of the detections that are shown (default: 0.5).",
     )
-    parser.add_argument("--batch_size", type=int, default=64, help="images that are run together")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument(
+        "--batch_size", type=whole, default=64, metavar="N", help="Number of images that run together (default: 64)."
+    )
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
 
 
-def run(args: Namespace, parser: ArgumentParser) -> int:
+def run(args: Namespace) -> int:
     from dsnet.cli.info import parse_path
     from dsnet.predict import image_files, predict
     from dsnet.report.tables import human, print_json, print_table
@@ -58,7 +57,7 @@ def run(args: Namespace, parser: ArgumentParser) -> int:
 
         return predict_objects(args, files)
     for option in ("draw", "confidence"):
-        if args[option] is not None:
+        if getattr(args, option) is not None:
             raise ValueError(f"--{option} is for detectors, which find boxes; {args.run} classifies whole images")
     runner = open_runner(args.run)
     path = None if args.path is None else parse_path(runner.spec, args.path)

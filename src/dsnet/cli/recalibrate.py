@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from jsonargparse import ArgumentParser, Namespace
+from dsnet.cli.arguments import whole
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("run", help="a folder that `dsnet train` wrote")
-    parser.add_argument("--images", type=int | None, default=None, help="training images to use; by default as trained")
-    parser.add_argument("--root", type=str | None, default=None, help="where the data is now, if it moved")
-    parser.add_argument("--seed", type=int, default=0, help="of the choice of images")
+    parser.add_argument("run", help="A folder that `dsnet train` wrote.")
+    parser.add_argument(
+        "--images", type=whole, metavar="N", help="Number of training images to use (default: as in training)."
+    )
+    parser.add_argument("--root", metavar="FOLDER", help="Folder of the data, if it has moved since training.")
+    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="Seed of the choice of images (default: 0).")
 
 
-def run(args: Namespace, parser: ArgumentParser) -> None:
+def run(args: Namespace) -> None:
     from dataclasses import replace
 
     from dsnet.checkpoint import load, save

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import shlex
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
-
-from jsonargparse import ArgumentParser, Namespace
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("place", help="a run that `dsnet train` wrote, or a folder with runs and experiment results")
-    parser.add_argument("--out", type=str | None, default=None, help="the page; by default report.html in the place")
+    parser.add_argument("place", help="A run that `dsnet train` wrote, or a folder with runs and experiment results.")
+    parser.add_argument("--out", metavar="FILE", help="File of the page (default: report.html in the place).")
+    parser.add_argument("--markdown", metavar="PREFIX", help="Also write PREFIX.md and its figures, for a README.")
     parser.add_argument(
-        "--markdown", type=str | None, default=None, help="also write PREFIX.md and its pictures, for a README"
+        "--static",
+        nargs="+",
+        default=(),
+        metavar="RUN",
+        help="Evaluated runs of static networks. They are drawn in the same figures.",
     )
-    parser.add_argument(
-        "--static", nargs="+", default=(), help="evaluated runs of static networks, to be drawn beside the others"
-    )
-    parser.add_argument("--root", type=str | None, default=None, help="where the data is now, if it moved")
+    parser.add_argument("--root", metavar="FOLDER", help="Folder of the data, if it has moved since training.")
 
 
-def run(args: Namespace, parser: ArgumentParser) -> None:
-    from dsnet.cli.evaluation import read_result
+def run(args: Namespace) -> None:
+    from dsnet.cli.evaluate import read_result
     from dsnet.pipeline.report import report_of
     from dsnet.report.html import page
     from dsnet.report.readme import export_report

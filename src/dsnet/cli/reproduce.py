@@ -6,42 +6,50 @@ import os
 import shlex
 import signal
 import sys
+from argparse import ArgumentParser, Namespace
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
-from jsonargparse import ArgumentParser, Namespace
-
+from dsnet.cli.arguments import one_of, several, whole
 from dsnet.errors import must
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("experiments", nargs="*", default=[], help="names from --list, or `all`")
-    parser.add_argument("--list", action="store_true", help="show the experiments, and how far they are")
+    parser.add_argument("experiments", nargs="*", default=[], help="Names from --list, or `all`.")
+    parser.add_argument("--list", action="store_true", help="Show the experiments and how many of their runs are done.")
     parser.add_argument(
         "--scale",
-        choices=["smoke", "cpu", "paper"],
+        **one_of("smoke", "cpu", "paper"),
         default="cpu",
-        help="smoke (a minute, digits), cpu (hours, CIFAR-10), or paper (ImageNet; run it under torchrun)",
+        help="How much to train: smoke (a minute, digits), cpu (hours, CIFAR-10), or paper (ImageNet, with torchrun) "
+        "(default: cpu).",
     )
     parser.add_argument(
         "--root",
-        type=str | None,
-        default=None,
-        help="folder of the data: cifar-10-batches-bin, imagenette, BCCD; or imagenet, VOCdevkit",
+        metavar="FOLDER",
+        help="Folder of the data: cifar-10-batches-bin, imagenette and BCCD; or imagenet and VOCdevkit.",
     )
-    parser.add_argument("--out", default=None, type=str | None, help="folder of runs and results; default runs/SCALE")
-    parser.add_argument("--seeds", nargs="+", type=int | None, default=None, help="by default those of the scale")
+    parser.add_argument("--out", metavar="FOLDER", help="Folder of runs and results (default: runs/SCALE).")
     parser.add_argument(
-        "--longer", type=int, default=1, help="every training takes this many times its epochs; results NAME-longerN"
+        "--seeds", nargs="+", type=several, metavar="N", help="Seeds to train with (default: those of the scale)."
     )
-    parser.add_argument("--workers", type=int, default=1, help="runs that are trained side by side")
-    parser.add_argument("--finished", action="store_true", help="train nothing; show what is finished")
-    parser.add_argument("--export", type=str | None, default=None, help="a folder that gets the results as well")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument(
+        "--longer",
+        type=whole,
+        default=1,
+        metavar="N",
+        help="Multiply the epochs of every training by N. The results are called NAME-longerN.",
+    )
+    parser.add_argument(
+        "--workers", type=whole, default=1, metavar="N", help="Number of runs that train at the same time (default: 1)."
+    )
+    parser.add_argument("--finished", action="store_true", help="Train nothing and show what is finished.")
+    parser.add_argument("--export", metavar="FOLDER", help="Folder that also gets the results.")
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of tables.")
 
 
-def run(args: Namespace, parser: ArgumentParser) -> int:
+def run(args: Namespace) -> int:
     from dsnet.experiments import EXPERIMENTS, SCALES, progress, reproduce
     from dsnet.report.experiment import show_experiment
     from dsnet.report.tables import print_json, print_table

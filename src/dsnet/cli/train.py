@@ -1,103 +1,129 @@
-"""dsnet train: a dynamic network from a config, or a router for a supernet that is trained already."""
+"""dsnet train: a network from a config, or a router for a network that is trained already."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
+from argparse import SUPPRESS, Namespace
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-
-import yaml
-from jsonargparse import ArgumentParser, Namespace
+from typing import Any
 
 from dsnet.checkpoint import MODEL, read_description
-from dsnet.config import CONFIG, TrainConfig, add_config, config_of, read_config
+from dsnet.cli.arguments import Parser, one_of
+from dsnet.config import CONFIG, TrainConfig
+from dsnet.layers import config_file, from_text, merged, nested, read_run, read_yaml, resolve
+from dsnet.schema import Flag, flags
+from dsnet.tasks.detection.config import DetectionConfig
+
+TASKS: dict[str, type[TrainConfig] | type[DetectionConfig]] = {
+    "classification": TrainConfig,
+    "detection": DetectionConfig,
+}
+BEGUN = ("state/last.pt", "gate/state/last.pt", MODEL)
+MAY_CHANGE = ("--data.root", "--data.workers", "--threads")
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.usage = (
-        "dsnet train [--config FILE] [[--stage gate] --from RUN] [--out FOLDER | --resume FOLDER] [--KEY VALUE ...]"
-    )
+def add_arguments(parser: Parser) -> None:
+    parser.usage = "dsnet train [--config FILE] [--from RUN] [--KEY VALUE ...]"
+    parser.epilog = "`dsnet train --help-all` shows every option and every key of a config."
+    parser.add_argument("--help-all", action="help", help="Show every option, by group.")
+    add_places(parser)
+
+
+def add_places(parser: Parser) -> None:
+    """What decides which other options there are."""
     parser.add_argument(
         "--task",
-        choices=["classification", "detection"],
-        default="classification",
-        help="detection builds a detector on a classification run; its keys: `dsnet train --task detection --help`",
+        **one_of(*TASKS),
+        help="What the network does. A detector has other options.",
     )
     parser.add_argument(
-        "--out", type=str | None, default=None, help="folder of the run; by default a new one below runs/"
+        "--config",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="YAML file of the options below, or the name of a config that comes with dsnet. Options override it.",
     )
-    parser.add_argument("--resume", type=str | None, default=None, help="continue the run in this folder, bit for bit")
     parser.add_argument(
         "--from",
-        type=str | None,
-        default=None,
-        help="the run whose supernet is fine-tuned on the data given here; with --stage gate it gets a router for the "
-        "run's own data, and this run starts from its whole config",
+        dest="from_",
+        metavar="RUN",
+        help="Run to start from: fine-tune its network on other data, or train its router with --stage gate.",
     )
-    add_config(parser)
+    parser.add_argument("--out", metavar="FOLDER", help="Folder of the run (default: a new one in runs/).")
+    parser.add_argument("--resume", metavar="FOLDER", help="Continue the run in this folder, bit for bit.")
 
 
-def expand(words: list[str]) -> list[str]:
-    """--from RUN also reads the config of that run, before any other option: all of it to train a router, else what is
-    not about data and optimisation."""
-    folder = Path(value_of(words, "--from") or "")
-    if value_of(words, "--from") is None or not (folder / MODEL).is_file():
-        return words
-    place = words.index("train") + 1
-    whole = folder / CONFIG
-    if stage_of(words) == "gate":
-        return [*words[:place], "--config", str(whole), *words[place:]] if whole.is_file() else words
-    kept = {"model": {"name": read_description(folder)["spec"]["name"]}}
-    if whole.is_file():
-        kept = {key: part for key, part in yaml.safe_load(whole.read_text()).items() if key in ("model", "ieb", "sgs")}
-    return [*words[:place], "--config", json.dumps(kept), *words[place:]]
+def add_flags(parser: Parser, words: Sequence[str]) -> None:
+    """A flag for every key of the task's config; the short help shows those that people use first."""
+    whole = "--help-all" in words
+    places = Parser(prog=parser.prog, helps=False)
+    add_places(places)
+    kind = TASKS[task_of(places.known(words))]
+    parser.set_defaults(kind=kind)
+    groups: dict[str, Any] = {}
+    basic = {name: place for place, name in enumerate(kind.BASIC)}
+    found = flags(kind) if whole else sorted(flags(kind), key=lambda flag: basic.get(flag.name, len(basic)))
+    for flag in found:
+        if flag.name in ("task", "source"):  # said by --task and --from
+            continue
+        group = flag.name.partition(".")[0]
+        if whole and flag.group and group not in groups:
+            groups[group] = parser.add_argument_group(f"{group}: {flag.group.rstrip('.')}")
+        groups.get(group, parser).add_argument(
+            f"--{flag.name}",
+            dest=flag.name,
+            default=SUPPRESS,
+            metavar=flag.metavar,
+            help=help_of(flag) if whole or flag.basic else SUPPRESS,
+        )
 
 
-def stage_of(words: list[str]) -> str | None:
-    """What --stage says, or else the config file that is given."""
-    file = Path(value_of(words, "--config") or "")
-    if (said := value_of(words, "--stage")) is not None or not file.is_file():
-        return said
-    content = yaml.safe_load(file.read_text())
-    return content.get("stage") if isinstance(content, dict) else None
+def help_of(flag: Flag) -> str:
+    default = flag.default
+    if default is None or default == "":
+        return flag.help.replace("%", "%%")
+    shown = str(default).lower() if isinstance(default, bool) else default
+    if isinstance(default, list | tuple):
+        shown = f"[{', '.join(map(str, default))}]"
+    return f"{flag.help} (default: {shown})".replace("%", "%%")
 
 
-def value_of(words: list[str], option: str) -> str | None:
-    for number, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name == option:
-            return value if equals else words[number + 1] if number + 1 < len(words) else None
-    return None
+def task_of(args: Namespace) -> str:
+    """What --task says, or else a config file or run folder that is named."""
+    runs = [Path(folder) / CONFIG for folder in (args.resume, args.from_) if folder is not None]
+    for file in [*map(config_file, args.config), *filter(Path.is_file, runs)]:
+        if (said := read_yaml(file).get("task")) is not None:
+            if said not in TASKS:
+                raise ValueError(f"{file}: task {said!r} is unknown; choose from {', '.join(TASKS)}")
+            if args.task not in (None, said):
+                raise ValueError(f"{file} is for task {said}; leave --task {args.task} out, or give another file")
+            return said
+    return args.task or "classification"
 
 
-def run(args: Namespace, parser: ArgumentParser) -> int | None:
+def run(args: Namespace) -> int | None:
     from dsnet.runs.train import train
     from dsnet.training import Interrupted
 
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # torchrun --max-restarts
-    many = int(os.environ.get("WORLD_SIZE", "1")) > 1
     resume = args.resume
-    begun = ("state/last.pt", "gate/state/last.pt", "model.json")
-    if restarted and args.out and any((Path(args.out) / name).exists() for name in begun):
+    if restarted and args.out and any((Path(args.out) / name).exists() for name in BEGUN):
         resume = args.out
-    if args.resume is not None and (args.out is not None or args["from"] is not None):
+    if args.resume is not None and (args.out is not None or args.from_ is not None):
         raise ValueError(
             f"--resume goes on in {args.resume} with the run's own source; leave --out and --from out, or begin anew"
         )
     if resume is not None:
         folder = Path(resume)
-        config = resumed(read_config(folder / CONFIG), config_of(parser, args) if resume == args.resume else None)
-    elif many and not args.out:
+        config = resumed(read_run(args.kind, folder / CONFIG), said(args) if resume == args.resume else {})
+    elif int(os.environ.get("WORLD_SIZE", "1")) > 1 and not args.out:
         raise ValueError("several processes must agree on a folder; give --out FOLDER")
     else:
-        config = config_of(parser, args)
-        source = args["from"]
-        if config.stage == "gate" and source is None:
-            raise ValueError("--stage gate needs --from RUN: a router needs a trained supernet")
-        config = replace(config, source=source)
-        folder = Path(args.out) if args.out else new_folder(config)
+        config = new_config(args)
+        folder = Path(args.out) if args.out else new_folder(config.run_name)
     try:
         result = train(config, folder, resume=resume is not None)
     except Interrupted as stop:
@@ -105,32 +131,71 @@ def run(args: Namespace, parser: ArgumentParser) -> int | None:
             print(f"dsnet train: {stop}", file=sys.stderr)
         return stop.exit_code
     if result:
-        from dsnet.report.show import show_result
-
-        show_result(result, sorted((folder / "results").glob("test*.png")))
-        print(f"run: {folder}")
+        show(result, config, folder)
     return None
 
 
-def resumed(config: TrainConfig, given: TrainConfig | None) -> TrainConfig:
+def show(result: Any, config: TrainConfig | DetectionConfig, folder: Path) -> None:
+    """What came out of a training."""
+    if isinstance(config, DetectionConfig):
+        from dsnet.report.detection import show_detection
+
+        show_detection(result)
+    else:
+        from dsnet.report.show import show_result
+
+        show_result(result, sorted((folder / "results").glob("test*.png")))
+    print(f"run: {folder}")
+
+
+def said(args: Namespace) -> dict[str, Any]:
+    """The keys that config files and flags give."""
+    given = {
+        flag.name: from_text(flag.type, getattr(args, flag.name))
+        for flag in flags(args.kind)
+        if hasattr(args, flag.name) and flag.name not in ("task", "source")
+    }
+    keys = merged(*(read_yaml(config_file(name)) for name in args.config), nested(given))
+    return {key: value for key, value in keys.items() if key != "task"}
+
+
+def new_config(args: Namespace) -> TrainConfig | DetectionConfig:
+    """The config of a new run: defaults, then that of the run it starts from, then files, then flags."""
+    keys = said(args)
+    gate = keys.get("stage") == "gate"
+    if gate and args.from_ is None:
+        raise ValueError("--stage gate needs --from RUN: a router needs a trained network")
+    if args.kind is DetectionConfig and args.from_ is not None and not gate:
+        raise ValueError("--from RUN needs --stage gate; a new detector starts from --backbone RUN")
+    config = resolve(args.kind, source_keys(args.from_, gate=gate), keys)
+    return replace(config, source=args.from_)
+
+
+def source_keys(run: str | None, *, gate: bool) -> dict[str, Any]:
+    """What is taken from the run that this one starts from: all keys to train a router, else what is not about data
+    and optimisation."""
+    if run is None or not (Path(run) / MODEL).is_file():
+        return {}
+    file = Path(run) / CONFIG
+    if not file.is_file():
+        return {} if gate else {"model": {"name": read_description(run)["spec"]["name"]}}
+    keys = read_yaml(file)
+    return keys if gate else {key: keys[key] for key in ("model", "ieb", "sgs") if key in keys}
+
+
+def resumed(config: Any, keys: dict[str, Any]) -> Any:
     """The config of a run that goes on: only where its data is, and how it is run, may change."""
-    if given is None or given == TrainConfig():
-        return config
-    where = {key: getattr(given.data, key) for key in ("root", "workers") if getattr(given.data, key)}
-    if given != replace(TrainConfig(), threads=given.threads, data=replace(TrainConfig().data, **where)):
+    given = resolve(type(config), config.to_dict(), keys)
+    where = {"root": config.data.root, "workers": config.data.workers}
+    if replace(given, threads=config.threads, data=replace(given.data, **where)) != config:
         raise ValueError(
-            "--resume goes on with the run's own config; besides it only --data.root, --data.workers and --threads "
-            "may be given. To change anything else, start a new run"
+            f"--resume goes on with the run's own config; besides it only {', '.join(MAY_CHANGE[:-1])} and "
+            f"{MAY_CHANGE[-1]} may be given. To change anything else, start a new run"
         )
-    return replace(config, threads=given.threads or config.threads, data=replace(config.data, **where))
+    return given
 
 
-def new_folder(config: TrainConfig) -> Path:
-    """runs/MODEL-DATASET-seedN, with a number behind it if that is taken."""
-    stem = f"{config.model.name}-{config.data.dataset}-seed{config.seed}"
-    if config.source is not None and config.stage != "gate":
-        stem += f"-from-{Path(config.source).name}"
-    if config.stage == "gate":
-        stem += f"-{config.sgs.router}-{config.sgs.spec.targets}"
-    names = [stem, *(f"{stem}-{number}" for number in range(2, 10_000))]
+def new_folder(name: str) -> Path:
+    """A folder of this name below runs/, with a number behind it if that is taken."""
+    names = [name, *(f"{name}-{number}" for number in range(2, 10_000))]
     return next(folder for name in names if not (folder := Path("runs") / name).exists())

@@ -19,14 +19,15 @@ class AugmentConfig(Typed):
     """What is done to training images, in this order.
 
     Args:
-        crop: pad (by some pixels, then a random crop), resized (a random share of the area), or none.
-        pad: pixels that crop pad adds on each side.
-        scale: least and largest share of the area for crop resized.
-        flip: horizontally, half of the images.
-        colour: strength of brightness, contrast and saturation jitter, 0 to 1.
-        randaugment: number of RandAugment operations per image.
-        magnitude: strength of RandAugment, 1 to 29.
-        erasing: share of images in which a random rectangle is erased.
+        crop: How images are cropped: pad (add some pixels and crop at random), resized (crop a random share of the
+            area), or none.
+        pad: Number of pixels that crop pad adds on each side.
+        scale: Smallest and largest share of the area for crop resized.
+        flip: Flip half of the images horizontally.
+        colour: Strength of brightness, contrast and saturation jitter, from 0 to 1.
+        randaugment: Number of RandAugment operations per image.
+        magnitude: Strength of RandAugment, from 1 to 29.
+        erasing: Share of the images in which a random rectangle is erased.
     """
 
     crop: Literal["none", "pad", "resized"] = "none"

@@ -56,12 +56,12 @@ class BoxAugmentConfig(Typed):
     """What is done to training images and their boxes, in this order.
 
     Args:
-        colour: strength of brightness, contrast, saturation and hue changes, 0 to 1; SSD's is 0.5.
-        expand: lay half of the images on a grey canvas of up to this many times their side; 1 leaves it out.
-        crop: cut out a part that overlaps some object by a drawn share (SSD).
-        least: smallest side of a crop, as a share of the image.
-        flip: horizontally, half of the images.
-        turn: also vertically and by quarter turns, for images without an upright position.
+        colour: Strength of brightness, contrast, saturation and hue changes, from 0 to 1. SSD uses 0.5.
+        expand: Place half of the images on a grey canvas of up to this many times their side. 1 switches it off.
+        crop: Crop a part that overlaps some object by a random share, as in SSD.
+        least: Smallest side of a crop, as a share of the image.
+        flip: Flip half of the images horizontally.
+        turn: Also flip vertically and turn by quarters, for images without an upright position.
     """
 
     colour: float = 0.5

@@ -108,22 +108,22 @@ class Data:
 
 @dataclass(frozen=True)
 class DataConfig(Typed):
-    """Which images, and how they are split and read.
+    """Which images to train on, and how they are split and read.
 
     Args:
-        dataset: digits (embedded), cifar10 (binary version), fashion_mnist or idx (MNIST files), or folder (one folder
-            per class, below train/ and val/ or directly below root).
-        root: where the files are.
-        image_size: side in pixels; by default the dataset's own, or the model's for folders.
-        calibration: share of the training images that is set aside, by class.
-        split_seed: of the choice of calibration images.
-        crop_ratio: share of the short side that the centre crop of evaluation keeps, for folders.
-        interpolation: how images of folders are resized.
-        on_corrupt: stop at a damaged file, or skip it and list it.
-        max_skipped: share of damaged files above which skipping stops the run.
-        max_pixels: images with more pixels are refused before they are decoded.
-        workers: loading processes; 0 loads in the main process.
-        augment: of training images.
+        dataset: Images to train on. A folder holds one folder per class.
+        root: Folder of the image files.
+        image_size: Height and width of the images in pixels. By default those of the dataset, or of the model for
+            folders.
+        calibration: Share of the training images that is set aside to check progress and to calibrate budgets.
+        split_seed: Seed of the choice of calibration images.
+        crop_ratio: Share of the short side that the centre crop of evaluation keeps, for folders.
+        interpolation: How images of folders are resized.
+        on_corrupt: Stop at a damaged file, or skip it and list it in skipped.txt.
+        max_skipped: Share of damaged files above which the run stops although they are skipped.
+        max_pixels: Images with more pixels than this are refused before they are decoded.
+        workers: Number of processes that load images. 0 loads them in the main process.
+        augment: How training images are augmented.
     """
 
     dataset: Literal["digits", "cifar10", "fashion_mnist", "idx", "folder"] = "digits"

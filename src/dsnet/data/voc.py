@@ -32,23 +32,23 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")
 
 @dataclass(frozen=True)
 class DetectionDataConfig(Typed):
-    """Which images with objects, and how they are split and read.
+    """Which images with objects to train on, and how they are split and read.
 
     Args:
-        root: a VOCdevkit, or one folder with JPEGImages, Annotations and ImageSets/Main.
-        train: image lists that are joined, such as 2007/trainval and 2012/trainval, or train below a single folder.
-        calibration: lists of held-out images; where there are none, calibration_share of train is set aside.
-        test: lists that only evaluation reads.
-        classes: names in order; by default VOC's twenty, or those of the training images, sorted.
-        image_size: side in pixels; images are squeezed to a square, as SSD does.
-        calibration_share: of the training images.
-        split_seed: of the choice of calibration images.
-        interpolation: how images are resized.
-        on_corrupt: stop at a damaged image, or skip it and list it.
-        max_skipped: share of damaged images above which skipping stops the run.
-        max_pixels: images with more pixels are refused before they are decoded.
-        workers: loading processes; 0 loads in the main process.
-        augment: of training images.
+        root: Folder of the data: a VOCdevkit, or one folder with JPEGImages, Annotations and ImageSets/Main.
+        train: Image lists to train on, such as 2007/trainval and 2012/trainval, or train in a single folder.
+        calibration: Image lists that are held out. Without any, calibration_share of the training images is set aside.
+        test: Image lists that only evaluation reads.
+        classes: Names of the classes, in order. By default VOC's twenty, or those of the training images, sorted.
+        image_size: Height and width of the images in pixels. Images are squeezed to a square, as in SSD.
+        calibration_share: Share of the training images that is set aside where there are no calibration lists.
+        split_seed: Seed of the choice of calibration images.
+        interpolation: How images are resized.
+        on_corrupt: Stop at a damaged image, or skip it and list it in skipped.txt.
+        max_skipped: Share of damaged images above which the run stops although they are skipped.
+        max_pixels: Images with more pixels than this are refused before they are decoded.
+        workers: Number of processes that load images. 0 loads them in the main process.
+        augment: How training images and their boxes are augmented.
     """
 
     root: str = ""

@@ -1,10 +1,14 @@
-"""What a person sees while training: a live bar on a terminal, plain lines elsewhere, TensorBoard in both cases."""
+"""What a person sees while training: a live bar on a terminal, plain lines elsewhere.
+
+Where TensorBoard is installed (`pip install dsnet[tensorboard]`), its event files are written as well.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +113,8 @@ class Board(Display):
 def make_display(folder: Path, *, rank: int) -> Display:
     if rank != 0:
         return Display()
-    return Board(Bar() if sys.stdout.isatty() else Lines(), folder)
+    shown = Bar() if sys.stdout.isatty() else Lines()
+    return Board(shown, folder) if find_spec("tensorboard") else shown
 
 
 def summary(line: Mapping[str, Any]) -> str:

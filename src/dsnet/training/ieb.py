@@ -19,15 +19,17 @@ from dsnet.space import WidthPath
 
 @dataclass(frozen=True)
 class IEBConfig(Typed):
-    """How the sub-networks teach each other.
+    """How the sub-networks teach each other in stage I.
 
     Args:
-        teacher: inplace (the online widest sub-network), ema (the widest of the moving average), or ieb (the moving
-            average; the slimmest learns from the mean probabilities of its widest and random sub-networks).
-        paths: random sub-networks per step.
-        temperature: divides student and teacher logits.
-        scale_gradients: multiply the distillation losses by the square of the temperature.
-        momentum: of the moving average, whose decay warms up.
+        teacher: Network that the sub-networks learn from: inplace (the widest of the network that is trained), ema (the
+            widest of its moving average), or ieb (the moving average; the slimmest learns from the mean prediction of
+            its widest and random sub-networks).
+        paths: Number of random sub-networks trained in each step, besides the widest and the slimmest. More give
+            smoother curves and slower steps.
+        temperature: Number that student and teacher logits are divided by before they are compared.
+        scale_gradients: Multiply the distillation losses by the square of the temperature.
+        momentum: Momentum of the moving average. It warms up over the first steps.
     """
 
     teacher: Literal["inplace", "ema", "ieb"] = "ieb"

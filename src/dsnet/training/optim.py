@@ -19,23 +19,24 @@ class OptimConfig(Typed):
     """How weights are updated.
 
     Args:
-        epochs: passes over the training images.
-        batch_size: images per optimizer step, over all processes.
-        lr: learning rate of SGD after warm-up.
-        momentum: of SGD.
-        nesterov: look ahead by one step of momentum.
-        weight_decay: of all weights but those of gates.
-        schedule: cosine falls to final * lr, exponential multiplies by gamma every epoch, steps at every milestone.
-        warmup_epochs: over which the rate rises from zero.
-        final: last learning rate of the cosine schedule, as a share of lr.
-        gamma: factor per epoch of the exponential schedule, or per milestone.
-        milestones: epochs after which the schedule steps multiplies by gamma.
-        accumulate: backward passes that one batch is split into, to save memory.
-        clip_norm: largest norm of the gradient, or null.
-        amp: none, bf16 or fp16 for the networks; losses stay in single precision.
-        channels_last: memory format of images and weights; faster on GPUs, and on CPUs where convolutions are
+        epochs: Passes over the training images.
+        batch_size: Images per step, over all processes.
+        lr: Learning rate of SGD after warm-up.
+        momentum: Momentum of SGD.
+        nesterov: Use Nesterov momentum, which looks one step ahead.
+        weight_decay: Weight decay of all weights but those of gates.
+        schedule: How the learning rate falls: cosine down to final * lr, exponential by gamma in every epoch, or steps
+            by gamma at every milestone.
+        warmup_epochs: Number of epochs over which the learning rate rises from zero.
+        final: Last learning rate of the cosine schedule, as a share of lr.
+        gamma: Factor of the learning rate per epoch of the exponential schedule, or per milestone.
+        milestones: Epochs after which the schedule steps multiplies the learning rate by gamma.
+        accumulate: Number of backward passes that one batch is split into. More need less memory.
+        clip_norm: Largest norm of the gradient. Larger gradients are scaled down; null leaves them.
+        amp: Precision of the networks. Losses stay in single precision.
+        channels_last: Use the channels-last memory format. It is faster on GPUs, and on CPUs where convolutions are
             depthwise.
-        compile: a torch.compile backend such as inductor, or null.
+        compile: Backend of torch.compile, such as inductor. By default nothing is compiled.
     """
 
     epochs: int = 25

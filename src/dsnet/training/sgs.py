@@ -24,22 +24,23 @@ PAPER = ("try_best", "give_up", "narrowest")  # a class per width; the other tar
 
 @dataclass(frozen=True)
 class SGSConfig(Typed):
-    """How the network learns to route, stage II.
+    """How the network learns to route in stage II.
 
     Args:
-        router: slim_first (run the slimmest path, read its logits), gate (the paper's slimming heads), or threshold
-            (escalate below a top probability; nothing is trained).
-        targets: what the scores learn: correctness (will this width be right?), kl (its divergence from the widest),
-            or the paper's try_best, give_up, and narrowest (the narrowest width that is right). By default try_best
-            for gates and correctness otherwise.
-        classification: weight of the routed network's loss on the labels; by default 1 with the paper's targets at
-            gates, else 0.
-        complexity: weight of the squared share of MAdds; by default 0.5 with the paper's targets at gates, else 0.
-        guidance: weight of the loss on the scores themselves (SGS).
-        temperature: of the Gumbel-softmax, at the beginning.
-        final_temperature: at the end; it falls exponentially.
-        hidden: hidden units of the slim_first head.
-        momentum: of the moving average of the router's weights, which is what is saved.
+        router: How the width is chosen. slim_first reads the logits of the slimmest path, gate uses the paper's
+            slimming heads, threshold needs no training.
+        targets: What the router learns to predict: correctness (whether a width is right), kl (its divergence from the
+            widest), or the paper's try_best, give_up and narrowest (the narrowest width that is right). By default
+            try_best for gates and correctness otherwise.
+        classification: Weight of the routed network's loss on the labels. By default 1 for gates with the paper's
+            targets, and 0 otherwise.
+        complexity: Weight of the squared share of MAdds. By default 0.5 for gates with the paper's targets, and 0
+            otherwise.
+        guidance: Weight of the loss on the router's own scores (SGS).
+        temperature: Temperature of the Gumbel-softmax at the beginning.
+        final_temperature: Temperature of the Gumbel-softmax at the end. It falls exponentially.
+        hidden: Number of hidden units in the head of slim_first.
+        momentum: Momentum of the moving average of the router's weights, which is what is saved.
     """
 
     router: Literal["slim_first", "gate", "threshold"] = "slim_first"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
-
-from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
+from typing import Any, ClassVar, Literal
 
 from dsnet.data.voc import DetectionDataConfig
 from dsnet.errors import must
@@ -23,25 +21,39 @@ class DetectionConfig(Typed):
     """A whole detection run. Saved as config.yaml in its folder.
 
     Args:
-        task: detection.
-        stage: both, detector (stage I: every width becomes good), or gate (stage II: the detector learns to choose its
-            width; needs --from).
-        source: the run whose detector stage gate starts from; set by --from.
-        backbone: the classification run that the detector is built on.
-        taps: maps of the backbone that are fused, the largest first.
-        projection: channels of each projected map, the same for all widths.
-        pyramid: channels of the maps that the heads read.
-        routing: width indices that the gate may choose; by default all of them.
-        data: which images.
-        widths: how the widths learn together, stage I.
-        optim: how weights are updated, stage I.
-        gates: how the gate learns to route, stage II.
-        gates_optim: how the gate's weights are updated, stage II.
-        rule: of average precision; area, or 11point as VOC 2007 has it.
-        seed: of weights, order, augmentation and paths.
-        threads: of torch; 0 leaves its default.
-        save_steps: steps between checkpoints inside an epoch; null saves after every epoch only.
+        task: Always detection.
+        stage: Stages to train: detector (I), gate (II, the gate of the run that --from names), or both.
+        source: Run whose detector gets a gate; set by --from.
+        backbone: Classification run that the detector is built on.
+        taps: Maps of the backbone that are fused, the largest first.
+        projection: Number of channels of each projected map, the same for all widths.
+        pyramid: Number of channels of the maps that the heads read.
+        routing: Width indices that the gate may choose. By default all.
+        data: Which images with objects to train on, and how they are split and read.
+        widths: How the widths of the detector are trained together in stage I.
+        optim: How weights are updated in stage I.
+        gates: How the gate learns to route in stage II.
+        gates_optim: How the gate's weights are updated in stage II.
+        rule: How average precision is computed. VOC 2007 uses 11point.
+        seed: Seed of weights, data order and paths.
+        threads: Threads of torch; 0 is its own default.
+        save_steps: Number of steps between checkpoints inside an epoch. By default only the end of an epoch is saved.
     """
+
+    BASIC: ClassVar[tuple[str, ...]] = (
+        "backbone",
+        "data.root",
+        "data.train",
+        "data.test",
+        "data.image_size",
+        "stage",
+        "optim.epochs",
+        "optim.batch_size",
+        "optim.lr",
+        "gates.router",
+        "seed",
+        "threads",
+    )
 
     task: Literal["detection"] = "detection"
     stage: Literal["both", "detector", "gate"] = "both"
@@ -77,20 +89,14 @@ class DetectionConfig(Typed):
             if getattr(self, name) < GROUP or getattr(self, name) % GROUP:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be a positive multiple of {GROUP}")
 
+    @property
+    def run_name(self) -> str:
+        """What the folder of this run is called unless it is named."""
+        backbone, data = Path(self.source or self.backbone or "none").name, Path(self.data.root).name
+        return f"fssd-{backbone}-{data}-seed{self.seed}" + ("-gate" if self.stage == "gate" else "")
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def add_detection_config(parser: ArgumentParser) -> None:
-    """A flag for every key, and --config for files of them."""
-    parser.add_argument("--config", action=ActionConfigFile, help="YAML file of the keys below; flags override it")
-    parser.add_class_arguments(DetectionConfig)
-
-
-def detection_config_of(parser: ArgumentParser, args: Namespace) -> DetectionConfig:
-    known = [f.name for f in fields(DetectionConfig)]
-    made = parser.instantiate(Namespace(**{key: args[key] for key in known}))
-    return DetectionConfig(**{key: made[key] for key in known})
 
 
 def detection_config_from(keys: Mapping[str, Any]) -> DetectionConfig:

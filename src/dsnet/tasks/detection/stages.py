@@ -24,11 +24,11 @@ from dsnet.training.sgs import score_loss
 
 @dataclass(frozen=True)
 class WidthsConfig(Typed):
-    """How the widths of a detector are trained together, stage I.
+    """How the widths of a detector are trained together in stage I.
 
     Args:
-        paths: random sub-networks per step, beside the widest and the slimmest and between them.
-        momentum: of the moving average of the weights, which is what is saved.
+        paths: Number of random sub-networks trained in each step, besides the widest and the slimmest.
+        momentum: Momentum of the moving average of the weights, which is what is saved.
     """
 
     paths: int = 1
@@ -41,13 +41,13 @@ class WidthsConfig(Typed):
 
 @dataclass(frozen=True)
 class GatesConfig(Typed):
-    """How gates learn to route for detection, stage II.
+    """How the gate of a detector learns to route in stage II.
 
     Args:
-        router: frozen keeps the gates of the backbone's classification run, trained trains them here.
-        targets: try_best (the widest where an image is hard, else the slimmest), or excess (every width's score is how
-            much larger its loss is than the widest's).
-        momentum: of the moving average of the gates' weights.
+        router: Train the gates here (trained), or keep those of the classification run (frozen).
+        targets: What the gates learn: try_best (the widest where an image is hard, else the slimmest), or excess (how
+            much larger the loss of each width is than that of the widest).
+        momentum: Momentum of the moving average of the gates' weights.
     """
 
     router: Literal["frozen", "trained"] = "trained"

@@ -3,62 +3,69 @@
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ArgumentParser, Namespace
+from dsnet.cli.arguments import number, one_of, whole
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "runs",
         nargs="+",
-        help="folders that `dsnet train` wrote, several seeds are shown as mean and spread; or ONNX files and bundles",
+        help="Folders that `dsnet train` wrote, ONNX files or bundles. Several seeds are shown as mean and spread.",
+    )
+    parser.add_argument("--run", metavar="FOLDER", help="Run that an ONNX file came from, if it is not in its folder.")
+    parser.add_argument(
+        "--split",
+        **one_of("test", "calibration", "train"),
+        default="test",
+        help="Images to evaluate on (default: test).",
     )
     parser.add_argument(
-        "--run",
-        type=str | None,
-        default=None,
-        help="the run that an ONNX file came from, if it is not in its folder",
-    )
-    parser.add_argument("--split", choices=["test", "calibration", "train"], default="test", help="which images")
-    parser.add_argument(
-        "--sample", type=int, default=16, help="random paths beside the uniform ones, with several gates"
+        "--sample",
+        type=whole,
+        default=16,
+        metavar="N",
+        help="Number of random paths besides the uniform ones, where there are several gates (default: 16).",
     )
     parser.add_argument(
         "--budgets",
         nargs="+",
-        default=None,
-        help="average MAdds of the dynamic network, such as 150M, or shares of the widest such as 0.5; by default five",
+        metavar="BUDGET",
+        help="Average MAdds of the dynamic network, such as 150M, or shares of the widest such as 0.5 (default: five).",
     )
-    parser.add_argument("--max_width", type=int | None, default=None, help="hard cap on the width index, 0 = slimmest")
     parser.add_argument(
-        "--static", nargs="+", default=(), help="evaluated runs of static networks, to be drawn beside this one"
+        "--max_width", type=whole, metavar="INDEX", help="Largest width index that may run; 0 is the slimmest."
+    )
+    parser.add_argument(
+        "--static",
+        nargs="+",
+        default=(),
+        metavar="RUN",
+        help="Evaluated runs of static networks. They are drawn in the same figures.",
     )
     parser.add_argument(
         "--rule",
-        choices=["area", "11point"],
-        default=None,
-        help="of a detector's average precision; VOC07 has 11point; by default the run's",
+        **one_of("area", "11point"),
+        help="How a detector's average precision is computed; VOC 2007 uses 11point (default: that of the run).",
     )
     parser.add_argument(
         "--overlap",
-        type=float | None,
-        default=None,
-        help="of a detector: that makes a detection right, 0.5 unless given",
+        type=number,
+        metavar="X",
+        help="Least overlap with an object for a detection to count as right (default: 0.5).",
     )
-    parser.add_argument("--root", type=str | None, default=None, help="where the data is now, if it moved")
-    parser.add_argument("--seed", type=int, default=0, help="of the random paths")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--root", metavar="FOLDER", help="Folder of the data, if it has moved since training.")
+    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="Seed of the random paths (default: 0).")
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
     parser.add_argument(
-        "--export",
-        type=str | None,
-        default=None,
-        help="also write PREFIX.json, PREFIX.md and pictures, for documentation",
+        "--export", metavar="PREFIX", help="Also write PREFIX.json, PREFIX.md and figures, for documentation."
     )
 
 
-def run(args: Namespace, parser: ArgumentParser) -> None:
+def run(args: Namespace) -> None:
     from dsnet.checkpoint import load
     from dsnet.config import CONFIG, read_config
     from dsnet.data.splits import check_data
@@ -74,7 +81,7 @@ def run(args: Namespace, parser: ArgumentParser) -> None:
 
         return evaluate_runs(args)
     for option in ("rule", "overlap"):
-        if args[option] is not None:
+        if getattr(args, option) is not None:
             raise ValueError(f"--{option} is for detectors, which find boxes; {args.runs[0]} classifies whole images")
     static = [read_result(Path(name), args.split) for name in args.static]
     results, folders = [], []
