@@ -5,23 +5,24 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from grid_support import broken_cell, copied_cell, copy_run
 
 from dsnet.cli import main
 from dsnet.experiments import EXPERIMENTS, grid
 from dsnet.training import Interrupted
 
-SOME = ["motivation", "temperature", "gate_distribution", "detection"]  # one of each kind; the slow test takes all
+SOME = ["motivation", "gate_distribution", "detection"]  # one of each kind; the slow test takes all
 
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some experiments, once."""
+    """Some experiments, trained once; tests that change what is there copy it."""
     folder = tmp_path_factory.mktemp("reproduce") / "smoke"
     assert main(["reproduce", *SOME, "--scale", "smoke", "--out", str(folder)]) == 0
     return folder
@@ -33,6 +34,12 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a finished run was trained again")
 
     monkeypatch.setattr(grid, "train", refuse)
+
+
+@pytest.fixture
+def copied(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainings take no time: these tests are about the grid."""
+    monkeypatch.setattr(grid, "train", lambda config, folder, **how: copy_run(out / "runs", folder))
 
 
 @pytest.mark.slow
@@ -80,58 +87,71 @@ def test_an_interrupted_grid_goes_on(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Stopped before and behind the first checkpoint of its second run; then it ends as the unbroken one did."""
-    plain, calls, begun = grid.train, [], []
+    calls, begun = [], []
 
-    def stops(config: Any, folder: Path, *, resume: bool, **how: Any) -> dict[str, Any]:
+    def stops(config: Any, folder: Path, *, resume: bool, **how: Any) -> None:
         calls.append(folder.name)
         begun.append(resume)
         if len(calls) == 2:
             folder.mkdir()
             (folder / "config.yaml").write_text("no checkpoint yet")
             raise Interrupted(2, folder)
+        assert resume or not folder.exists()  # what has no checkpoint begins anew
+        copy_run(out / "runs", folder)
         if len(calls) == 3:
-            plain(replace(config, save_steps=1), folder, resume=resume, **how)
+            assert (folder / grid.GATE / "state" / "last.pt").exists()
             (folder / "results" / "test.json").unlink()  # trained, but not evaluated
             raise Interrupted(15, folder)
-        return plain(config, folder, resume=resume, **how)
 
     monkeypatch.setattr(grid, "train", stops)
-    words = ["reproduce", "temperature", "--scale", "smoke", "--out", str(tmp_path)]
+    words = ["reproduce", "gate_distribution", "--scale", "smoke", "--out", str(tmp_path)]
     assert main(words) == 130
     error = capsys.readouterr().err
     assert "stopped by SIGINT, state saved; the same command goes on" in error
     assert "Traceback" not in error
+    (tmp_path / "runs" / calls[0] / "kept").touch()
     assert main([*words, "--finished"]) == 0
-    assert "not run" in (tmp_path / "temperature.md").read_text()
+    assert "nothing is finished" in capsys.readouterr().err  # the supernet alone is no row of the table
     assert main(words) == 143
     assert main(words) == 0
-    assert calls == [calls[0], *[calls[1]] * 3]
-    assert begun == [False, False, False, True]
-    ours, unbroken = (json.loads((place / "temperature.json").read_text()) for place in (tmp_path, out))
+    assert calls == [calls[0], *[calls[1]] * 3, calls[4]]
+    assert begun == [False, False, False, True, False]
+    assert (tmp_path / "runs" / calls[0] / "kept").exists()
+    ours, unbroken = (json.loads((place / "gate_distribution.json").read_text()) for place in (tmp_path, out))
     assert ours["tables"] == unbroken["tables"]
 
 
-def test_longer_trainings_lie_beside_the_others(out: Path, tmp_path: Path) -> None:
+def test_what_is_missing_is_said(out: Path, tmp_path: Path, no_training: None) -> None:
     shutil.copytree(out, tmp_path / "out")
-    words = ["reproduce", "temperature", "--scale", "smoke", "--out", str(tmp_path / "out"), "--longer", "2"]
+    shutil.rmtree(next((tmp_path / "out" / "runs").glob("resnet-gate-slim_first-*")))
+    words = ["reproduce", "gate_distribution", "--scale", "smoke", "--out", str(tmp_path / "out"), "--finished"]
     assert main(words) == 0
-    first, second = (json.loads((tmp_path / "out" / f"temperature{end}.json").read_text()) for end in ("", "-longer2"))
+    assert "not run" in (tmp_path / "out" / "gate_distribution.md").read_text()
+
+
+def test_longer_trainings_lie_beside_the_others(copied: None, tmp_path: Path) -> None:
+    words = ["reproduce", "temperature", "--scale", "smoke", "--out", str(tmp_path)]
+    assert main(words) == 0
+    check_result(tmp_path, "temperature")
+    assert main([*words, "--longer", "2"]) == 0
+    first, second = (json.loads((tmp_path / f"temperature{end}.json").read_text()) for end in ("", "-longer2"))
     runs = [{name for mine in result["runs"].values() for name in mine} for result in (first, second)]
     assert [len(names) for names in runs] == [2, 2]
     assert not runs[0] & runs[1]  # runs of another length are other runs
     assert second["made_by"]["command"].endswith("--longer 2")
-    page = (tmp_path / "out" / "temperature-longer2.md").read_text()
+    page = (tmp_path / "temperature-longer2.md").read_text()
     assert page.startswith(f"# {first['title']}, 2 times as long\n")
     assert "every training is 2 times as long" in page
 
 
 def test_eval_does_not_change_what_a_table_reads(out: Path, tmp_path: Path) -> None:
-    run = next((out / "runs").glob("resnet-gate-slim_first-*"))
+    shutil.copytree(out, tmp_path / "out")
+    run = next((tmp_path / "out" / "runs").glob("resnet-gate-slim_first-*"))
     before = json.loads((run / grid.RESULT).read_text())
     assert main(["eval", str(run), "--budgets", "0.5"]) == 0
     assert len(json.loads((run / "results" / "test.json").read_text())["dynamic"]["rows"]) == 1
     assert grid.Finished(run, 0).result == before
-    assert main(["reproduce", "gate_distribution", "--scale", "smoke", "--out", str(out), "--finished"]) == 0
+    assert main(["reproduce", "gate_distribution", "--scale", "smoke", "--out", str(run.parents[1]), "--finished"]) == 0
 
 
 def test_what_has_not_begun_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,31 +170,34 @@ def test_two_commands_do_not_train_in_one_folder(out: Path, capsys: pytest.Captu
     assert "another `dsnet reproduce` is at work" in capsys.readouterr().err
 
 
-def test_json_is_one_document_beside_what_training_prints(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = next((out / "runs").glob("mbnet-supernet-*"))
-    shutil.rmtree(run)
-    assert main(["reproduce", *SOME[:2], "--scale", "smoke", "--out", str(out), "--json"]) == 0
+def test_json_is_one_document_beside_what_training_prints(
+    copied: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", *SOME[:2], "--scale", "smoke", "--out", str(tmp_path), "--json"]) == 0
     said = capsys.readouterr()
     assert [result["experiment"] for result in json.loads(said.out)] == SOME[:2]
     assert "epoch 1/1" in said.err
-    assert grid.is_finished(run)
 
 
-def test_workers_train_the_same_runs(out: Path, tmp_path: Path) -> None:
-    assert main(["reproduce", "temperature", "--scale", "smoke", "--out", str(tmp_path), "--workers", "2"]) == 0
-    ours, alone = (json.loads((place / "temperature.json").read_text()) for place in (tmp_path, out))
+def test_workers_train_the_same_runs(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run needs is there before it begins; what it prints is in its log."""
+    monkeypatch.setattr(grid, "train_cell", partial(copied_cell, out / "runs"))
+    assert main(["reproduce", "gate_distribution", "--scale", "smoke", "--out", str(tmp_path), "--workers", "2"]) == 0
+    ours, alone = (json.loads((place / "gate_distribution.json").read_text()) for place in (tmp_path, out))
     assert ours["tables"] == alone["tables"]
-    assert all("epoch 1/1" in log.read_text() for log in (tmp_path / "runs").glob("*.log"))
+    logs = sorted((tmp_path / "runs").glob("*.log"))
+    assert len(logs) == 3
+    assert all("epoch 1/1" in log.read_text() for log in logs)
 
 
-def test_a_failed_worker_is_named(out: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(out / "data", tmp_path / "data")
-    for image in (tmp_path / "data" / "digits" / "train").rglob("*.png"):
-        image.write_bytes(b"no image")
-    assert main(["reproduce", "detection", "--scale", "smoke", "--out", str(tmp_path), "--workers", "2"]) == 2
+def test_a_failed_worker_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(grid, "train_cell", broken_cell)
+    assert main(["reproduce", "gate_distribution", "--scale", "smoke", "--out", str(tmp_path), "--workers", "2"]) == 2
     error = capfd.readouterr().err
-    assert "backbone" in error
-    assert ".png" in error
+    assert "resnet-supernet-seed0-" in error
+    assert "0.png: it is truncated or no image. Its log is" in error
     assert "Traceback" not in error
 
 
@@ -204,5 +227,5 @@ def test_the_list_shows_what_is_finished(out: Path, capsys: pytest.CaptureFixtur
     shown = capsys.readouterr().out
     assert all(name in shown for name in EXPERIMENTS)
     done = dict(re.findall(r"^ +(\w+) .* (\d+/\d+) ", shown, flags=re.MULTILINE))
-    assert [done[name].split("/")[0] == done[name].split("/")[1] for name in SOME[1:]] == [True] * 3
+    assert [done[name].split("/")[0] == done[name].split("/")[1] for name in SOME[1:]] == [True] * 2
     assert done["efficientnet"] == "0/4"

@@ -7,7 +7,7 @@ import multiprocessing
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing.connection import wait
@@ -84,7 +84,7 @@ def train_beside(left: list[Cell], runs: Path, workers: int) -> None:
             ready = [cell for cell in left if not any(need.name in waits for need in cell.needs)]
             for cell in ready[: workers - len(running)]:
                 print(f"{len(left):4d} left, {cell.name} begins", file=sys.stderr, flush=True)
-                process = context.Process(target=train_logged, args=(cell, runs / cell.name))
+                process = context.Process(target=train_logged, args=(train_cell, cell, runs / cell.name))
                 process.start()
                 running[process] = cell
                 left.remove(cell)
@@ -109,14 +109,14 @@ def check_end(process: SpawnProcess, cell: Cell, runs: Path) -> None:
     raise TrainingError(f"{cell.name}: {why}. Its log is {log}; the same command goes on from its last checkpoint")
 
 
-def train_logged(cell: Cell, folder: Path) -> None:
+def train_logged(train: Callable[[Cell, Path], None], cell: Cell, folder: Path) -> None:
     """In a process of its own: what would be printed goes to a log, whose last line is the error if there is one."""
     end_with_parent()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(folder.name + ".log").open("a", buffering=1) as log:
         sys.stdout = sys.stderr = log
         try:
-            train_cell(cell, folder)
+            train(cell, folder)
         except (ValueError, OSError, RuntimeError, Interrupted) as error:
             print(" ".join(str(error).split()))
             sys.exit(FAILED)
