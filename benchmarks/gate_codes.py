@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dsnet.checkpoint import load
 from dsnet.config import CONFIG, TrainConfig, read_config
 from dsnet.data.batches import plain_batches
 from dsnet.data.dataset import Batch
@@ -28,6 +27,7 @@ from dsnet.evaluate.dynamic import auc
 from dsnet.models import Supernet
 from dsnet.nn.gate import Gate
 from dsnet.report.tables import markdown_table
+from dsnet.tasks import load
 from dsnet.tasks.assess import open_data
 
 HIDDEN = 64
@@ -101,7 +101,7 @@ def measure(run: Path, root: str | None, epochs: int) -> dict[str, Any]:
     config = read_config(run / CONFIG)
     data = open_data(config, root)
     check_data(run, data)
-    net = load(run).eval()
+    net = load(run, "classification").eval()
     train, test = (look(net, plain_batches(split, 256)) for split in (data.train, data.test))
     rows = {
         name: [

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from dsnet.checkpoint import load
 from dsnet.config import CONFIG, read_config
 from dsnet.cost import CostTable
 from dsnet.data.batches import plain_batches
@@ -27,6 +26,7 @@ from dsnet.data.splits import check_data
 from dsnet.evaluate import accuracy
 from dsnet.models import Supernet, model_spec
 from dsnet.report.tables import human, markdown_table
+from dsnet.tasks import load
 from dsnet.tasks.assess import calibration_images, open_data
 from dsnet.training import recalibrate
 from dsnet.weights.sorting import IMPORTANCES, order_of, sort_channels, spaces
@@ -47,7 +47,7 @@ def measure(run: Path, name: str, root: str | None, orders: int) -> dict[str, An
     config = read_config(run / CONFIG)
     data = open_data(config, root)
     check_data(run, data)
-    source = load(run)
+    source = load(run, "classification")
     wishes = {"num_classes": source.spec.num_classes, "in_channels": source.spec.in_channels}
     spec = replace(model_spec(name, **wishes), activation=source.spec.activation)
     images = list(calibration_images(data, config))

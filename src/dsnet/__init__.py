@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 from dsnet.version import __version__
 
 if TYPE_CHECKING:
-    from dsnet.checkpoint import load, save
     from dsnet.cost import CostTable
     from dsnet.extraction import extract
     from dsnet.hub import from_pretrained, push_to_hub, save_pretrained
     from dsnet.models import create_model, list_models
+    from dsnet.opening import open_runner
     from dsnet.routing import policy_for, route
-    from dsnet.runtime import DynamicRunner, OnnxRunner, export_bundle, export_onnx, open_runner
+    from dsnet.runtime import DynamicRunner, OnnxRunner, export_bundle, export_onnx
+    from dsnet.tasks import load, save
     from dsnet.weights.sorting import sort_channels
 
 _ROOMS = {
@@ -27,12 +28,12 @@ _ROOMS = {
     "extract": "dsnet.extraction",
     "from_pretrained": "dsnet.hub",
     "list_models": "dsnet.models",
-    "load": "dsnet.checkpoint",
-    "open_runner": "dsnet.runtime",
+    "load": "dsnet.tasks",
+    "open_runner": "dsnet.opening",
     "policy_for": "dsnet.routing",
     "push_to_hub": "dsnet.hub",
     "route": "dsnet.routing",
-    "save": "dsnet.checkpoint",
+    "save": "dsnet.tasks",
     "save_pretrained": "dsnet.hub",
     "sort_channels": "dsnet.weights.sorting",
 }
@@ -63,6 +64,6 @@ def __getattr__(name: str) -> Any:
     """Import on first use, so that `dsnet --help` does not wait for torch."""
     if name in _ROOMS:
         return getattr(import_module(_ROOMS[name]), name)
-    if name in ("nn", "models", "data", "routing", "runtime", "training", "detection"):
+    if name in ("nn", "models", "data", "routing", "runtime", "training", "tasks"):
         return import_module(f"dsnet.{name}")
     raise AttributeError(f"module 'dsnet' has no attribute {name!r}")

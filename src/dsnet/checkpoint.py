@@ -1,7 +1,7 @@
 """Models on disk: `model.safetensors` holds the weights, `model.json` everything else that rebuilds the network.
 
 Both files carry digests, so that a truncated file or a flipped bit is refused instead of loaded. Nothing
-is ever unpickled.
+is ever unpickled. Which network a spec describes is for the tasks to know.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import safetensors.torch
-import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
 from dsnet.errors import CheckpointError
 from dsnet.files import digest, write_whole
-from dsnet.models import Card, ModelSpec, Supernet
+from dsnet.models import Card
 from dsnet.version import __version__
 
 WEIGHTS = "model.safetensors"
@@ -43,21 +42,11 @@ class Spec(Protocol):
     def to_dict(self) -> dict[str, Any]: ...
 
 
-def save(net: Supernet, folder: str | os.PathLike[str]) -> Path:
-    """Write the network with its spec and card. A crash at any moment leaves the old model or the new one.
+def write_model(folder: str | os.PathLike[str], state: Mapping[str, Tensor], spec: Spec, card: Card) -> Path:
+    """Write weights, spec and card. A crash at any moment leaves the old model or the new one.
 
     One process at a time may write to a folder.
     """
-    net = getattr(net, "_orig_mod", net)  # what torch.compile wraps
-    if not isinstance(net, Supernet):
-        raise ValueError(
-            f"only a Supernet can be saved, not a {type(net).__name__}; use torch.save for extracted networks"
-        )
-    return write_model(folder, net.state_dict(), net.spec, net.card)
-
-
-def write_model(folder: str | os.PathLike[str], state: Mapping[str, Tensor], spec: Spec, card: Card) -> Path:
-    """Write weights, spec and card; whoever knows the kind of network calls this."""
     check_card(spec, card)
     folder = Path(folder)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
@@ -68,15 +57,6 @@ def write_model(folder: str | os.PathLike[str], state: Mapping[str, Tensor], spe
     write_whole(folder / MODEL, description)  # from here on the new model is the one that loads
     (folder / INCOMING).replace(folder / WEIGHTS)
     return folder
-
-
-def save_card(folder: str | os.PathLike[str], card: Card) -> None:
-    """Replace the card of a saved model, for example after its budgets were calibrated."""
-    folder = Path(folder)
-    content = read_description(folder)
-    spec = spec_in(folder, content)
-    check_card(spec, card)
-    write_whole(folder / MODEL, _describe(spec, card, content["weights"]))
 
 
 def check_card(spec: Spec, card: Card) -> None:
@@ -100,24 +80,6 @@ def _describe(spec: Spec, card: Card, weights: Mapping[str, Any]) -> bytes:
         return json.dumps({**body, "digest": digest(_canonical(body))}, indent=1, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise ValueError(f"the model's card or spec cannot be written as JSON ({error}); nothing was saved") from error
-
-
-def load(folder: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Supernet:
-    """The saved network in eval mode, bit for bit."""
-    folder = Path(folder)
-    content, tensors = read_model(folder)
-    spec = spec_in(folder, content)
-    try:
-        with torch.device("meta"):  # costs nothing, whatever sizes a spec asks for
-            expected = Supernet(spec).state_dict()
-    except (ValueError, TypeError, RuntimeError, IndexError) as error:
-        raise CheckpointError(f"{folder / MODEL} describes a network that cannot be built ({error})") from error
-    check_tensors(folder / WEIGHTS, tensors, expected)
-    with torch.random.fork_rng(devices=[]):  # building draws initial weights; loading must not move the generator
-        net = Supernet(spec)
-    net.card = card_in(folder, content)
-    net.load_state_dict(tensors, assign=True)
-    return net.to(device).eval()
 
 
 def read_model(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -148,15 +110,6 @@ def read_description(folder: str | os.PathLike[str]) -> dict[str, Any]:
             f"{file} has format {written[0]!r} but dsnet {__version__} reads {FORMAT}; load it with dsnet {written[1]}"
         )
     return content
-
-
-def spec_in(folder: Path, content: Mapping[str, Any]) -> ModelSpec:
-    if task_in(content) != "classification":
-        raise CheckpointError(f"{folder} holds a network for {task_in(content)}, not for classification")
-    try:
-        return ModelSpec.from_dict(content["spec"])
-    except (ValueError, KeyError) as error:
-        raise CheckpointError(f"{folder / MODEL}: {error}") from error
 
 
 def task_in(content: Mapping[str, Any]) -> str:

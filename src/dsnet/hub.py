@@ -12,12 +12,13 @@ import torch
 from huggingface_hub import ModelCard, ModelCardData, ModelHubMixin, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 
-from dsnet.checkpoint import MODEL, WEIGHTS, load, save
+from dsnet.checkpoint import MODEL, WEIGHTS
 from dsnet.cost import CostTable
 from dsnet.errors import CheckpointError
 from dsnet.models import Supernet
 from dsnet.report.show import COLUMNS, DYNAMIC_COLUMNS, cells, dynamic_cells, dynamic_note, dynamic_title, title
 from dsnet.report.tables import human, markdown_table
+from dsnet.tasks import load, save
 
 TAGS = ["dynamic-neural-networks", "slimmable-networks", "image-classification", "pytorch"]
 RESULT = Path("results") / "test.json"
@@ -37,7 +38,7 @@ def from_pretrained(
     With HF_HUB_OFFLINE=1 or `local_files_only` only what was downloaded before is read.
     """
     if Path(name).is_dir():
-        return load(name, device=device)
+        return load(name, "classification", device=device)
     try:
         folder = snapshot_download(
             str(name),
@@ -57,7 +58,7 @@ def from_pretrained(
             f"{name} is not a folder and could not be had from the Hub ({type(error).__name__}: {reason}); check its "
             f"name and revision, or download it while there is a connection"
         ) from error
-    return load(folder, device=device)
+    return load(folder, "classification", device=device)
 
 
 def save_pretrained(
@@ -89,7 +90,7 @@ class _Published(ModelHubMixin):
             raise ValueError(
                 f"only a Supernet can be published, not a {type(model).__name__}; give one, or a run folder"
             )
-        self.net = model if isinstance(model, Supernet) else load(model)
+        self.net = model if isinstance(model, Supernet) else load(model, "classification")
         self.result = None if isinstance(model, Supernet) else read_result(Path(model) / RESULT)
         self.license, self.repo_id = license, repo_id
         self._hub_mixin_config = None  # model.json says it all; there is no config.json

@@ -13,7 +13,7 @@ from support import CHOOSING, images, randomised
 
 import dsnet
 from dsnet import checkpoint
-from dsnet.checkpoint import MODEL, WEIGHTS, save_card
+from dsnet.checkpoint import MODEL, WEIGHTS
 from dsnet.errors import CheckpointError
 from dsnet.files import digest, write_whole
 from dsnet.models import Budget, Card, Preprocessing, Supernet
@@ -59,16 +59,22 @@ def test_load_in_a_new_process_gives_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_the_card_comes_along_and_can_be_replaced(folder: Path) -> None:
-    assert dsnet.load(folder).card == CARD
-    save_card(folder, replace(CARD, budgets=()))
+    net = dsnet.load(folder)
+    assert net.card == CARD
+    net.card = replace(CARD, budgets=())
+    dsnet.save(net, folder)
     assert dsnet.load(folder).card == replace(CARD, budgets=())
 
 
 def test_a_card_of_another_network_is_refused(folder: Path) -> None:
+    net = dsnet.load(folder)
+    net.card = replace(CARD, classes=("cat", "dog"))
     with pytest.raises(ValueError, match="names 2 classes but the network has 7 outputs"):
-        save_card(folder, replace(CARD, classes=("cat", "dog")))
+        dsnet.save(net, folder)
+    net.card = replace(CARD, preprocessing=Preprocessing.for_channels(1))
     with pytest.raises(ValueError, match="normalises 1 channels but the network takes 3"):
-        save_card(folder, replace(CARD, preprocessing=Preprocessing.for_channels(1)))
+        dsnet.save(net, folder)
+    assert dsnet.load(folder).card == CARD
 
 
 def test_double_precision_is_kept(tmp_path: Path) -> None:
@@ -182,6 +188,13 @@ def test_specs_of_wrong_types_are_refused(folder: Path, key: str, value: object)
         dsnet.load(folder)
 
 
+def test_networks_of_unknown_tasks_are_refused(folder: Path) -> None:
+    spec = json.loads((folder / MODEL).read_text())["spec"]
+    redescribe(folder, spec={**spec, "task": "poetry"})
+    with pytest.raises(CheckpointError, match="holds a network for poetry, which dsnet does not know"):
+        dsnet.load(folder)
+
+
 def test_integers_in_place_of_weights_are_refused(folder: Path) -> None:
     rewrite(folder, lambda t: {**t, "head.classifier.bias": torch.zeros(7, dtype=torch.long)})
     with pytest.raises(CheckpointError, match=r"'head.classifier.bias' is torch.int64"):
@@ -224,7 +237,7 @@ def test_a_save_that_fails_or_is_cut_short_leaves_a_model_that_loads(folder: Pat
 
 def test_only_supernets_are_saved_and_compiled_ones_unwrapped(folder: Path, tmp_path: Path) -> None:
     net = dsnet.load(folder)
-    with pytest.raises(ValueError, match=r"only a Supernet can be saved, not a SubNetwork"):
+    with pytest.raises(ValueError, match=r"only a Supernet or another task.s network can be saved, not a SubNetwork"):
         dsnet.save(dsnet.extract(net, (0,)), folder)
     dsnet.save(torch.compile(net), tmp_path / "compiled")
     assert dsnet.load(tmp_path / "compiled").spec == net.spec

@@ -184,15 +184,16 @@ def test_a_saved_detector_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     assert loaded.card == detector.card
     for mine, theirs in zip(loaded.double()(x, (3,)), detector(x, (3,)), strict=True):
         assert torch.equal(mine, theirs)
-    with pytest.raises(CheckpointError, match="holds a network for detection"):
-        dsnet.load(tmp_path)
+    assert dsnet.load(tmp_path).spec == detector.spec
+    with pytest.raises(CheckpointError, match="holds a network for detection, not for classification"):
+        dsnet.load(tmp_path, "classification")
 
 
 def test_files_of_other_networks_are_refused(tmp_path: Path) -> None:
     dsnet.save(dsnet.create_model("ds_mobilenet_v1_tiny"), tmp_path)
     assert not is_detector(tmp_path)
     assert not is_detector(tmp_path / "nothing")
-    with pytest.raises(CheckpointError, match=r"not for detection; use dsnet\.load"):
+    with pytest.raises(CheckpointError, match="holds a network for classification, not for detection"):
         load_detector(tmp_path)
 
 

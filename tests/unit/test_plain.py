@@ -16,9 +16,9 @@ from support import assert_close
 from torch import Tensor
 from weights_support import B0, ENDS, Tensors, efficientnet, efficientnet_names, mobilenet, resnet50
 
-from dsnet.checkpoint import load, save
 from dsnet.errors import CheckpointError
 from dsnet.models import create_model, list_models, model_spec
+from dsnet.tasks import load, save
 from dsnet.training import uncalibrated
 from dsnet.weights.plain import Source, read_plain
 from dsnet.weights.transfer import import_as, transfer

@@ -134,12 +134,12 @@ def without_places(words: list[str]) -> list[str]:
 
 def network(name: str) -> Supernet:
     """A saved network, or a fresh one; a fresh one that could route gets a router, whose decisions then cost time."""
-    from dsnet.checkpoint import load
     from dsnet.models import Supernet, list_models, model_spec
     from dsnet.nn import RouterSpec
+    from dsnet.tasks import load
 
     if name not in list_models() and Path(name).exists():
-        return load(name)
+        return load(name, "classification")
     spec = model_spec(name)
     gated = spec.gate is not None and spec.gate.slimming is not None and spec.widths
     return Supernet(replace(spec, router=RouterSpec()) if gated else spec).eval()

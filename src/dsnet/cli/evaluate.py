@@ -66,13 +66,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    from dsnet.checkpoint import load
     from dsnet.config import CONFIG, read_config
     from dsnet.data.splits import check_data
     from dsnet.evaluate import combine
+    from dsnet.opening import open_runner
     from dsnet.report.show import draw, export_result, show_result
     from dsnet.report.tables import print_json
-    from dsnet.runtime import Runner, is_artefact, open_runner
+    from dsnet.runtime import Runner, is_artefact
+    from dsnet.tasks import load
     from dsnet.tasks.assess import evaluate_split, open_data, record
     from dsnet.tasks.detection import is_detector
 
@@ -87,7 +88,7 @@ def run(args: Namespace) -> None:
     results, folders = [], []
     for name in args.runs:
         folder, label = run_of(name, args)
-        net = open_runner(name) if is_artefact(name) else load(folder)
+        net = open_runner(name) if is_artefact(name) else load(folder, "classification")
         config = read_config(folder / CONFIG)
         data = open_data(config, args.root)
         if isinstance(net, Runner) and net.image_size != data.image_size:

@@ -41,11 +41,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    from dsnet.checkpoint import load
     from dsnet.cli.info import parse_path
     from dsnet.report.tables import human, print_json
     from dsnet.routing import policy_for
     from dsnet.runtime import OnnxRunner, export_bundle, export_onnx, is_artefact
+    from dsnet.tasks import load
     from dsnet.tasks.detection import is_detector
 
     if is_artefact(args.run):
@@ -54,7 +54,7 @@ def run(args: Namespace) -> None:
         from dsnet.cli.detection import export_file
 
         return export_file(args)
-    net = load(args.run).float()
+    net = load(args.run, "classification").float()
     knobs = {"budget": args.budget, "max_width": args.max_width}
     if args.bundle:
         if args.path is not None or args.no_defaults or any(value is not None for value in knobs.values()):

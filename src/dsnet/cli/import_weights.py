@@ -53,9 +53,10 @@ def run(args: Namespace) -> None:
 
     import torch
 
-    from dsnet.checkpoint import MODEL, save
+    from dsnet.checkpoint import MODEL
     from dsnet.errors import CheckpointError
     from dsnet.report.tables import print_json
+    from dsnet.tasks import save
 
     if (Path(args.out) / MODEL).exists():
         raise CheckpointError(f"{args.out} already holds a model; choose another --out or remove it")
@@ -75,9 +76,9 @@ def read(args: Namespace) -> tuple[Supernet, Account]:
     """The network that the options ask for, and an account of its weights."""
     from pathlib import Path
 
-    from dsnet.checkpoint import load
     from dsnet.models import model_spec
     from dsnet.models.spec import customise
+    from dsnet.tasks import load
     from dsnet.weights.files import read_tensors
     from dsnet.weights.plain import Source, import_released, read_plain
     from dsnet.weights.schemes import RELEASED, find_scheme, unknown_names
@@ -88,10 +89,12 @@ def read(args: Namespace) -> tuple[Supernet, Account]:
         model_spec(name, num_classes=args.num_classes)  # says what is wrong with it before a large file is read
     folder = Path(args.file).is_dir()
     if folder and name is None:
-        net = load(args.file)
+        net = load(args.file, "classification")
         return transfer(net, customise(net.spec, num_classes=args.num_classes), sort=sort)
     if name is not None:
-        source = Source(load(args.file)) if folder else read_plain(read_tensors(args.file, args.weights))
+        source = (
+            Source(load(args.file, "classification")) if folder else read_plain(read_tensors(args.file, args.weights))
+        )
         return import_as(name, source, num_classes=args.num_classes, sort=sort)
     tensors = read_tensors(args.file, args.weights)
     if (scheme := find_scheme(tensors)) is not None:

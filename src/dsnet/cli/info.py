@@ -90,9 +90,10 @@ def run(args: Namespace) -> None:
 def find_spec(args: Namespace) -> ModelSpec:
     from pathlib import Path
 
-    from dsnet.checkpoint import read_description, spec_in
     from dsnet.models import list_models, model_spec
-    from dsnet.runtime import is_artefact, open_runner
+    from dsnet.opening import open_runner
+    from dsnet.runtime import is_artefact
+    from dsnet.tasks import load_spec
 
     if args.model in list_models():
         return model_spec(args.model, width=args.width, num_classes=args.num_classes, image_size=args.image_size)
@@ -101,7 +102,7 @@ def find_spec(args: Namespace) -> ModelSpec:
             raise ValueError(f"{args.model} is a saved model: its width and classes are fixed; name a model instead")
         if is_artefact(args.model):
             return open_runner(args.model).spec
-        return spec_in(Path(args.model), read_description(args.model))
+        return load_spec(args.model, "classification")
     if Path(args.model).name != args.model:
         raise ValueError(f"{args.model} does not exist; give a folder that dsnet wrote, or a name from `dsnet models`")
     return model_spec(args.model)  # says which names are close

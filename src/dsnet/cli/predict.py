@@ -42,10 +42,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     from dsnet.cli.info import parse_path
+    from dsnet.opening import open_runner
     from dsnet.predict import image_files, predict
     from dsnet.report.tables import human, print_json, print_table
     from dsnet.routing import Policy
-    from dsnet.runtime import open_runner
     from dsnet.tasks.detection import is_detector
 
     must("--batch_size", args.batch_size, args.batch_size >= 1, "be at least 1")

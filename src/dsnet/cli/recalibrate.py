@@ -20,14 +20,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> None:
     from dataclasses import replace
 
-    from dsnet.checkpoint import load, save
     from dsnet.config import CONFIG, read_config
     from dsnet.data.splits import check_data
+    from dsnet.tasks import load, save
     from dsnet.tasks.assess import calibrate_budgets, calibration_images, open_data
     from dsnet.training import recalibrate
 
     folder = Path(args.run)
-    net = load(folder)
+    net = load(folder, "classification")
     config = read_config(folder / CONFIG)
     if args.images is not None:
         config = replace(config, recalibration=args.images)

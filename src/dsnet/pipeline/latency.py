@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from dsnet.checkpoint import load
 from dsnet.config import CONFIG, read_config
 from dsnet.data.splits import check_data
 from dsnet.results import EqualRun, EqualScore, RoutedTime, RoutedTimes
 from dsnet.routing import Traces, policy_for
 from dsnet.runtime.bench import Artefacts, Operating, bench_routed, machine
+from dsnet.tasks import load
 from dsnet.tasks.assess import open_data, traces_of
 from dsnet.tasks.detection import detector_policy, load_detector, read_detection_config
 from dsnet.tasks.detection.assess import open_data as open_detection
@@ -43,7 +43,7 @@ def bench_runs(
     with tempfile.TemporaryDirectory() as scratch:
         for number, name in enumerate(folders):
             folder = Path(name)
-            net, config = load(folder), read_config(folder / CONFIG)
+            net, config = load(folder, "classification"), read_config(folder / CONFIG)
             if net.spec.router is None or not net.card.budgets:
                 raise ValueError(f"{folder} has no calibrated router; train it with `dsnet train --stage gate`")
             data = open_data(config, root)

@@ -19,7 +19,7 @@ from dsnet.data.dataset import Data
 from dsnet.data.splits import check_data, write_splits
 from dsnet.errors import CheckpointError
 from dsnet.files import write_whole
-from dsnet.tasks import STATE, Plan, Task
+from dsnet.tasks import STATE, Plan, Task, load, save
 from dsnet.version import __version__, commit
 
 BENCH = "results/bench.json"
@@ -50,7 +50,7 @@ class RunFolder:
         write_whole(folder / "versions.json", json.dumps({**versions, "command": sys.argv}, indent=1).encode())
         write_whole(folder / CONFIG, yaml.safe_dump(to_plain(config.to_dict()), sort_keys=False).encode())
         for name, net in sources.items():
-            self.task.save(net, folder / name)
+            save(net, folder / name)
 
     def reopen(self, data: Data) -> None:
         """Go on in a folder whose data must be what it was."""
@@ -65,10 +65,10 @@ class RunFolder:
         return any((self.below(plan) / STATE).exists() for plan in plans)
 
     def load(self) -> Any:
-        return self.task.load(self.folder)
+        return load(self.folder, self.task.name)
 
     def save(self, net: Any) -> None:
-        self.task.save(net, self.folder)
+        save(net, self.folder)
 
     def record(self, name: str, result: Any, data: Data, *, draw: bool = True) -> None:
         self.task.record(self.folder, name, result, data, draw=draw)

@@ -2,7 +2,7 @@
 
 from dsnet.runtime.dynamic import DynamicRunner
 from dsnet.runtime.onnx import OnnxRunner, export_bundle, export_onnx
-from dsnet.runtime.opening import is_artefact, open_runner
+from dsnet.runtime.onnx.bundle import is_artefact
 from dsnet.runtime.runner import Runner
 
-__all__ = ["DynamicRunner", "OnnxRunner", "Runner", "export_bundle", "export_onnx", "is_artefact", "open_runner"]
+__all__ = ["DynamicRunner", "OnnxRunner", "Runner", "export_bundle", "export_onnx", "is_artefact"]

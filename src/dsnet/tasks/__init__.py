@@ -7,15 +7,20 @@ an object named `task`, and a line in `TASKS`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar, overload
 
+import torch
 from torch import nn
 
+from dsnet.checkpoint import MODEL, WEIGHTS, card_in, check_tensors, read_description, read_model, task_in, write_model
 from dsnet.data.dataset import Data
+from dsnet.errors import CheckpointError
+from dsnet.models import Supernet
 from dsnet.training import OptimConfig, Stage
 
 TASKS = {"classification": "dsnet.tasks.classification", "detection": "dsnet.tasks.detection.task"}
@@ -58,8 +63,15 @@ class Task(Protocol):
     """What the pipeline asks of a task. The config and the network are the task's own."""
 
     name: str
+    network: type[nn.Module]
 
     def read_config(self, file: Path) -> Any: ...
+
+    def read_spec(self, data: Mapping[str, Any]) -> Any:
+        """The spec that model.json holds."""
+
+    def build(self, spec: Any) -> Any:
+        """A network with fresh weights."""
 
     def open_data(self, config: Any, root: str | None = None) -> Data: ...
 
@@ -70,10 +82,6 @@ class Task(Protocol):
         """Networks that the run's folder keeps, so that the run goes on without their sources; "" is the folder."""
 
     def plans(self, config: Any, data: Data, folder: Path) -> Sequence[Plan[Any]]: ...
-
-    def load(self, folder: Path) -> Any: ...
-
-    def save(self, net: Any, folder: Path) -> Path: ...
 
     def evaluate(self, net: Any, data: Data, config: Any) -> Any:
         """The evaluation on the test split, in this process alone."""
@@ -87,3 +95,64 @@ def named(name: str) -> Task:
         raise ValueError(f"task {name!r} is unknown; choose {' or '.join(TASKS)}")
     task: Task = import_module(TASKS[name]).task
     return task
+
+
+def save(net: nn.Module, folder: str | os.PathLike[str]) -> Path:
+    """Write a network of any task with its spec and card. A crash at any moment leaves the old model or the new one.
+
+    One process at a time may write to a folder.
+    """
+    net = getattr(net, "_orig_mod", net)  # what torch.compile wraps
+    spec: Any = getattr(net, "spec", None)
+    if spec is None or not isinstance(net, named(task_in({"spec": spec.to_dict()})).network):
+        raise ValueError(
+            f"only a Supernet or another task's network can be saved, not a {type(net).__name__}; use torch.save for "
+            f"extracted networks"
+        )
+    card: Any = net.card
+    return write_model(folder, net.state_dict(), spec, card)
+
+
+@overload
+def load(
+    folder: str | os.PathLike[str], task: Literal["classification"], *, device: torch.device | str = "cpu"
+) -> Supernet: ...
+
+
+@overload
+def load(folder: str | os.PathLike[str], task: str | None = None, *, device: torch.device | str = "cpu") -> Any: ...
+
+
+def load(folder: str | os.PathLike[str], task: str | None = None, *, device: torch.device | str = "cpu") -> Any:
+    """The saved network in eval mode, bit for bit. task: refuse networks of other tasks."""
+    folder = Path(folder)
+    content, tensors = read_model(folder)
+    spec, of = spec_in(folder, content, task), named(task_in(content))
+    try:
+        with torch.device("meta"):  # costs nothing, whatever sizes a spec asks for
+            expected = of.build(spec).state_dict()
+    except (ValueError, TypeError, RuntimeError, IndexError) as error:
+        raise CheckpointError(f"{folder / MODEL} describes a network that cannot be built ({error})") from error
+    check_tensors(folder / WEIGHTS, tensors, expected)
+    with torch.random.fork_rng(devices=[]):  # building draws initial weights; loading must not move the generator
+        net = of.build(spec)
+    net.card = card_in(folder, content)
+    net.load_state_dict(tensors, assign=True)
+    return net.to(device).eval()
+
+
+def load_spec(folder: str | os.PathLike[str], task: str | None = None) -> Any:
+    """The spec of the network in a folder."""
+    return spec_in(Path(folder), read_description(folder), task)
+
+
+def spec_in(folder: Path, content: Mapping[str, Any], task: str | None) -> Any:
+    found = task_in(content)
+    if task not in (None, found):
+        raise CheckpointError(f"{folder} holds a network for {found}, not for {task}")
+    if found not in TASKS:
+        raise CheckpointError(f"{folder} holds a network for {found}, which dsnet does not know; update dsnet")
+    try:
+        return named(found).read_spec(content["spec"])
+    except (ValueError, KeyError) as error:
+        raise CheckpointError(f"{folder / MODEL}: {error}") from error

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsnet.checkpoint import load, save
 from dsnet.config import TrainConfig, read_config
 from dsnet.data.batches import plain_batches
 from dsnet.data.dataset import Batch, Data
 from dsnet.data.splits import SPLITS, check_data
 from dsnet.evaluate import accuracy, router_auc
 from dsnet.models import Card, ModelSpec, Preprocessing, Supernet
-from dsnet.tasks import GATE, Note, Plan
+from dsnet.tasks import GATE, Note, Plan, load
 from dsnet.tasks.assess import EVAL_BATCH, calibrate_budgets, calibration_images, evaluate_split, open_data, record
 from dsnet.training import IEB, SGS, recalibrate, with_fresh_router
 from dsnet.training.distributed import rank, world
@@ -31,9 +30,16 @@ class Classification:
     """The task of `dsnet train` unless another is named."""
 
     name = "classification"
+    network = Supernet
 
     def read_config(self, file: Path) -> TrainConfig:
         return read_config(file)
+
+    def read_spec(self, data: Mapping[str, Any]) -> ModelSpec:
+        return ModelSpec.from_dict(data)
+
+    def build(self, spec: ModelSpec) -> Supernet:
+        return Supernet(spec)
 
     def open_data(self, config: TrainConfig, root: str | None = None) -> Data:
         return open_data(config, root)
@@ -44,23 +50,17 @@ class Classification:
         if config.source is None and config.stage != "gate":
             return new_network(config, data)
         if again is not None:
-            net = load(again / START)
+            net = load(again / START, "classification")
             return with_fresh_router(net, replace(net.spec, router=None)).train()
         return source_network(config, data) if config.stage == "gate" else carried_over(config, data)
 
     def sources(self, config: TrainConfig, net: Supernet) -> Mapping[str, Supernet]:
         found = {} if config.source is None else {"" if config.stage == "gate" else START: net}
-        return found if config.gate_from is None else {**found, ROUTER: load(config.gate_from)}
+        return found if config.gate_from is None else {**found, ROUTER: load(config.gate_from, "classification")}
 
     def plans(self, config: TrainConfig, data: Data, folder: Path) -> Sequence[Plan[Supernet]]:
         first = [] if config.stage == "gate" else [widths_plan(config, data)]
         return [*first, router_plan(config, data, folder)] if config.routes else first
-
-    def load(self, folder: Path) -> Supernet:
-        return load(folder)
-
-    def save(self, net: Supernet, folder: Path) -> Path:
-        return save(net, folder)
 
     def evaluate(self, net: Supernet, data: Data, config: TrainConfig) -> Any:
         return evaluate_split(net, data, config)
@@ -179,7 +179,7 @@ def carried_over(config: TrainConfig, data: Data) -> Supernet:
 def load_source(config: TrainConfig) -> Supernet:
     """The network that a run starts from; it must be the one that the config names."""
     assert config.source is not None
-    net = load(config.source)
+    net = load(config.source, "classification")
     if net.spec.name != config.model.name:
         raise ValueError(
             f"{config.source} holds a {net.spec.name} (widths {list(net.spec.widths)}), not a {config.model.name}; "
@@ -230,7 +230,7 @@ def check_gate_source(config: TrainConfig, spec: ModelSpec, classes: tuple[str, 
     """Refuse a router that does not fit the network it is to go on with."""
     if config.gate_from is None:
         return
-    source = load(config.gate_from)
+    source = load(config.gate_from, "classification")
     wished = config.routed(spec)
     if source.spec.router is None:
         raise ValueError(f"{config.gate_from} has no router to start from; leave gate_from out, or name a routed run")
@@ -257,7 +257,11 @@ def with_router(net: Supernet, config: TrainConfig, folder: Path) -> Supernet:
     torch.manual_seed(config.seed)
     net = with_fresh_router(net, config.routed(net.spec))
     if config.gate_from is not None:
-        kept = {key: tensor for key, tensor in load(folder / ROUTER).state_dict().items() if of_router(key)}
+        kept = {
+            key: tensor
+            for key, tensor in load(folder / ROUTER, "classification").state_dict().items()
+            if of_router(key)
+        }
         assert kept
         found = net.load_state_dict(kept, strict=False)
         assert not found.unexpected_keys

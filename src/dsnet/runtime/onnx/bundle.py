@@ -134,3 +134,9 @@ class WeightFile:
             tensor.data_location = TensorProto.EXTERNAL
             for key, entry in (("location", WEIGHTS), ("offset", str(offset)), ("length", str(length))):
                 tensor.external_data.add(key=key, value=entry)
+
+
+def is_artefact(where: str | Path) -> bool:
+    """Whether it is an ONNX file or a bundle, rather than a run folder."""
+    place = Path(where)
+    return place.suffix == ".onnx" or (place / MANIFEST).exists()

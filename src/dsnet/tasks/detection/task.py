@@ -9,15 +9,13 @@ from typing import Any
 
 import torch
 
-from dsnet.checkpoint import load, read_description, spec_in
 from dsnet.data.batches import TrainBatches
 from dsnet.data.dataset import Data
 from dsnet.errors import TrainingError
 from dsnet.models import Card, Preprocessing
 from dsnet.routing import calibrate
-from dsnet.tasks import GATE, STATE, Note, Plan
+from dsnet.tasks import GATE, STATE, Note, Plan, load, load_spec
 from dsnet.tasks.detection.assess import evaluate_detection, open_data, plain, record_detection
-from dsnet.tasks.detection.checkpoint import load_detector, save_detector
 from dsnet.tasks.detection.config import DetectionConfig, read_detection_config
 from dsnet.tasks.detection.detector import Detector, with_backbone
 from dsnet.tasks.detection.evaluate import DetectionTraces
@@ -31,9 +29,16 @@ class Detection:
     """The task of `dsnet train --task detection`."""
 
     name = "detection"
+    network = Detector
 
     def read_config(self, file: Path) -> DetectionConfig:
         return read_detection_config(file)
+
+    def read_spec(self, data: Mapping[str, Any]) -> DetectorSpec:
+        return DetectorSpec.from_dict(data)
+
+    def build(self, spec: DetectorSpec) -> Detector:
+        return Detector(spec)
 
     def open_data(self, config: DetectionConfig, root: str | None = None) -> Data:
         return open_data(config, root)
@@ -51,12 +56,6 @@ class Detection:
             return [gates_plan(config, data)]
         routes = config.stage == "both" and ((folder / GATE / STATE).exists() or has_widths(config))
         return [widths_plan(config, data), *([gates_plan(config, data)] if routes else [])]
-
-    def load(self, folder: Path) -> Detector:
-        return load_detector(folder)
-
-    def save(self, net: Detector, folder: Path) -> Path:
-        return save_detector(net, folder)
 
     def evaluate(self, net: Detector, data: Data, config: DetectionConfig) -> Any:
         return evaluate_detection(net, data, config)
@@ -142,13 +141,12 @@ def backbone_of(config: DetectionConfig) -> Path:
 
 def has_widths(config: DetectionConfig) -> bool:
     """Whether there is something to choose on the backbone."""
-    folder = backbone_of(config)
-    return bool(spec_in(folder, read_description(folder)).widths)
+    return bool(load_spec(backbone_of(config), "classification").widths)
 
 
 def new_detector(config: DetectionConfig, data: Data) -> Detector:
     """Fresh neck and heads on the backbone of a classification run."""
-    net = load(backbone_of(config))
+    net = load(backbone_of(config), "classification")
     if unseen := uncalibrated(net, list(net.space.uniform)):
         raise ValueError(
             f"the batch-norm statistics of {len(unseen)} widths of {config.backbone} were never calibrated; run "
@@ -169,7 +167,7 @@ def source_detector(config: DetectionConfig, data: Data) -> Detector:
     """The trained detector that stage II starts from; it must know the data."""
     if config.source is None:
         raise ValueError("stage gate needs a trained detector; say which with --from RUN")
-    detector = load_detector(config.source)
+    detector: Detector = load(config.source, "detection")
     if detector.card.classes != data.classes:
         raise ValueError(
             f"the detector in {config.source} knows the classes {list(detector.card.classes)[:5]} but the data has "
