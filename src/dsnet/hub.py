@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,10 @@ from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 
 from dsnet.checkpoint import MODEL, WEIGHTS
 from dsnet.cost import CostTable
-from dsnet.errors import CheckpointError
+from dsnet.errors import CheckpointError, ResultError
 from dsnet.models import Supernet
-from dsnet.report.show import COLUMNS, DYNAMIC_COLUMNS, cells, dynamic_cells, dynamic_note, dynamic_title, title
-from dsnet.report.tables import human, markdown_table
+from dsnet.report.tables import budgets_table, human, markdown_table, paths_table
+from dsnet.results import Evaluation, read
 from dsnet.tasks import load, save
 
 TAGS = ["dynamic-neural-networks", "slimmable-networks", "image-classification", "pytorch"]
@@ -102,20 +100,18 @@ class _Published(ModelHubMixin):
         return ModelCard(model_card(self.net, self.result, license=self.license, repo_id=self.repo_id))
 
 
-def read_result(file: Path) -> dict[str, Any] | None:
+def read_result(file: Path) -> Evaluation | None:
     """The evaluation that a run wrote; None where it has none."""
     if not file.is_file():
         return None
     try:
-        result = json.loads(file.read_bytes())
-        title(result), cells(result)
-        return result
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise CheckpointError(f"{file} is not a result of this version of dsnet ({error}); run `dsnet eval`") from error
+        return read(file, Evaluation)
+    except ResultError as error:
+        raise CheckpointError(f"{file} is not a result of this version of dsnet ({error})") from error
 
 
 def model_card(
-    net: Supernet, result: Mapping[str, Any] | None = None, *, license: str = "unknown", repo_id: str | None = None
+    net: Supernet, result: Evaluation | None = None, *, license: str = "unknown", repo_id: str | None = None
 ) -> str:
     """A README.md for the Hub: what the network is, how accurate, at what cost, and how to use it."""
     spec, table = net.spec, CostTable(net)
@@ -134,12 +130,11 @@ def model_card(
         "",
     ]
     if result is not None:
-        content = dict(result)
-        lines += ["## Accuracy", "", f"{title(content)}.", "", *markdown_table(COLUMNS, cells(content)), ""]
-        if "dynamic" in content:
-            dynamic = content["dynamic"]
-            lines += [f"{dynamic_title(dynamic).capitalize()}.", ""]
-            lines += [*markdown_table(DYNAMIC_COLUMNS, dynamic_cells(dynamic)), "", dynamic_note(dynamic), ""]
+        paths, budgets = paths_table(result), budgets_table(result)
+        lines += ["## Accuracy", "", f"{paths.title}.", "", *markdown_table(paths.columns, paths.rows), ""]
+        if budgets is not None:
+            lines += [f"{budgets.title.capitalize()}.", ""]
+            lines += [*markdown_table(budgets.columns, budgets.rows), "", budgets.note, ""]
     if net.card.budgets:
         rows = [[human(row.madds), f"{row.lam:.4g}", f"{row.accuracy:.2%}", row.image_size] for row in net.card.budgets]
         lines += ["## Budgets", "", "Average MAdds that the router can be asked for; accuracy on held-out images.", ""]

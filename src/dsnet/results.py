@@ -64,9 +64,18 @@ class Made(Typed):
     seconds: float = 0.0
 
 
-def made(*, torch: str = "", onnxruntime: str = "", runtime: str = "", command: str = "", seconds: float = 0.0) -> Made:
-    """`Made` with all that this process knows by itself."""
-    machine = f"{platform.machine()} {platform.system()}, {os.cpu_count()} cores"
+def made(
+    *,
+    torch: str = "",
+    onnxruntime: str = "",
+    runtime: str = "",
+    command: str = "",
+    seconds: float = 0.0,
+    threads: int | None = None,
+) -> Made:
+    """`Made` with all that this process knows by itself; threads: that the work used."""
+    used = f"{os.cpu_count()} cores" if threads is None else f"{threads} threads"
+    machine = f"{platform.machine()} {platform.system()}, {used}"
     date = time.strftime("%Y-%m-%d")
     return Made(__version__, commit(), torch, onnxruntime, runtime, machine, date, command, round(seconds, 2))
 
@@ -229,6 +238,13 @@ class Evaluation(Typed):
     def uniform(self) -> list[PathRow]:
         """The rows of paths with one width everywhere, cheapest first."""
         return sorted((row for row in self.rows if row.uniform), key=lambda row: row.madds)
+
+
+@dataclass(frozen=True)
+class Evaluations(Typed):
+    """Evaluations of different networks, shown on one page."""
+
+    results: tuple[Evaluation, ...]
 
 
 # Benchmarks: milliseconds.
@@ -478,9 +494,19 @@ class Experiment(Typed):
     bench: Bench | None = None
 
 
-Result = Evaluation | Bench | Experiment
-NAMES: dict[type[Any], str] = {Evaluation: "evaluation", Bench: "bench", Experiment: "experiment"}
-REMEDIES = {"evaluation": "run `dsnet eval` again", "bench": "run `dsnet bench` again"}
+Result = Evaluation | Evaluations | Bench | Experiment
+NAMES: dict[type[Any], str] = {
+    Evaluation: "evaluation",
+    Evaluations: "evaluations",
+    Bench: "bench",
+    Experiment: "experiment",
+}
+REMEDIES = {
+    "evaluation": "run `dsnet eval` again",
+    "evaluations": "run `dsnet eval` again",
+    "bench": "run `dsnet bench` again",
+    "experiment": "run `dsnet reproduce` again",
+}
 
 
 def as_json(result: Result) -> dict[str, Any]:
@@ -498,18 +524,21 @@ def write(result: Result, file: Path) -> Path:
 def read(file: Path, kind: type[T], *, remedy: str = "") -> T:
     """A result that `write` wrote; one error names file, field, value and remedy."""
     name = NAMES[kind]
-    remedy = remedy or REMEDIES.get(name, "make it again")
+    remedy = remedy or REMEDIES[name]
     content = content_of(file, remedy)
     stated, version = content.pop("dsnet", None), content.pop("version", None)
+    if stated not in NAMES.values() and "schema" in content:  # before version 3
+        stated, version = name, content["schema"]
     if stated != name:
-        raise ResultError(f"{file} does not hold an {name} but {stated or 'something else'}; {remedy}")
+        held = f"the result of kind {stated!r}" if stated in NAMES.values() else "something else"
+        raise ResultError(f"{file} holds {held}, not one of kind {name!r}; {remedy}")
     if version != VERSION:
         raise ResultError(f"{file} has version {version!r} of results but this dsnet reads {VERSION}; {remedy}")
     return parse(kind, content, str(file), error=ResultError, remedy=remedy)
 
 
 def kind_of(file: Path) -> str | None:
-    """`evaluation`, `bench` or `experiment`; None for other JSON."""
+    """The kind of result that a file says it holds, such as `evaluation`; None for other JSON."""
     try:
         found = content_of(file, "").get("dsnet")
     except ResultError:
@@ -533,7 +562,8 @@ SOURCES = ("source", "gate_from")
 
 
 def combine(results: Sequence[Evaluation]) -> Evaluation:
-    """One result of several runs that differ in their seed: every Stat is averaged, the rest is the first run's."""
+    """One result of several runs that differ in their seed: every Stat of a path or a budget is averaged, the rest is
+    the first run's."""
     first, *others = results
     for other in others:
         if kind(other) != kind(first):
@@ -546,11 +576,27 @@ def combine(results: Sequence[Evaluation]) -> Evaluation:
     seeds = tuple(seed for result in results for seed in result.seeds)
     if len(set(seeds)) != len(seeds):
         raise ValueError(f"runs with seeds {list(seeds)} were given; each must have its own")
-    merged = averaged(results)
-    if merged.dynamic is not None:
-        warnings = tuple(text for result in results if result.dynamic is not None for text in result.dynamic.warnings)
-        merged = replace(merged, dynamic=replace(merged.dynamic, warnings=warnings))
-    return replace(merged, seeds=seeds)
+    for other in others:
+        if settings(other) != settings(first):
+            raise ValueError(
+                f"results with different rows cannot be shown as one: {settings(first)} and {settings(other)}; "
+                f"evaluate the runs with the same paths and budgets"
+            )
+    return replace(
+        first,
+        seeds=seeds,
+        rows=averaged([result.rows for result in results]),
+        dynamic=combined([result.dynamic for result in results if result.dynamic is not None]),
+    )
+
+
+def combined(parts: Sequence[Dynamic]) -> Dynamic | None:
+    if not parts:
+        return None
+    averages: dict[str, Any] = {
+        name: averaged([getattr(part, name) for part in parts]) for name in ("rows", "as_trained", "auc", "oracle")
+    }
+    return replace(parts[0], **averages, warnings=tuple(text for part in parts for text in part.warnings))
 
 
 def kind(result: Evaluation) -> list[Any]:
@@ -560,19 +606,23 @@ def kind(result: Evaluation) -> list[Any]:
     return [result.task, result.model, result.dataset, result.split, result.image_size, training, router]
 
 
+def settings(result: Evaluation) -> list[Any]:
+    """What the rows of a result are about: image sizes and paths, names and MAdds of budgets."""
+    budgets = () if result.dynamic is None else result.dynamic.rows
+    return [*((row.size, row.path) for row in result.rows), *((row.name, row.asked) for row in budgets)]
+
+
 def averaged(records: Sequence[T]) -> T:
-    """Records of the same shape as one: each Stat is the mean and standard deviation over them."""
+    """Records of the same shape as one: every Stat averaged over them, all else the first one's."""
     first = records[0]
     if isinstance(first, Stat):
         values = [record.mean for record in records]  # type: ignore[attr-defined]
         return Stat(statistics.mean(values), statistics.stdev(values))  # type: ignore[return-value]
     if isinstance(first, Mapping):
         return {key: averaged([record[key] for record in records]) for key in first}  # type: ignore[return-value,index]
-    if isinstance(first, tuple):
-        if not all(is_dataclass(part) for part in first):
-            return first
+    if isinstance(first, tuple) and all(is_dataclass(part) for part in first):
         return tuple(averaged(same) for same in zip(*records, strict=True))  # type: ignore[return-value]
-    if is_dataclass(first) and all(type(record) is type(first) for record in records):
+    if is_dataclass(first):
         parts = {each.name: averaged([getattr(record, each.name) for record in records]) for each in fields(first)}
         return replace(first, **parts)  # type: ignore[type-var]
     return first

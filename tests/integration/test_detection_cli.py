@@ -18,6 +18,7 @@ from support import randomised
 import dsnet
 from dsnet.cli import main
 from dsnet.nn import RouterSpec
+from dsnet.results import Evaluation, read
 from dsnet.tasks.detection import DetectorCost, load_detector, read_detection_config
 from dsnet.training import Interrupted, with_fresh_router
 from dsnet.training.state import load_state
@@ -53,9 +54,10 @@ def test_a_run_leaves_a_detector_that_routes(place: Path) -> None:
     assert detector.card.classes == ("blue", "red")
     assert detector.card.budgets
     assert detector.spec.backbone.router is not None
-    result = json.loads((place / "run" / "results" / "test.json").read_text())
-    assert len(result["rows"]) == 6
-    assert [row["name"] for row in result["dynamic"]] == ["S", "M", "L"]
+    result = read(place / "run" / "results" / "test.json", Evaluation)
+    assert len(result.rows) == 6
+    assert result.dynamic is not None
+    assert [row.name for row in result.dynamic.rows] == ["S", "M", "L"]
 
 
 def test_a_stopped_run_goes_on_bit_for_bit(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +127,7 @@ def test_gates_of_the_classification_run_are_kept(place: Path, capsys: pytest.Ca
     gated = with_fresh_router(net, replace(net.spec, router=RouterSpec("gate", "try_best")))
     dsnet.save(gated, place / "gated-backbone")
     assert train(place, "kept", "--gates.router", "frozen", "--rule", "11point", backbone="gated-backbone") == 0
-    assert json.loads((place / "kept" / "results" / "test.json").read_text())["rule"] == "11point"
+    assert read(place / "kept" / "results" / "test.json", Evaluation).options["rule"] == "11point"
     theirs, mine = gated.state_dict(), load_detector(place / "kept").state_dict()
     gate = "segments.0.first.gate."
     same = [torch.equal(mine[f"backbone.{name}"], tensor) for name, tensor in theirs.items() if name.startswith(gate)]
@@ -139,17 +141,18 @@ def test_gates_of_the_classification_run_are_kept(place: Path, capsys: pytest.Ca
 def test_eval_prints_and_exports(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["eval", str(place / "run"), "--split", "calibration", "--rule", "11point", "--json"]
     assert main([*words, "--export", str(tmp_path / "page")]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["rule"] == "11point"
+    result = read(tmp_path / "page.json", Evaluation)
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "page.json").read_text())
+    assert result.options["rule"] == "11point"
     names = {"page.json", "page.md", "page.png", "page-examples.png"}
     assert {file.name for file in tmp_path.iterdir()} == names
     text = (tmp_path / "page.md").read_text()
     assert "![page-examples](page-examples.png)" in text
     assert Image.open(tmp_path / "page-examples.png").size[0] > 200
-    for example in result["examples"]["images"]:
-        assert [len(thing["box"]) for thing in example["objects"]] == [4]
-        assert example["path"][0] in range(6)
-        scores = [find["score"] for find in example["found"]]
+    for example in result.examples:
+        assert len(example.objects) == 1
+        assert example.path[0] in range(6)
+        scores = [box.score or 0 for box in example.detections]
         assert scores, "where none is sure, the surest is kept"
         assert len(scores) == 1 or min(scores) >= 0.5
     assert main(["eval", str(place / "run"), "--budgets", "0.9"]) == 0
@@ -252,11 +255,11 @@ def test_a_file_is_evaluated_like_its_run(
     found = printed(capsys, "eval", files["model.onnx"])
     for mine, theirs in zip(found["rows"], wanted["rows"], strict=True):  # type: ignore[index]
         assert (mine["path"], mine["madds"]) == (theirs["path"], theirs["madds"])
-        assert mine["map"] == pytest.approx(theirs["map"], abs=0.01)
-    for mine, theirs in zip(found["dynamic"], wanted["dynamic"], strict=True):  # type: ignore[index]
-        assert mine["madds"] == pytest.approx(theirs["madds"], rel=0.01)
-        assert mine["map"] == pytest.approx(theirs["map"], abs=0.01)
-    assert "onnxruntime" in found["runtime"]  # type: ignore[index]
+        assert mine["score"]["mean"] == pytest.approx(theirs["score"]["mean"], abs=0.01)
+    for mine, theirs in zip(found["dynamic"]["rows"], wanted["dynamic"]["rows"], strict=True):  # type: ignore[index]
+        assert mine["madds"]["mean"] == pytest.approx(theirs["madds"]["mean"], rel=0.01)
+        assert mine["score"]["mean"] == pytest.approx(theirs["score"]["mean"], abs=0.01)
+    assert "onnxruntime" in found["made"]["runtime"]  # type: ignore[index]
     assert (place / "run" / "results" / "test-model.json").exists()
     (row,) = printed(capsys, "eval", files["path-3.onnx"])["rows"]  # type: ignore[index]
     assert row["path"] == [3]

@@ -17,6 +17,7 @@ from integration.test_train_cli import SHORT
 from PIL import Image
 
 from dsnet.cli import main
+from dsnet.results import Evaluations, read, write
 
 ROOT = Path(__file__).parents[2]
 EVIL = "<script>alert('1')</script>\"&"
@@ -128,7 +129,7 @@ def test_a_whole_run_has_every_part(run: Path, capsys: pytest.CaptureFixture[str
     assert all(figures.values())
     assert file.read_text().count('src="data:image/png') == 24
     for width in (result["rows"][0], result["rows"][-1]):
-        assert f"{width['top1']:.2%}" in page.text
+        assert f"{width['score']['mean']:.2%}" in page.text
     assert (run / "config.yaml").read_text() in page.text
     before = file.read_bytes()
     assert report(run).read_bytes() == before
@@ -160,8 +161,8 @@ def changed_result(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], 
 
 
 def older(result: dict[str, Any]) -> None:
-    groups = result["dynamic"]["examples"]
-    result["dynamic"]["examples"] = {name: [entry["id"] for entry in group] for name, group in groups.items()}
+    for example in result["examples"]:
+        del example["label"], example["answer"]
 
 
 MISSING = {
@@ -205,7 +206,7 @@ def test_a_folder_of_runs_has_an_overview(run: Path, tmp_path: Path, capsys: pyt
     for seed in (0, 1):
         folder = place / f"seed{seed}" / "gate"
         shutil.copytree(run, folder, ignore=shutil.ignore_patterns("state", "*.safetensors"))
-        changed_result(lambda result, seed=seed: result.update(seed=seed))(folder)  # type: ignore[misc]
+        changed_result(lambda result, seed=seed: result.update(seeds=[seed]))(folder)  # type: ignore[misc]
     result = json.loads((run / "results" / "test.json").read_text())
     static = {**result, "model": "static_one", "rows": [{**result["rows"][2], "path": []}]}
     del static["dynamic"]
@@ -254,14 +255,13 @@ def test_an_experiment_is_shown_as_it_comes_and_cannot_break_out(tmp_path: Path)
 
 @pytest.mark.parametrize("which", [0, -1])
 def test_a_detector(tmp_path: Path, which: int) -> None:
-    result = json.loads((ROOT / "docs" / "results" / "bccd.json").read_text())[which]
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "test.json").write_text(json.dumps(result))
+    result = read(ROOT / "docs" / "results" / "bccd.json", Evaluations).results[which]
+    write(result, tmp_path / "results" / "test.json")
     page = checked(report(tmp_path))
     assert "Precision against MAdds" in page.text
-    assert ("Missing: gate distributions" in page.text) == ("dynamic" not in result)
-    marks = len(result["rows"]) + len(result.get("dynamic", []))
-    assert drawn(tmp_path / "report.html")[f"{result['model']}, test"] == marks
+    assert ("Missing: gate distributions" in page.text) == (result.dynamic is None)
+    marks = len(result.rows) + (0 if result.dynamic is None else len(result.dynamic.rows))
+    assert drawn(tmp_path / "report.html")[f"{result.model}, test"] == marks
     (tmp_path / "results" / "test.json").unlink()
     (tmp_path / "config.yaml").write_text("task: detection\n")
     assert "Missing: precision against MAdds" in checked(report(tmp_path)).text

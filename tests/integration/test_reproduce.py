@@ -147,7 +147,7 @@ def test_longer_trainings_lie_beside_the_others(copied: None, tmp_path: Path) ->
 def test_eval_does_not_change_what_a_table_reads(out: Path, tmp_path: Path) -> None:
     shutil.copytree(out, tmp_path / "out")
     run = next((tmp_path / "out" / "runs").glob("resnet-gate-slim_first-*"))
-    before = json.loads((run / grid.RESULT).read_text())
+    before = grid.Finished(run, 0).result
     assert main(["eval", str(run), "--budgets", "0.5"]) == 0
     assert len(json.loads((run / "results" / "test.json").read_text())["dynamic"]["rows"]) == 1
     assert grid.Finished(run, 0).result == before

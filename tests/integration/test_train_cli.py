@@ -14,6 +14,7 @@ import dsnet
 from dsnet.cli import main
 from dsnet.config import read_config
 from dsnet.layers import config_file, packaged
+from dsnet.results import Evaluation, read
 
 CONFIGS = Path(dsnet.__file__).parent / "configs"
 SHORT = ["--threads", "1", "--optim.epochs", "1", "--optim.batch_size", "256"]
@@ -64,14 +65,14 @@ def test_eval_shows_and_writes_every_width(run: Path, capsys: pytest.CaptureFixt
     assert (run / "results" / "calibration.png").stat().st_size > 5000
     assert main(["eval", str(run), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
+    found = read(run / "results" / "test.json", Evaluation)
     assert result == json.loads((run / "results" / "test.json").read_text())
-    assert result["schema"] == 2
-    assert [row["path"] for row in result["rows"]] == [[k] for k in range(6)]
+    assert [row.path for row in found.rows] == [(k,) for k in range(6)]
+    assert found.images == 359
     table = dsnet.CostTable(dsnet.load(run))
-    for row in result["rows"]:
-        assert row["madds"] == table.madds(row["path"])
-        assert row["images"] == 359
-        assert 0 <= row["top1"] <= row["top5"] <= 1
+    for row in found.rows:
+        assert row.madds == table.madds(row.path)
+        assert 0 <= row.score.mean <= row.more["top-5"].mean <= 1
 
 
 def test_several_seeds_are_combined_and_exported(run: Path, tmp_path: Path, capsys) -> None:
@@ -79,16 +80,17 @@ def test_several_seeds_are_combined_and_exported(run: Path, tmp_path: Path, caps
     assert main(["train", "--out", str(other), *SHORT, "--seed", "4"]) == 0
     assert main(["eval", str(run), str(other), "--export", str(tmp_path / "docs" / "digits")]) == 0
     assert "2 seeds, mean and standard deviation" in capsys.readouterr().out
-    result = json.loads((tmp_path / "docs" / "digits.json").read_text())
-    single = [json.loads((folder / "results" / "test.json").read_text())["rows"][5]["top1"] for folder in (run, other)]
-    assert result["seeds"] == [3, 4]
-    assert result["rows"][5]["top1"] == pytest.approx(sum(single) / 2)
-    assert result["rows"][5]["top1_std"] == pytest.approx(abs(single[0] - single[1]) / 2**0.5)
+    result = read(tmp_path / "docs" / "digits.json", Evaluation)
+    single = [read(folder / "results" / "test.json", Evaluation).rows[5].score.mean for folder in (run, other)]
+    assert result.seeds == (3, 4)
+    assert result.rows[5].score.mean == pytest.approx(sum(single) / 2)
+    assert result.rows[5].score.std == pytest.approx(abs(single[0] - single[1]) / 2**0.5)
     page = (tmp_path / "docs" / "digits.md").read_text()
     assert page.count("\n| ") == 8 + 7
     assert "](digits.png)" in page
     assert "](digits-gates.png)" in page
-    assert result["dynamic"]["rows"][2]["gain_std"] >= 0
+    assert result.dynamic is not None
+    assert result.dynamic.rows[2].gain.std is not None
     static = tmp_path / "static"
     assert main(["train", "--out", str(static), *SHORT, "--stage", "supernet", "--model.name", "ds_resnet_tiny"]) == 0
     assert main(["eval", str(run), str(static)]) == 2
@@ -250,23 +252,25 @@ def test_a_config_is_named_or_given_as_a_file(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_default_command_learns_the_digits(seed: int, tmp_path: Path, capsys) -> None:
     assert main(["train", "--out", str(tmp_path / "run"), "--seed", str(seed)]) == 0
-    rows = json.loads((tmp_path / "run" / "results" / "test.json").read_text())["rows"]
-    assert rows[-1]["top1"] >= 0.97
-    assert rows[0]["top1"] >= 0.90
+    rows = read(tmp_path / "run" / "results" / "test.json", Evaluation).rows
+    assert rows[-1].score.mean >= 0.97
+    assert rows[0].score.mean >= 0.90
 
 
 def test_the_dynamic_network_is_evaluated(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(run), "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    dynamic = result["dynamic"]
-    assert (dynamic["router"], dynamic["targets"]) == ("slim_first", "correctness")
-    assert len(dynamic["rows"]) == 5
-    assert sum(dynamic["difficulty"].values()) == pytest.approx(1)
-    assert dynamic["difficulty"]["easy"] == pytest.approx(result["rows"][0]["top1"])
-    for row in dynamic["rows"]:
-        assert sum(row["gates"][0]["shares"]) == pytest.approx(1)
-        assert row["gain"] == pytest.approx(100 * (row["top1"] - row["hull"]))
-        assert row["p50"] <= row["p95"]
+    capsys.readouterr()
+    result = read(run / "results" / "test.json", Evaluation)
+    dynamic = result.dynamic
+    assert dynamic is not None
+    assert (dynamic.router, dynamic.targets) == ("slim_first", "correctness")
+    assert len(dynamic.rows) == 5
+    assert sum(dynamic.difficulty.values()) == pytest.approx(1)
+    assert dynamic.difficulty["easy"] == pytest.approx(result.rows[0].score.mean)
+    for row in dynamic.rows:
+        assert sum(row.gates[0].shares) == pytest.approx(1)
+        assert row.gain.mean == pytest.approx(100 * (row.score.mean - row.hull.mean))
+        assert row.p50.mean <= row.p95.mean
     assert main(["eval", str(run), "--budgets", "0.5", "400k", "9G", "--max_width", "3"]) == 0
     shown = capsys.readouterr().out
     assert "400.0k" in shown

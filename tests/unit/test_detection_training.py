@@ -133,13 +133,20 @@ def test_evaluation_has_a_row_per_width_and_per_budget(traces: DetectionTraces) 
     detector = traces.detector
     detector.card = replace(detector.card, classes=("a", "b", "c"), budgets=calibrate(traces, 5))
     result = evaluate_detector(traces, split="test")
-    assert [row["path"] for row in result["rows"]] == [[width] for width in range(6)]
-    assert [row["name"] for row in result["dynamic"]] == ["S", "M", "L"]
-    madds = [row["madds"] for row in result["dynamic"]]
+    assert [row.path for row in result.rows] == [(width,) for width in range(6)]
+    assert all(sum(row.parts.values()) == row.madds for row in result.rows)
+    assert all(list(row.more) == ["a", "b", "c"] for row in result.rows)
+    assert result.dynamic is not None
+    assert [row.name for row in result.dynamic.rows] == ["S", "M", "L"]
+    madds = [row.madds.mean for row in result.dynamic.rows]
     assert madds == sorted(madds)
-    assert all(sum(row["widths"].values()) == 10 for row in result["dynamic"])
-    capped = evaluate_detector(traces, split="test", budgets=[1.0], max_width=0)["dynamic"][0]
-    assert capped["widths"]["0"] == 10
+    assert all(sum(row.gates[0].shares) == pytest.approx(1) for row in result.dynamic.rows)
+    assert all(row.p50.mean <= row.p95.mean for row in result.dynamic.rows)
+    assert all(row.gain.mean == 100 * (row.score.mean - row.hull.mean) for row in result.dynamic.rows)
+    capped = evaluate_detector(traces, split="test", budgets=[1.0], max_width=0).dynamic
+    assert capped is not None
+    assert capped.rows[0].name == "1.0"
+    assert capped.rows[0].gates[0].shares == (1, 0, 0, 0, 0, 0)
 
 
 def test_routing_and_traces_agree(traces: DetectionTraces, tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from unit.test_routing import ROUTERS, router_net, traces_on
 
-from dsnet.evaluate import evaluate_dynamic
+from dsnet.evaluate import evaluate_dynamic, examples
 from dsnet.evaluate.dynamic import auc, concave, difficulties, health, histograms, hull, oracle, row_of
+from dsnet.results import BudgetRow, Point, Stat
 from dsnet.routing import Policy, calibrate
 
 
@@ -47,7 +48,7 @@ def test_difficulty_and_oracle_by_hand() -> None:
     assert found["easy"] == [True, False, False, False]
     assert found["dependent"] == [False, True, True, False]
     assert found["hard"] == [False, False, False, True]
-    assert oracle(traces) == {"top1": 0.75, "madds": (10 + 20 + 40 + 10) / 4}
+    assert oracle(traces) == Point(Stat((10 + 20 + 40 + 10) / 4), Stat(0.75))
 
 
 def test_auc_counts_pairs() -> None:
@@ -61,13 +62,15 @@ def test_auc_counts_pairs() -> None:
 def test_histograms_and_health() -> None:
     net = SimpleNamespace(spec=SimpleNamespace(widths=(3, 2), routing=((0, 1, 2), (0, 1))))
     gates = histograms(net, torch.tensor([[0, 1], [0, 1], [2, 1], [2, 1]]))
-    assert gates[0] == {"shares": [0.5, 0, 0.5], "entropy": pytest.approx(1.0)}
-    assert gates[1] == {"shares": [0, 1], "entropy": pytest.approx(0.0)}
-    (warning,) = health(net, {"gates": gates}, "without a budget")
+    assert [gate.shares for gate in gates] == [(0.5, 0, 0.5), (0, 1)]
+    assert [gate.entropy for gate in gates] == [pytest.approx(1.0), pytest.approx(0.0)]
+    none = Stat(0.0)
+    row = BudgetRow("", 0.0, 0.0, "", none, none, none, none, none, none, None, gates)
+    (warning,) = health(net, row, "without a budget")
     assert "gate 1 sends 100.0% of the images to width 1" in warning
     assert "use sgs.router slim_first" in warning
     net.spec.routing = ((0, 1, 2), (1,))  # a gate without a choice cannot collapse
-    assert not health(net, {"gates": gates}, "without a budget")
+    assert not health(net, row, "without a budget")
 
 
 @pytest.mark.parametrize("router", ROUTERS, ids=lambda r: f"{r.kind}-{r.targets}")
@@ -77,31 +80,34 @@ def test_a_result_is_consistent_with_its_traces(name: str, router: object) -> No
     traces = traces_on(net, 60)
     net.card = type(net.card)(budgets=calibrate(traces), preprocessing=net.card.preprocessing)
     result = evaluate_dynamic(traces, [1.0, 0.6, 0.3])
-    for row in result["rows"]:
-        outcome = traces.at(Policy(row["lam"]))
-        assert row["top1"] == pytest.approx(outcome.correct.double().mean().item())
-        assert row["madds"] == pytest.approx(outcome.madds.double().mean().item())
-        classes = [(result["difficulty"][key], part["madds"]) for key, part in row["difficulty"].items()]
-        assert sum(share * (madds or 0) for share, madds in classes) == pytest.approx(row["madds"])
-    for name, group in result["examples"].items():
-        middle = traces.at(Policy(result["rows"][1]["lam"]))
+    for row in result.rows:
+        outcome = traces.at(Policy(row.lam))
+        assert row.score.mean == pytest.approx(outcome.correct.double().mean().item())
+        assert row.madds.mean == pytest.approx(outcome.madds.double().mean().item())
+        groups = [(result.difficulty[key], part.madds) for key, part in row.groups.items()]
+        assert sum(share * (madds or 0) for share, madds in groups) == pytest.approx(row.madds.mean)
+    shown = examples(traces, Policy(result.rows[1].lam))
+    for name in ("slimmest", "widest"):
+        group = [example for example in shown if example.group == name]
+        middle = traces.at(Policy(result.rows[1].lam))
         costs = middle.madds.sort(descending=name == "widest").values[: len(group)].tolist()
         assert len(group) == 12
-        assert [traces.table.madds(example["path"], dynamic=True) for example in group] == costs
+        assert [traces.table.madds(example.path, dynamic=True) for example in group] == costs
         for example in group:
-            row = int((traces.ids == example["id"]).nonzero())
-            assert example["path"] == middle.paths[row].tolist()
-            assert example["label"] == traces.labels[row]
-            assert (example["answer"] == example["label"]) == bool(middle.correct[row])
-    classes = result["classes"]
-    assert sum(classes["images"]) == len(traces)
-    for number, row in enumerate(result["rows"]):
-        for key, tolerance in (("top1", 1e-4), ("madds", 1)):
-            mean = sum(n * (value or 0) for n, value in zip(classes["images"], classes[key][number], strict=True)) / 60
-            assert mean == pytest.approx(row[key], abs=tolerance)
-    first = [sum(n * s[k] for n, s in zip(classes["images"], classes["shares"], strict=True) if n) / 60 for k in (0, 1)]
-    assert first == pytest.approx(result["rows"][1]["gates"][0]["shares"][:2], abs=1e-3)
-    assert result["as_trained"]["lam"] == 0
+            place = int((traces.ids == example.id).nonzero())
+            assert example.path == tuple(middle.paths[place].tolist())
+            assert example.label == traces.labels[place]
+            assert (example.answer == example.label) == bool(middle.correct[place])
+    assert sum(one.images for one in result.classes) == len(traces)
+    for number, row in enumerate(result.rows):
+        scores = sum(one.images * (one.scores[number] or 0) for one in result.classes) / 60
+        assert scores == pytest.approx(row.score.mean, abs=1e-4)
+        madds = sum(one.images * (one.madds[number] or 0) for one in result.classes) / 60
+        assert madds == pytest.approx(row.madds.mean, abs=1)
+    first = [sum(one.images * one.shares[k] for one in result.classes if one.images) / 60 for k in (0, 1)]
+    assert first == pytest.approx(result.rows[1].gates[0].shares[:2], abs=1e-3)
+    assert result.as_trained is not None
+    assert result.as_trained.lam == 0
     assert result == evaluate_dynamic(traces, [1.0, 0.6, 0.3])
     difference = row_of(traces, Policy(0.1), difficulties(traces))
-    assert difference["gain"] == pytest.approx(100 * (difference["top1"] - difference["hull"]))
+    assert difference.gain.mean == pytest.approx(100 * (difference.score.mean - difference.hull.mean))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dsnet.config import TrainConfig, read_config
+from dsnet.evaluate.uniform import METRIC
 from dsnet.experiments import EXPERIMENTS, SCALES, measures
 from dsnet.experiments.catalogue.networks import MBNET, RESNET
 from dsnet.experiments.catalogue.routers import PAPER_GATES
@@ -20,6 +21,7 @@ from dsnet.experiments.measures import interpolate
 from dsnet.experiments.recipe import LINKS, PLACES, Cell, Recipe, cell_of
 from dsnet.experiments.run import cells_of, flat_list
 from dsnet.layers import flat, nested, packaged, read_yaml
+from dsnet.results import BudgetRow, Dynamic, Evaluation, Made, PathRow, Stat, write
 from dsnet.tasks.detection.config import read_detection_config
 
 ROOT = Path(__file__).parents[2]
@@ -226,20 +228,32 @@ def test_interpolation_stays_between_neighbours() -> None:
 
 def test_measures_read_what_they_say(tmp_path: Path) -> None:
     """On a result whose figures are all different."""
-    fixed = [{"path": [k, k], "top1": 0.1 + 0.1 * k, "madds": 1e6 * (1 + 2 * k)} for k in range(3)]
-    mixed = [{"path": [0, 2], "top1": 0.9, "madds": 2.5e6}]
-    budgets = [{"madds": 1e6 * (2 + k), "top1": 0.41 + 0.01 * k, "hull": 0.3, "gain": float(k)} for k in range(3)]
-    dynamic = {"rows": budgets, "as_trained": {"top1": 0.77, "madds": 3.3e6, "gain": -2.0}, "auc": 0.61}
-    (tmp_path / "results").mkdir()
-    training = {"router": {"routing": [[0, 2], [0, 1, 2]]}}
-    (tmp_path / RESULT).write_text(json.dumps({"rows": [*fixed, *mixed], "dynamic": dynamic, "training": training}))
+
+    def path_row(path: tuple[int, ...], madds: int, score: float) -> PathRow:
+        return PathRow(32, path, madds, 1, 1.0, Stat(score))
+
+    def budget_row(madds: float, score: float, gain: float) -> BudgetRow:
+        spent = Stat(madds)
+        return BudgetRow("", madds, 0.0, "", spent, spent, spent, Stat(score), Stat(0.3), Stat(gain), 0.1, ())
+
+    fixed = [path_row((k, k), 1_000_000 * (1 + 2 * k), 0.1 + 0.1 * k) for k in range(3)]
+    budgets = [budget_row(1e6 * (2 + k), 0.41 + 0.01 * k, float(k)) for k in range(3)]
+    dynamic = Dynamic("gate", "try_best", (), tuple(budgets), budget_row(3.3e6, 0.77, -2.0), Stat(0.61))
+    result = Evaluation(
+        *("classification", METRIC, "x", "cifar10", "test", 10, 32, (0,)),
+        rows=(*fixed, path_row((0, 2), 2_500_000, 0.9)),
+        made=Made(),
+        dynamic=dynamic,
+        training={"router": {"routing": [[0, 2], [0, 1, 2]]}},
+    )
+    write(result, tmp_path / RESULT)
     run = Finished(tmp_path, 0)
     assert (measures.slimmest(run), measures.widest(run), measures.widest_madds(run)) == (0.1, pytest.approx(0.3), 5e6)
     assert measures.all_widths(run) == pytest.approx(0.2)
-    assert [measures.as_trained(key)(run) for key in ("top1", "madds", "gain")] == [0.77, 3.3e6, -2.0]
+    assert [measures.as_trained(key)(run) for key in ("score", "madds", "gain")] == [0.77, 3.3e6, -2.0]
     assert (measures.mean_gain(run), measures.at_budget(2, "gain")(run), measures.router_auc(run)) == (1.0, 2.0, 0.61)
     # the lottery between paths (0, 0) and (2, 2) is right on 15, 20 and 25 % at the MAdds of the three budgets
-    assert [measures.over_lottery(key)(run) for key in ("top1", "hull")] == pytest.approx([22.0, 10.0])
+    assert [measures.over_lottery(key)(run) for key in ("score", "hull")] == pytest.approx([22.0, 10.0])
     assert measures.uniform_at(2e6)(run) == pytest.approx(0.15)
     assert measures.dynamic_at(2.5e6)(run) == pytest.approx(0.415)  # between two budgets
     assert measures.dynamic_at(1.5e6)(run) == pytest.approx(0.255)  # between the slimmest path and a budget

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -19,7 +18,9 @@ import dsnet
 from dsnet import hub
 from dsnet.checkpoint import MODEL, WEIGHTS
 from dsnet.errors import CheckpointError
+from dsnet.evaluate.uniform import METRIC
 from dsnet.models import Budget, Supernet
+from dsnet.results import Evaluation, Made, PathRow, Stat, write
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -32,10 +33,10 @@ def network() -> Supernet:
 
 def run_folder(folder: Path) -> Path:
     dsnet.save(network(), folder)
-    row = {"images": 10, "madds": 2e6, "params": 1e5, "share": 0.5, "top1": 0.7123, "top5": 0.98, "loss": 0.8}
-    result = {"model": "x", "dataset": "cifar10", "split": "test", "image_size": 32, "seed": 0}
-    (folder / "results").mkdir()
-    (folder / "results" / "test.json").write_text(json.dumps(result | {"rows": [row | {"path": [2]}]}))
+    more = {"top-5": Stat(0.98), "loss": Stat(0.8)}
+    rows = (PathRow(32, (2,), 2_000_000, 100_000, 0.5, Stat(0.7123), more),)
+    result = Evaluation("classification", METRIC, "x", "cifar10", "test", 10, 32, (0,), rows, Made())
+    write(result, folder / "results" / "test.json")
     return folder
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from dsnet.report.charts import latency
 from dsnet.report.keys import saving
 from dsnet.report.plots import class_bars
-from dsnet.results import Bench, Made, Times, WidthTime, WidthTimes
+from dsnet.results import Bench, BudgetRow, Made, PathRow, Stat, Times, WidthTime, WidthTimes
 
 
-def rows(*points: tuple[int, float]) -> list[dict[str, Any]]:
-    return [{"madds": madds, "top1": top1, "path": [number]} for number, (madds, top1) in enumerate(points)]
+def rows(*points: tuple[int, float]) -> list[PathRow]:
+    return [PathRow(32, (number,), madds, 1, 1.0, Stat(top1)) for number, (madds, top1) in enumerate(points)]
 
 
 @pytest.mark.parametrize(
@@ -27,8 +25,10 @@ def rows(*points: tuple[int, float]) -> list[dict[str, Any]]:
 )
 def test_madds_saved_at_equal_accuracy(madds: int, top1: float, saved: float) -> None:
     uniform = rows((10, 0.5), (20, 0.52), (30, 0.7), (40, 0.69))
-    other = {"madds": 15, "top1": 0.99, "path": [0, 1]}  # not uniform: not what one would have without a router
-    assert saving([*uniform, other], {"madds": madds, "top1": top1}, "top1") == pytest.approx(saved)
+    other = PathRow(32, (0, 1), 15, 1, 1.0, Stat(0.99))  # not uniform: not what one would have without a router
+    none, spent = Stat(0.0), Stat(madds)
+    row = BudgetRow("", 0.0, 0.0, "", spent, spent, spent, Stat(top1), none, none, None, ())
+    assert saving([*uniform, other], row) == pytest.approx(saved)
 
 
 def test_of_many_classes_the_extremes_are_drawn() -> None:

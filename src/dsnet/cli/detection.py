@@ -20,10 +20,13 @@ def evaluate_runs(args: Namespace) -> None:
     from dsnet.cli.evaluate import run_of
     from dsnet.config import CONFIG
     from dsnet.data.splits import check_data
-    from dsnet.report.detection import export_detection, show_detection
-    from dsnet.report.tables import print_json
+    from dsnet.report.drawing import draw
+    from dsnet.report.export import export_evaluations
+    from dsnet.report.tables import print_json, show_evaluation
+    from dsnet.results import Evaluations, as_json
+    from dsnet.tasks.assess import draw_examples, record
     from dsnet.tasks.detection import open_detector, read_detection_config
-    from dsnet.tasks.detection.assess import draw_examples, evaluate_detection, open_data, record_detection
+    from dsnet.tasks.detection.assess import evaluate_detection, open_data
 
     overlap = 0.5 if args.overlap is None else args.overlap
     must("--overlap", overlap, 0 < overlap < 1, "lie between 0 and 1")
@@ -35,16 +38,16 @@ def evaluate_runs(args: Namespace) -> None:
         check_data(folder, data)
         how = {"budgets": args.budgets, "max_width": args.max_width, "rule": args.rule, "overlap": overlap}
         result = evaluate_detection(detector, data, config, split=args.split, **how)
-        record_detection(folder, label, result, data)
+        record(folder, label, result, data)
         results.append(result)
         if not args.json:
-            show_detection(result)
+            show_evaluation(result)
     if args.json:
-        print_json(results if len(results) > 1 else results[0])
+        print_json(as_json(results[0] if len(results) == 1 else Evaluations(tuple(results))))
     if args.export:
         prefix = Path(args.export)
         sheet = draw_examples(results[-1], data, prefix.with_name(f"{prefix.name}-examples.png"))
-        export_detection(results, prefix, sheet)
+        export_evaluations(results, prefix, [*draw(results, prefix), sheet])
 
 
 def show_widths(args: Namespace) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dsnet.cli.arguments import number, one_of, whole
+
+if TYPE_CHECKING:
+    from dsnet.results import Evaluation
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -68,10 +70,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> None:
     from dsnet.config import CONFIG, read_config
     from dsnet.data.splits import check_data
-    from dsnet.evaluate import combine
     from dsnet.opening import open_runner
-    from dsnet.report.show import draw, export_result, show_result
-    from dsnet.report.tables import print_json
+    from dsnet.report.drawing import draw
+    from dsnet.report.export import export_evaluations
+    from dsnet.report.tables import print_json, show_evaluation
+    from dsnet.results import as_json, combine
     from dsnet.runtime import Runner, is_artefact
     from dsnet.tasks import load
     from dsnet.tasks.assess import evaluate_split, open_data, record
@@ -112,13 +115,13 @@ def run(args: Namespace) -> None:
         folders.append(folder)
     result = combine(results)
     if len(results) > 1 or static:
-        pictures = draw(result, folders[0] / "results" / f"{args.split}-{len(args.runs)}-seeds", static)
+        pictures = draw([result], folders[0] / "results" / f"{args.split}-{len(args.runs)}-seeds", static)
     if args.json:
-        print_json(result)
+        print_json(as_json(result))
     else:
-        show_result(result, pictures)
+        show_evaluation(result, pictures)
     if args.export:
-        export_result(result, Path(args.export), static)
+        export_evaluations([result], Path(args.export), draw([result], Path(args.export), static))
 
 
 def run_of(name: str, args: Namespace) -> tuple[Path, str]:
@@ -134,10 +137,9 @@ def run_of(name: str, args: Namespace) -> tuple[Path, str]:
     return folder, f"{args.split}-{Path(name).stem}"
 
 
-def read_result(folder: Path, split: str) -> dict[str, Any]:
+def read_result(folder: Path, split: str) -> Evaluation:
     """A stored evaluation of another run."""
+    from dsnet.results import Evaluation, read
+
     file = folder / "results" / f"{split}.json"
-    try:
-        return json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file} cannot be read ({error}); run `dsnet eval {folder} --split {split}` first") from error
+    return read(file, Evaluation, remedy=f"run `dsnet eval {folder} --split {split}` first")

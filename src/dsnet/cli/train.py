@@ -130,22 +130,12 @@ def run(args: Namespace) -> int | None:
         if os.environ.get("RANK", "0") == "0":
             print(f"dsnet train: {stop}", file=sys.stderr)
         return stop.exit_code
-    if result:
-        show(result, config, folder)
+    if result is not None:
+        from dsnet.report.tables import show_evaluation
+
+        show_evaluation(result, sorted((folder / "results").glob("test*.png")))
+        print(f"run: {folder}")
     return None
-
-
-def show(result: Any, config: TrainConfig | DetectionConfig, folder: Path) -> None:
-    """What came out of a training."""
-    if isinstance(config, DetectionConfig):
-        from dsnet.report.detection import show_detection
-
-        show_detection(result)
-    else:
-        from dsnet.report.show import show_result
-
-        show_result(result, sorted((folder / "results").glob("test*.png")))
-    print(f"run: {folder}")
 
 
 def said(args: Namespace) -> dict[str, Any]:

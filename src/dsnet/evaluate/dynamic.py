@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from dsnet.data.dataset import Batch
 from dsnet.models import Supernet
+from dsnet.results import BudgetRow, ClassRow, Dynamic, Example, Gate, Group, Point, Stat
 from dsnet.routing import Outcome, Policy, Routed, Traces, parse_budget, policy_for
 from dsnet.routing.budgets import default_lambda
 from dsnet.routing.route import first_scores
@@ -38,8 +38,8 @@ class RunnerTraces(Traces):
 
 def evaluate_dynamic(
     traces: Traces, budgets: Sequence[str | float] | None = None, *, max_width: int | None = None
-) -> dict[str, Any]:
-    """The dynamic part of a result: one row per budget, by default five between slimmest and widest uniform path."""
+) -> Dynamic:
+    """The dynamic part of an evaluation: one row per budget, by default five between slimmest and widest path."""
     net, table = traces.net, traces.table
     router = net.spec.router
     assert router is not None
@@ -51,112 +51,111 @@ def evaluate_dynamic(
     for budget in budgets:
         asked = parse_budget(budget, table)
         policy = policy_for(net, asked, max_width=max_width, image_size=table.image_size)
-        row = row_of(traces, policy, difficulty)
-        rows.append({"asked": asked, "miss": row["madds"] / asked - 1, **row})
+        rows.append(row_of(traces, policy, difficulty, asked=asked))
     as_trained = row_of(traces, Policy(0.0, max_width), difficulty)  # lambda 0: the paper's gate
-    warnings = [row["note"] for row in rows if row["note"]] + health(net, rows[len(rows) // 2], "at the middle budget")
+    warnings = [row.note for row in rows if row.note] + health(net, rows[len(rows) // 2], "at the middle budget")
     if default_lambda(net) == 0:
         warnings += health(net, as_trained, "without a budget")
-    return {
-        "router": router.kind,
-        "targets": router.targets,
-        "images": len(traces),
-        "range": [row.madds for row in (net.card.budgets[:1] + net.card.budgets[-1:])],
-        "rows": rows,
-        "as_trained": as_trained,
-        "auc": auc(slimmest_score(net, traces.scores[()]), traces.right(net.candidates[0])),
-        "difficulty": {name: mine.double().mean().item() for name, mine in difficulty.items()},
-        "oracle": oracle(traces),
-        "warnings": list(dict.fromkeys(warnings)),
-        "examples": examples(traces, Policy(rows[len(rows) // 2]["lam"], max_width)),
-        "classes": by_class(traces, [Policy(row["lam"], max_width) for row in rows]),
-    }
+    return Dynamic(
+        router=router.kind,
+        targets=router.targets,
+        range=tuple(row.madds for row in (net.card.budgets[:1] + net.card.budgets[-1:])),
+        rows=tuple(rows),
+        as_trained=as_trained,
+        auc=Stat(auc(slimmest_score(net, traces.scores[()]), traces.right(net.candidates[0]))),
+        difficulty={name: mine.double().mean().item() for name, mine in difficulty.items()},
+        oracle=oracle(traces),
+        warnings=tuple(dict.fromkeys(warnings)),
+        classes=by_class(traces, [Policy(row.lam, max_width) for row in rows]),
+    )
 
 
-def row_of(traces: Traces, policy: Policy, difficulty: dict[str, Tensor]) -> dict[str, Any]:
+def row_of(traces: Traces, policy: Policy, difficulty: dict[str, Tensor], *, asked: float = 0.0) -> BudgetRow:
     """One policy: accuracy, MAdds and their spread, routes, and the gain over the uniform sub-networks' hull."""
     outcome = traces.at(policy)
     madds = outcome.madds.double()
     mean = madds.mean().item()
     reference = hull(traces, mean)
     difference = outcome.correct.double() - reference
-    return {
-        "lam": policy.lam,
-        "note": policy.note,
-        "top1": outcome.correct.double().mean().item(),
-        "madds": mean,
-        "p50": madds.quantile(0.5).item(),
-        "p95": madds.quantile(0.95).item(),
-        "hull": reference.mean().item(),
-        "gain": 100 * difference.mean().item(),
-        "gain_se": 100 * difference.std().item() / len(difference) ** 0.5,
-        "gates": histograms(traces.net, outcome.paths),
-        "difficulty": {name: routed(traces, outcome, mine) for name, mine in difficulty.items()},
-    }
+    return BudgetRow(
+        name="",
+        asked=asked,
+        lam=policy.lam,
+        note=policy.note,
+        madds=Stat(mean),
+        p50=Stat(madds.quantile(0.5).item()),
+        p95=Stat(madds.quantile(0.95).item()),
+        score=Stat(outcome.correct.double().mean().item()),
+        hull=Stat(reference.mean().item()),
+        gain=Stat(100 * difference.mean().item()),
+        gain_se=100 * difference.std().item() / len(difference) ** 0.5,
+        gates=histograms(traces.net, outcome.paths),
+        groups={name: routed(traces, outcome, mine) for name, mine in difficulty.items()},
+    )
 
 
-def routed(traces: Traces, outcome: Outcome, mine: Tensor) -> dict[str, Any]:
+def routed(traces: Traces, outcome: Outcome, mine: Tensor) -> Group:
     """Where the images of one difficulty go."""
     if not mine.any():
-        return {"madds": None, "gates": []}
+        return Group(None, ())
     madds = outcome.madds[mine].double().mean().item()
-    return {"madds": madds, "gates": [gate["shares"] for gate in histograms(traces.net, outcome.paths[mine])]}
+    return Group(madds, tuple(gate.shares for gate in histograms(traces.net, outcome.paths[mine])))
 
 
-def histograms(net: Described, paths: Tensor) -> list[dict[str, Any]]:
+def histograms(net: Described, paths: Tensor) -> tuple[Gate, ...]:
     """For each choice point, the share of images at each width, and the entropy of these shares in bits."""
     gates = []
     for point, widths in enumerate(net.spec.widths):
         shares = torch.bincount(paths[:, point], minlength=widths).double() / len(paths)
         entropy = -(shares * shares.clamp_min(1e-12).log2()).sum().item()
-        gates.append({"shares": shares.tolist(), "entropy": max(0.0, entropy)})
-    return gates
+        gates.append(Gate(tuple(shares.tolist()), max(0.0, entropy)))
+    return tuple(gates)
 
 
-def examples(traces: Traces, policy: Policy, count: int = 12) -> dict[str, list[dict[str, Any]]]:
-    """Images with the cheapest and the dearest paths, on the same path the surest ones first: label, answer, path."""
+def examples(traces: Traces, policy: Policy, count: int = 12) -> tuple[Example, ...]:
+    """Images with the cheapest and the dearest paths, on the same path the surest ones first."""
     outcome = traces.at(policy)
     belief = slimmest_score(traces.net, traces.scores[()])
     order = belief.argsort(descending=True, stable=True)
     cheap = order[outcome.madds[order].argsort(stable=True)][:count]
     unsure = order.flip(0)
     dear = unsure[outcome.madds[unsure].argsort(descending=True, stable=True)][:count]
-    return {name: shown(traces, policy, rows) for name, rows in (("slimmest", cheap), ("widest", dear))}
+    return (*answered(traces, policy, cheap, "slimmest"), *answered(traces, policy, dear, "widest"))
 
 
-def shown(traces: Traces, policy: Policy, rows: Tensor) -> list[dict[str, Any]]:
+def answered(traces: Traces, policy: Policy, rows: Tensor, group: str) -> list[Example]:
+    """Some images with their labels, answers and paths."""
     batch = traces.load(traces.ids[rows])
     routed = traces._route(batch.images, policy)
-    fields = {"id": batch.ids, "label": batch.labels, "answer": routed.logits.argmax(1), "path": routed.paths}
-    values = {name: tensor.tolist() for name, tensor in fields.items()}
-    return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+    parts = [part.tolist() for part in (batch.ids, routed.paths, batch.labels, routed.logits.argmax(1))]
+    return [
+        Example(number, tuple(path), group, label, answer) for number, path, label, answer in zip(*parts, strict=True)
+    ]
 
 
-def by_class(traces: Traces, policies: Sequence[Policy]) -> dict[str, list[Any]]:
+def by_class(traces: Traces, policies: Sequence[Policy]) -> tuple[ClassRow, ...]:
     """Of every class: its images and, per policy, accuracy and average MAdds; the middle policy's first gate's shares.
 
-    A class without images has None.
+    A class without images has None, and no shares.
     """
     names = list(traces.net.card.classes) or [str(label) for label in range(int(traces.labels.max()) + 1)]
-    mine = [traces.labels == label for label in range(len(names))]
     outcomes = [traces.at(policy) for policy in policies]
     middle = outcomes[len(outcomes) // 2]
-
-    def means(values: Tensor, digits: int) -> list[float | None]:
-        return [round(values[rows].double().mean().item(), digits) if rows.any() else None for rows in mine]
-
-    return {
-        "names": names,
-        "images": [int(rows.sum()) for rows in mine],
-        "top1": [means(outcome.correct, 4) for outcome in outcomes],
-        "madds": [means(outcome.madds, 0) for outcome in outcomes],
-        "shares": [
-            [round(share, 4) for share in histograms(traces.net, middle.paths[rows])[0]["shares"]]
-            if rows.any()
-            else None
-            for rows in mine
-        ],
-    }
+    rows = []
+    for label, name in enumerate(names):
+        mine = traces.labels == label
+        there = bool(mine.any())
+        shares = histograms(traces.net, middle.paths[mine])[0].shares if there else ()
+        rows.append(
+            ClassRow(
+                name,
+                int(mine.sum()),
+                tuple(round(each.correct[mine].double().mean().item(), 4) if there else None for each in outcomes),
+                tuple(round(each.madds[mine].double().mean().item(), 0) if there else None for each in outcomes),
+                tuple(round(share, 4) for share in shares),
+            )
+        )
+    return tuple(rows)
 
 
 def choices(net: Described) -> list[WidthPath]:
@@ -171,12 +170,12 @@ def difficulties(traces: Traces) -> dict[str, Tensor]:
     return {"easy": easy, "dependent": ~easy & ~hard, "hard": hard}
 
 
-def oracle(traces: Traces) -> dict[str, float]:
+def oracle(traces: Traces) -> Point:
     """A router that knows the narrowest candidate that is right, and takes the slimmest where none is."""
     right = torch.stack([traces.right(path) for path in choices(traces.net)], 1)
     costs = torch.tensor([traces.table.madds(path) for path in choices(traces.net)])
     narrowest = right.int().argmax(1)
-    return {"top1": right.any(1).double().mean().item(), "madds": costs[narrowest].double().mean().item()}
+    return Point(Stat(costs[narrowest].double().mean().item()), Stat(right.any(1).double().mean().item()))
 
 
 def hull(traces: Traces, madds: float) -> Tensor:
@@ -199,12 +198,12 @@ def hull(traces: Traces, madds: float) -> Tensor:
     return (1 - share) * traces.right(slim).double() + share * traces.right(wide).double()
 
 
-Point = tuple[float, float, WidthPath]
+Corner = tuple[float, float, WidthPath]
 
 
-def concave(points: Sequence[Point]) -> list[Point]:
+def concave(points: Sequence[Corner]) -> list[Corner]:
     """The corners of the upper concave hull, as far as it rises."""
-    kept: list[Point] = []
+    kept: list[Corner] = []
     for point in sorted(points):
         while len(kept) > 1 and slope(kept[-2], kept[-1]) <= slope(kept[-2], point):
             kept.pop()
@@ -216,18 +215,18 @@ def concave(points: Sequence[Point]) -> list[Point]:
     return rising
 
 
-def slope(a: Point, b: Point) -> float:
+def slope(a: Corner, b: Corner) -> float:
     return (b[1] - a[1]) / (b[0] - a[0])
 
 
-def health(net: Described, row: dict[str, Any], when: str) -> list[str]:
+def health(net: Described, row: BudgetRow, when: str) -> list[str]:
     """What is wrong with the routes of a row, and what to do."""
     found = []
-    for point, gate in enumerate(row["gates"]):
-        share = max(gate["shares"])
+    for point, gate in enumerate(row.gates):
+        share = max(gate.shares)
         if share > COLLAPSED and len(net.spec.routing[point]) > 1:
             found.append(
-                f"gate {point} sends {share:.1%} of the images to width {gate['shares'].index(share)} {when}: "
+                f"gate {point} sends {share:.1%} of the images to width {gate.shares.index(share)} {when}: "
                 f"it does not tell inputs apart. Ask for another budget, train longer (sgs_optim.epochs), raise "
                 f"sgs.temperature, or use sgs.router slim_first"
             )

@@ -1,12 +1,10 @@
-"""How good each sub-network is: accuracy beside cost, in one versioned result schema."""
+"""How good each sub-network is: accuracy beside cost."""
 
 from __future__ import annotations
 
-import platform
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,12 +13,12 @@ from torch import Tensor
 from dsnet.cost import CostTable
 from dsnet.data.dataset import Batch
 from dsnet.models import Supernet
+from dsnet.results import Evaluation, Measure, Metric, PathRow, Stat, made
 from dsnet.runtime import Runner
 from dsnet.space import WidthPath
 from dsnet.training import distributed, uncalibrated
-from dsnet.version import __version__
 
-SCHEMA = 2
+METRIC = Metric("top-1", ".2%", (Measure("top-5", ".2%"), Measure("loss", ".3f")))
 
 
 @torch.no_grad()
@@ -63,8 +61,8 @@ def _accuracy(
 
 def evaluate(
     net: Supernet | Runner, batches: Iterable[Batch], paths: Sequence[WidthPath], *, image_size: int, split: str
-) -> dict[str, Any]:
-    """The result of an evaluation: one row per path, cheapest first."""
+) -> Evaluation:
+    """The evaluation of some paths, cheapest first; what it knows nothing of, such as the data's name, is empty."""
     if isinstance(net, Supernet) and (unseen := uncalibrated(net, paths)):
         raise ValueError(
             f"the batch-norm statistics of {len(unseen)} widths were never calibrated (the first is {unseen[0]}), "
@@ -74,27 +72,35 @@ def evaluate(
     start = time.perf_counter()
     measured = accuracy(net, batches, paths)
     rows = [
-        {
-            "path": list(path),
-            **scores,
-            "madds": table.madds(path),
-            "params": table.params(path),
-            "share": table.madds(path) / table.widest,
-        }
+        PathRow(
+            image_size,
+            path,
+            table.madds(path),
+            table.params(path),
+            table.madds(path) / table.widest,
+            Stat(scores["top1"]),
+            {"top-5": Stat(scores["top5"]), "loss": Stat(scores["loss"])},
+        )
         for path, scores in zip(paths, measured, strict=True)
     ]
-    return {
-        "schema": SCHEMA,
-        "dsnet": __version__,
-        "torch": torch.__version__,
-        "runtime": net.runtime if isinstance(net, Runner) else "the network itself",
-        "machine": f"{platform.machine()} {platform.system()}, {torch.get_num_threads()} threads",
-        "model": net.spec.name,
-        "image_size": image_size,
-        "split": split,
-        "seconds": round(time.perf_counter() - start, 2),
-        "rows": sorted(rows, key=lambda row: row["madds"]),
-    }
+    return Evaluation(
+        task="classification",
+        metric=METRIC,
+        model=net.spec.name,
+        dataset="",
+        split=split,
+        images=int(measured[0]["images"]),
+        image_size=image_size,
+        seeds=(),
+        rows=tuple(sorted(rows, key=lambda row: row.madds)),
+        made=made(
+            torch=torch.__version__,
+            runtime=net.runtime if isinstance(net, Runner) else "the network itself",
+            threads=torch.get_num_threads(),
+            seconds=time.perf_counter() - start,
+        ),
+        classes=net.card.classes,
+    )
 
 
 def paths_to_evaluate(net: Supernet | Runner, sample: int = 0, seed: int = 0) -> list[WidthPath]:

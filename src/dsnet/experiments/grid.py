@@ -19,6 +19,7 @@ from dsnet.data.batches import end_with_parent
 from dsnet.errors import TrainingError
 from dsnet.experiments.recipe import Cell
 from dsnet.files import write_whole
+from dsnet.results import Evaluation, read
 from dsnet.runs.train import train
 from dsnet.tasks import GATE, STATE
 from dsnet.training import Interrupted
@@ -36,9 +37,9 @@ class Finished:
     seed: int
 
     @cached_property
-    def result(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / RESULT).read_text())
-        return found
+    def result(self) -> Evaluation:
+        remedy = f"run `dsnet eval {self.folder}` and copy its results/test.json there"
+        return read(self.folder / RESULT, Evaluation, remedy=remedy)
 
     @property
     def commit(self) -> str:

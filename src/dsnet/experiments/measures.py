@@ -9,11 +9,25 @@ from typing import Any
 from dsnet.experiments.grid import Finished
 from dsnet.experiments.layout import Measure, Plot, Runs
 from dsnet.report.tables import human
+from dsnet.results import BudgetRow, Dynamic, Evaluation, PathRow, Stat
 
 
-def uniform_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+def uniform_rows(result: Evaluation) -> list[PathRow]:
     """Of sub-networks with one width everywhere, slimmest first."""
-    return [row for row in result["rows"] if len(set(row["path"])) <= 1]
+    return [row for row in result.rows if row.uniform]
+
+
+def dynamic_of(run: Finished) -> Dynamic:
+    """The dynamic part of a run's result, which recipes with a router have."""
+    assert run.result.dynamic is not None
+    return run.result.dynamic
+
+
+def trained_row(run: Finished) -> BudgetRow:
+    """The dynamic network at lambda 0."""
+    row = dynamic_of(run).as_trained
+    assert row is not None
+    return row
 
 
 def constant(value: float) -> Measure:
@@ -21,51 +35,62 @@ def constant(value: float) -> Measure:
 
 
 def slimmest(run: Finished) -> float:
-    return float(uniform_rows(run.result)[0]["top1"])
+    return uniform_rows(run.result)[0].score.mean
 
 
 def widest(run: Finished) -> float:
-    return float(uniform_rows(run.result)[-1]["top1"])
+    return uniform_rows(run.result)[-1].score.mean
 
 
 def widest_madds(run: Finished) -> float:
-    return float(uniform_rows(run.result)[-1]["madds"])
+    return float(uniform_rows(run.result)[-1].madds)
 
 
 def all_widths(run: Finished) -> float:
     """Mean over the uniform sub-networks."""
-    return mean(row["top1"] for row in uniform_rows(run.result))
+    return mean(row.score.mean for row in uniform_rows(run.result))
 
 
 def as_trained(key: str) -> Measure:
-    """The dynamic network at lambda 0: top1, madds or gain."""
-    return lambda run: float(run.result["dynamic"]["as_trained"][key])
+    """The dynamic network at lambda 0: score, madds or gain."""
+    return lambda run: figure_of(trained_row(run), key)
+
+
+def figure_of(row: BudgetRow, key: str) -> float:
+    found = getattr(row, key)
+    assert isinstance(found, Stat)
+    return found.mean
 
 
 def mean_gain(run: Finished) -> float:
     """Points above the hull of the uniform sub-networks at equal MAdds, mean over the budgets."""
-    return mean(row["gain"] for row in run.result["dynamic"]["rows"])
+    return mean(row.gain.mean for row in dynamic_of(run).rows)
 
 
 def over_lottery(key: str) -> Measure:
-    """Of top1 or hull: points above a lottery between the two ends of the routing space, mean over the budgets."""
+    """Of score or hull: points above a lottery between the two ends of the routing space, mean over the budgets."""
 
     def measure(run: Finished) -> float:
-        routing = run.result["training"]["router"]["routing"]
-        ends = [[widths[end] for widths in routing] for end in (0, -1)]
-        (x0, y0), (x1, y1) = sorted((row["madds"], row["top1"]) for row in run.result["rows"] if row["path"] in ends)
-        rows = run.result["dynamic"]["rows"]
-        return mean(100 * (row[key] - y0 - (y1 - y0) * (row["madds"] - x0) / (x1 - x0)) for row in rows)
+        router: Any = run.result.training["router"]
+        ends = [tuple(widths[end] for widths in router["routing"]) for end in (0, -1)]
+        (x0, y0), (x1, y1) = sorted((row.madds, row.score.mean) for row in run.result.rows if row.path in ends)
+        return mean(
+            100 * (figure_of(row, key) - y0 - (y1 - y0) * (row.madds.mean - x0) / (x1 - x0))
+            for row in dynamic_of(run).rows
+        )
 
     return measure
 
 
 def at_budget(budget: int, key: str) -> Measure:
-    return lambda run: float(run.result["dynamic"]["rows"][budget][key])
+    """score, madds, hull or gain of the dynamic network at one of its budgets."""
+    return lambda run: figure_of(dynamic_of(run).rows[budget], key)
 
 
 def router_auc(run: Finished) -> float:
-    return float(run.result["dynamic"]["auc"])
+    found = dynamic_of(run).auc
+    assert found is not None
+    return found.mean
 
 
 def dynamic_at(madds: float) -> Measure:
@@ -73,15 +98,16 @@ def dynamic_at(madds: float) -> Measure:
 
     def measure(run: Finished) -> float:
         fixed = uniform_rows(run.result)
-        rows = [fixed[0], *run.result["dynamic"]["rows"], fixed[-1]]
-        return interpolate([(row["madds"], row["top1"]) for row in rows], madds)
+        points = [(row.madds.mean, row.score.mean) for row in dynamic_of(run).rows]
+        ends = [(float(row.madds), row.score.mean) for row in (fixed[0], fixed[-1])]
+        return interpolate([ends[0], *points, ends[1]], madds)
 
     return measure
 
 
 def uniform_at(madds: float) -> Measure:
     """Accuracy of the uniform sub-networks at a cost, interpolated."""
-    return lambda run: interpolate([(row["madds"], row["top1"]) for row in uniform_rows(run.result)], madds)
+    return lambda run: interpolate([(row.madds, row.score.mean) for row in uniform_rows(run.result)], madds)
 
 
 def interpolate(points: list[tuple[float, float]], x: float) -> float:
@@ -119,8 +145,9 @@ def tradeoff(title: str, uniform: dict[str, str], dynamic: dict[str, str], stati
 
 
 def curve(run: Finished, kind: str) -> list[tuple[float, float]]:
-    rows = run.result["dynamic"]["rows"] if kind == "dynamic" else uniform_rows(run.result)
-    return [(row["madds"] / 1e6, 100 * row["top1"]) for row in rows]
+    if kind == "dynamic":
+        return [(row.madds.mean / 1e6, 100 * row.score.mean) for row in dynamic_of(run).rows]
+    return [(row.madds / 1e6, 100 * row.score.mean) for row in uniform_rows(run.result)]
 
 
 def operating_points(title: str, labels: tuple[str, ...]) -> Plot:
@@ -131,8 +158,9 @@ def operating_points(title: str, labels: tuple[str, ...]) -> Plot:
         shown = [series("uniform sub-networks", [curve(run, "uniform") for run in first])] if first else []
         for label in labels:
             if runs.get(label):
-                found = [run.result["dynamic"]["as_trained"] for run in runs[label]]
-                shown.append(series(label, [[(row["madds"] / 1e6, 100 * row["top1"])] for row in found], "points"))
+                found = [trained_row(run) for run in runs[label]]
+                points = [[(row.madds.mean / 1e6, 100 * row.score.mean)] for row in found]
+                shown.append(series(label, points, "points"))
         return {"title": title, "x": "MAdds (M), average over images", "y": "top-1 accuracy (%)", "series": shown}
 
     return plot
@@ -161,27 +189,23 @@ def gate_shares(title: str, label: str) -> Plot:
         groups: list[dict[str, Any]] = []
         names: list[str] = []
         if runs.get(label):
-            dynamic = runs[label][0].result["dynamic"]
-            rows = [("as trained", dynamic["as_trained"])]
-            rows += [(f"budget {human(row['asked'])}", row) for row in dynamic["rows"]]
+            first = runs[label][0]
+            rows = [("as trained", trained_row(first))]
+            rows += [(f"budget {human(row.asked)}", row) for row in dynamic_of(first).rows]
             for name, row in rows:
-                bars = [{"name": f"gate {n + 1}", "shares": gate["shares"]} for n, gate in enumerate(row["gates"])]
-                groups.append({"name": f"{name}: {human(row['madds'])} MAdds, {row['top1']:.1%}", "bars": bars})
-                names = [f"width {n}" for n in range(len(row["gates"][0]["shares"]))]
+                bars = [{"name": f"gate {n + 1}", "shares": list(gate.shares)} for n, gate in enumerate(row.gates)]
+                about = f"{human(row.madds.mean)} MAdds, {row.score.mean:.1%}"
+                groups.append({"name": f"{name}: {about}", "bars": bars})
+                names = [f"width {n}" for n in range(len(row.gates[0].shares))]
         return {"title": title, "kind": "shares", "names": names, "groups": groups}
 
     return plot
 
 
 def detector_madds(run: Finished) -> float:
-    return float(run.result["rows"][-1]["madds"])
+    return float(run.result.rows[-1].madds)
 
 
 def average_precision(run: Finished) -> float:
     """Of the widest detector."""
-    return float(run.result["rows"][-1]["map"])
-
-
-def dynamic_precision(budget: int, key: str) -> Measure:
-    """madds or map of the dynamic detector at S, M or L."""
-    return lambda run: float(run.result["dynamic"][budget][key])
+    return run.result.rows[-1].score.mean

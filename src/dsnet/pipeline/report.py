@@ -22,8 +22,7 @@ from dsnet.report.blocks import Chapter, Picture, Pictures, Report
 from dsnet.report.chapters import RunParts, experiment_chapter, run_chapter
 from dsnet.report.html import chapter
 from dsnet.report.overview import compose, data_of
-from dsnet.report.plots import is_static
-from dsnet.results import Bench, read
+from dsnet.results import Bench, Evaluation, Example, read
 from dsnet.runs.folder import BENCH
 from dsnet.tasks import GATE
 from dsnet.tasks.assess import open_data, pixels, split_of
@@ -36,7 +35,7 @@ SIDE = 96  # pixels of an image in the page, at most
 GROUPS = {"slimmest": "Easy for the router: the cheapest paths", "widest": "Hard for the router: the dearest paths"}
 
 
-def report_of(place: Path, *, root: str | None = None, static: Sequence[dict[str, Any]] = ()) -> Report:
+def report_of(place: Path, *, root: str | None = None, static: Sequence[Evaluation] = ()) -> Report:
     """The report of a run, or of all runs and experiments below a folder."""
     found = list(below(place))
     opened: dict[str, Dataset] = {}
@@ -47,7 +46,7 @@ def report_of(place: Path, *, root: str | None = None, static: Sequence[dict[str
             f"there is no run and no experiment in {place}, nor up to {DEPTH} folders below it; a run has a {CONFIG}, "
             f"which `dsnet train` writes"
         )
-    lone = [run.result for run in runs if run.result is not None and not run.detector and is_static(run.result)]
+    lone = [run.result for run in runs if run.result is not None and not run.detector and run.result.static]
     runs = [with_static(run, [*static, *lone]) for run in runs]
     return compose(place.resolve().name, runs, experiments)
 
@@ -92,6 +91,14 @@ def read_json(file: Path) -> Any:
         return None
 
 
+def read_result(file: Path) -> Evaluation | None:
+    """None where there is no evaluation, or not one that this version of dsnet reads."""
+    try:
+        return read(file, Evaluation)
+    except ValueError:
+        return None
+
+
 def read_lines(file: Path) -> list[dict[str, Any]]:
     """A log of one JSON object per line; a line that is still being written is left out."""
     try:
@@ -117,15 +124,14 @@ def benchmark(file: Path) -> Bench | None:
 
 
 def gather(folder: Path, place: Path, root: str | None, opened: dict[str, Dataset]) -> RunParts:
-    result = read_json(folder / RESULT)
-    result = result if isinstance(result, dict) and result.get("rows") else None
+    result = read_result(folder / RESULT)
     try:
         config = (folder / CONFIG).read_text(encoding="utf-8")
     except (OSError, ValueError):
         config = None
-    detector = (result or {}).get("task") == "detection" or "task: detection" in (config or "").splitlines()
+    detector = (result is not None and result.objects is not None) or "task: detection" in (config or "").splitlines()
     pictures, why = [], ""
-    if result is not None and "dynamic" in result and not detector:
+    if result is not None and result.dynamic is not None and not detector:
         try:
             pictures = examples(folder, result, root, opened)
         except (ValueError, OSError, KeyError, TypeError) as error:
@@ -150,7 +156,7 @@ def gather(folder: Path, place: Path, root: str | None, opened: dict[str, Datase
     return next((kept for kept in fewer if drawable(partial(run_chapter, kept))), bare)
 
 
-def examples(folder: Path, result: dict[str, Any], root: str | None, opened: dict[str, Dataset]) -> list[Pictures]:
+def examples(folder: Path, result: Evaluation, root: str | None, opened: dict[str, Dataset]) -> list[Pictures]:
     """The images that the router found easy and hard, with class, answer and path."""
     config = read_config(folder / CONFIG)
     key = repr((config.data, config.model))
@@ -158,31 +164,31 @@ def examples(folder: Path, result: dict[str, Any], root: str | None, opened: dic
         opened[key] = open_data(config, root)
     data = opened[key]
     check_data(folder, data)
-    part = split_of(data, result["split"])
+    part = split_of(data, result.split)
     groups = []
-    for name, found in result["dynamic"]["examples"].items():
-        shown = [entry if isinstance(entry, dict) else {"id": entry} for entry in found]  # older results: ids alone
-        images = pixels(data, part, [entry["id"] for entry in shown])
+    for name in dict.fromkeys(example.group for example in result.examples):
+        shown = [example for example in result.examples if example.group == name]
+        images = pixels(data, part, [example.id for example in shown])
         pictures = [picture(image, entry, data) for image, entry in zip(images, shown, strict=True)]
         groups.append(Pictures(GROUPS.get(name, name), pictures))
     return groups
 
 
-def picture(image: np.ndarray, entry: dict[str, Any], data: Dataset) -> Picture:
+def picture(image: np.ndarray, example: Example, data: Dataset) -> Picture:
     drawn = Image.fromarray((255 * image).round().astype(np.uint8).squeeze())
     drawn.thumbnail((SIDE, SIDE))
     buffer = io.BytesIO()
     drawn.save(buffer, format="PNG", optimize=True)
-    if "answer" not in entry:
-        return Picture(buffer.getvalue(), [f"image {entry['id']}"])
-    right = entry["answer"] == entry["label"]
-    said = "✓ right" if right else f"✗ {data.classes[entry['answer']]}"
-    route = "path " + ",".join(map(str, entry["path"]))
-    return Picture(buffer.getvalue(), [data.classes[entry["label"]], said, route], right)
+    if example.answer is None or example.label is None:
+        return Picture(buffer.getvalue(), [f"image {example.id}"])
+    right = example.answer == example.label
+    said = "✓ right" if right else f"✗ {data.classes[example.answer]}"
+    route = "path " + ",".join(map(str, example.path))
+    return Picture(buffer.getvalue(), [data.classes[example.label], said, route], right)
 
 
-def with_static(run: RunParts, static: Sequence[dict[str, Any]]) -> RunParts:
+def with_static(run: RunParts, static: Sequence[Evaluation]) -> RunParts:
     """Static networks on the same data are drawn beside a run."""
-    if run.result is None or run.detector or is_static(run.result):
+    if run.result is None or run.detector or run.result.static:
         return run
     return replace(run, static=[other for other in static if data_of(other) == data_of(run.result)])

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dsnet import results
 from dsnet.report import bench as benches
-from dsnet.report import charts, detection, show
+from dsnet.report import charts, tables
+from dsnet.report.adapter import as_dict
 from dsnet.report.blocks import (
     Bars,
     Block,
@@ -32,12 +34,10 @@ from dsnet.report.plots import (
     detector_bars,
     difficulty_bars,
     gate_bars,
-    is_static,
-    middle,
     precision_plot,
 )
 from dsnet.report.tables import human
-from dsnet.results import Bench, Chart
+from dsnet.results import Bench, Chart, Evaluation
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RunParts:
     name: str
     folder: str
     config: str | None = None
-    result: dict[str, Any] | None = None
+    result: Evaluation | None = None
     bench: Bench | None = None
     metrics: Sequence[dict[str, Any]] = ()
     gate_metrics: Sequence[dict[str, Any]] = ()
@@ -55,7 +55,7 @@ class RunParts:
     no_pictures: str = ""  # why there are none
     sheet: bytes | None = None
     detector: bool = False
-    static: Sequence[dict[str, Any]] = ()
+    static: Sequence[Evaluation] = ()
 
     @property
     def place(self) -> str:
@@ -63,7 +63,7 @@ class RunParts:
 
     @property
     def routes(self) -> bool:
-        return self.result is not None and "dynamic" in self.result
+        return self.result is not None and self.result.dynamic is not None
 
 
 def run_chapter(run: RunParts, *, folded: bool = False) -> Chapter:
@@ -76,15 +76,19 @@ def run_chapter(run: RunParts, *, folded: bool = False) -> Chapter:
 def about(run: RunParts) -> str:
     if run.result is None:
         return "not evaluated"
-    return detection.title(run.result) if run.detector else show.title(run.result)
+    return tables.title(run.result)
 
 
-def made_by(result: dict[str, Any]) -> str:
-    return f"dsnet {result['dsnet']}, torch {result['torch']}, {result['machine']}"
+def made_by(result: Evaluation) -> str:
+    return f"dsnet {result.made.dsnet}, torch {result.made.torch}, {result.made.machine}"
+
+
+def block(table: results.Table, title: str | None = None, *, folded: bool = False) -> Table:
+    return Table(table.columns, table.rows, table.title if title is None else title, table.note, folded=folded)
 
 
 def classifier_sections(run: RunParts) -> list[Section]:
-    if run.result is not None and is_static(run.result):
+    if run.result is not None and run.result.static:
         return [Section("Accuracy", accuracy_blocks(run)), Section("Latency", latency_blocks(run))]
     return [
         Section("Accuracy against MAdds", accuracy_blocks(run)),
@@ -109,14 +113,13 @@ def accuracy_blocks(run: RunParts) -> list[Block]:
     result = run.result
     if result is None:
         return [not_evaluated(run, "accuracy against MAdds")]
-    blocks: list[Block] = [Plot(accuracy_plot(result, run.static))]
-    blocks.append(Table(show.COLUMNS, show.cells(result), "Every path that was evaluated", folded=True))
-    if run.routes:
-        dynamic = result["dynamic"]
-        title, note = show.dynamic_title(dynamic), show.dynamic_note(dynamic)
-        blocks.append(Table(show.DYNAMIC_COLUMNS, show.dynamic_cells(dynamic), title, note))
-        blocks += [Text(f"Warning: {warning}") for warning in dynamic["warnings"]]
-    elif not is_static(result):
+    blocks: list[Block] = [Plot(accuracy_plot(as_dict(result), [as_dict(other) for other in run.static]))]
+    blocks.append(block(tables.paths_table(result), "Every path that was evaluated", folded=True))
+    budgets = tables.budgets_table(result)
+    if budgets is not None and result.dynamic is not None:
+        blocks.append(block(budgets))
+        blocks += [Text(f"Warning: {warning}") for warning in result.dynamic.warnings]
+    elif not result.static:
         blocks.append(not_routed(run, "the dynamic network"))
     return blocks
 
@@ -126,15 +129,14 @@ def gate_blocks(run: RunParts) -> list[Block]:
         return [not_routed(run, "gate distributions")]
     assert run.result is not None
     words = "Easy: the slimmest width is right. Dependent: only wider ones are. Hard: no width is."
-    return [Bars(gate_bars(run.result)), Bars(difficulty_bars(run.result)), Text(words)]
+    return [Bars(gate_bars(as_dict(run.result))), Bars(difficulty_bars(as_dict(run.result))), Text(words)]
 
 
 def picture_blocks(run: RunParts) -> list[Block]:
-    if not run.routes:
+    if run.result is None or run.result.dynamic is None:
         return [not_routed(run, "example images")]
-    assert run.result is not None
-    row = middle(run.result["dynamic"]["rows"])
-    words = f"The images with the cheapest and the dearest paths, the surest first, at {human(row['madds'])} MAdds."
+    madds = human(run.result.dynamic.middle.madds.mean)
+    words = f"The images with the cheapest and the dearest paths, the surest first, at {madds} MAdds."
     if run.pictures:
         routed = any(len(picture.lines) > 1 for group in run.pictures for picture in group.pictures)
         again = [] if routed else [Missing("routes of example images", f"Run `dsnet eval {run.place}` again.")]
@@ -154,35 +156,22 @@ def class_blocks(run: RunParts) -> list[Block]:
     if not run.routes:
         return [not_routed(run, "per-class routing")]
     assert run.result is not None
-    dynamic = run.result["dynamic"]
-    if "classes" not in dynamic:
+    routes = tables.routes_table(run.result)
+    if routes is None:
         return [Missing("per-class routing", f"Run `dsnet eval {run.place}` again.")]
-    classes = dynamic["classes"]
-    columns = ["<class", "images"] + [
-        f"{human(row['madds'])}: {key}" for row in dynamic["rows"] for key in ("MAdds", "top-1")
-    ]
-    rows = []
-    for number, name in enumerate(classes["names"]):
-        cells = [name, str(classes["images"][number])]
-        for madds, top1 in zip(classes["madds"], classes["top1"], strict=True):
-            there = madds[number] is not None
-            cells += [human(madds[number]) if there else "", f"{top1[number]:.1%}" if there else ""]
-        rows.append(cells)
-    return [Bars(class_bars(run.result)), Table(columns, rows, "Every class at every budget", folded=True)]
+    return [Bars(class_bars(as_dict(run.result))), block(routes, folded=True)]
 
 
 def latency_blocks(run: RunParts) -> list[Block]:
     if run.bench is None:
         return [Missing("latency against ideal", f"Run `dsnet bench {run.place}`.")]
-    blocks: list[Block] = [Plot(as_dict(figure)) for figure in charts.latency(run.bench)]
+    blocks: list[Block] = [Plot(chart_dict(figure)) for figure in charts.latency(run.bench)]
     words = "Ideal: the same path as a static network of the same runtime. Times are noise, ratios are what counts."
-    tables = [
-        Table(part.columns, part.rows, part.title, part.note, folded=True) for part in benches.bench_tables(run.bench)
-    ]
-    return [*blocks, Text(words), *tables]
+    measured = [block(part, folded=True) for part in benches.bench_tables(run.bench)]
+    return [*blocks, Text(words), *measured]
 
 
-def as_dict(chart: Chart) -> dict[str, Any]:
+def chart_dict(chart: Chart) -> dict[str, Any]:
     series = [
         {"name": part.name, "kind": part.kind, "dashed": part.dashed, "points": [[dot.x, dot.y] for dot in part.points]}
         | ({} if part.colour is None else {"colour": part.colour})
@@ -195,20 +184,19 @@ def detector_sections(run: RunParts) -> list[Section]:
     result = run.result
     if result is None:
         return [Section("Precision against MAdds", [not_evaluated(run, "precision against MAdds")])]
-    table = Table(detection.columns(result), detection.cells(result), "Every width", detection.note(result))
-    blocks: list[Block] = [Plot(precision_plot(result)), table]
-    if not detection.has_few(result):
-        title = detection.BY_CLASS[0].upper() + detection.BY_CLASS[1:]
-        blocks.append(Table(detection.class_columns(result), detection.class_cells(result), title))
-    if not run.routes:
+    blocks: list[Block] = [Plot(precision_plot(as_dict(result))), block(tables.paths_table(result), "Every width")]
+    if (classes := tables.classes_table(result)) is not None:
+        blocks.append(block(classes, classes.title[0].upper() + classes.title[1:]))
+    budgets = tables.budgets_table(result)
+    if budgets is None or result.dynamic is None:
         return [
             Section("Precision against MAdds", blocks),
             Section("Gate distributions", [not_routed(run, "gate distributions")]),
         ]
-    cells = detection.dynamic_cells(result)
-    blocks.append(Table(detection.DYNAMIC, cells, "The dynamic detector", detection.DYNAMIC_NOTE))
-    blocks += [Text(f"Warning: {row['note']}") for row in result["dynamic"] if row["note"]]
-    return [Section("Precision against MAdds", blocks), Section("Gate distributions", [Bars(detector_bars(result))])]
+    blocks.append(block(budgets, "The dynamic detector"))
+    blocks += [Text(f"Warning: {warning}") for warning in result.dynamic.warnings]
+    bars = Bars(detector_bars(as_dict(result)))
+    return [Section("Precision against MAdds", blocks), Section("Gate distributions", [bars])]
 
 
 def training_section(run: RunParts) -> Section:

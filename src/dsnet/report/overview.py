@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dsnet.evaluate import combine
-from dsnet.evaluate.combine import kind
+from dsnet.report.adapter import as_dict
 from dsnet.report.blocks import Block, Chapter, Missing, Plot, Report, Table
 from dsnet.report.chapters import RunParts, experiment_chapter, run_chapter
 from dsnet.report.html import anchor
-from dsnet.report.plots import dynamic_points, line, middle, router_of, uniform_points
-from dsnet.report.tables import human
+from dsnet.report.plots import dynamic_points, line, uniform_points
+from dsnet.report.tables import summary_cells, summary_columns
+from dsnet.results import Evaluation, combine, kind
 
-COLUMNS = ["<run", "<model", "<router", "slimmest", "widest", "dynamic", "at MAdds", "gain"]
-DETECTORS = ["<run", "<model", "slimmest mAP", "widest mAP", "dynamic mAP", "at MAdds", "uniform"]
 SPREAD = 20  # of MAdds, from which on an axis is logarithmic
 
 
@@ -23,7 +21,7 @@ def compose(name: str, runs: Sequence[RunParts], experiments: Sequence[dict[str,
     which open on a click."""
     if len(runs) + len(experiments) == 1:
         only = run_chapter(runs[0]) if runs else experiment_chapter(experiments[0])
-        title = f"{runs[0].result['model']}" if runs and runs[0].result else only.title
+        title = runs[0].result.model if runs and runs[0].result else only.title
         words = only.about if title == only.title else f"{only.title}: {only.about}"
         return Report(title, words, [only])
     counts = [(len(runs), "run"), (len(experiments), "experiment")]
@@ -49,28 +47,30 @@ def overview(runs: Sequence[RunParts], anchors: dict[str, str], *, folded: bool)
     for data, mine in by_data.items():
         links = [anchors[first] for first, *_ in mine]
         note = "Top-1 in %; dynamic: at the middle budget; gain: points over fixed widths at the same average MAdds."
-        blocks.append(Table(COLUMNS, [cells(*group[1:]) for group in mine], titles[data], note, links=links))
+        rows = [summary_cells(*group[1:]) for group in mine]
+        blocks.append(Table(summary_columns(mine[0][2]), rows, titles[data], note, links=links))
     if detectors:
-        rows = [detector_cells(run, result) for run, result in detectors]
-        blocks.append(Table(DETECTORS, rows, "detectors", links=[anchors[run.name] for run, _ in detectors]))
+        rows = [summary_cells(run.name, result) for run, result in detectors]
+        links = [anchors[run.name] for run, _ in detectors]
+        blocks.append(Table(summary_columns(detectors[0][1]), rows, "detectors", links=links))
     for run in runs:
         if run.result is None:
             blocks.append(Missing(f"the evaluation of {run.name}", f"Run `dsnet eval {run.place}`."))
     return Chapter("Overview of the runs", "", blocks, folded=folded)
 
 
-def data_of(result: dict[str, Any]) -> tuple[str, str, int]:
+def data_of(result: Evaluation) -> tuple[str, str, int]:
     """What results must share to be drawn together: all folders of images are called folder, so their number counts."""
-    return result["dataset"], result["split"], result["rows"][0]["images"]
+    return result.dataset, result.split, result.images
 
 
-def alike(runs: Sequence[RunParts]) -> list[tuple[str, str, dict[str, Any]]]:
+def alike(runs: Sequence[RunParts]) -> list[tuple[str, str, Evaluation]]:
     """Runs that differ in their seed only as one, with means and standard deviations: first run, label, result."""
     groups: dict[str, list[RunParts]] = {}
     for run in runs:
         assert run.result is not None
         groups.setdefault(repr(kind(run.result)), []).append(run)
-    found: list[tuple[str, str, dict[str, Any]]] = []
+    found: list[tuple[str, str, Evaluation]] = []
     for mine in groups.values():
         results = [run.result for run in mine if run.result is not None]
         try:
@@ -81,44 +81,20 @@ def alike(runs: Sequence[RunParts]) -> list[tuple[str, str, dict[str, Any]]]:
     return found
 
 
-def figure(groups: Sequence[tuple[str, dict[str, Any]]], dataset: str) -> dict[str, Any]:
+def figure(groups: Sequence[tuple[str, Evaluation]], dataset: str) -> dict[str, Any]:
     """Every dynamic network, every distinct curve of fixed widths, every static network."""
-    fixed: dict[str, tuple[list[str], dict[str, Any], list[list[Any]]]] = {}
+    fixed: dict[str, tuple[list[str], Evaluation, list[list[Any]]]] = {}
     for name, result in groups:
-        points = uniform_points(result)
+        points = uniform_points(as_dict(result))
         fixed.setdefault(repr([point[:2] for point in points]), ([], result, points))[0].append(name)
     series = []
     for names, result, points in fixed.values():
         lone = len(points) == 1
-        named = result["model"] if len(names) > 1 else names[0]
+        named = result.model if len(names) > 1 else names[0]
         part = line(f"{named}, {'static' if lone else 'fixed widths'}", points, dashed=True)
         series.append({**part, "kind": "points"} if lone else part)
-    series += [line(f"{name}, dynamic", dynamic_points(result)) for name, result in groups if "dynamic" in result]
+    routed = [(name, as_dict(result)) for name, result in groups if result.dynamic is not None]
+    series += [line(f"{name}, dynamic", dynamic_points(result)) for name, result in routed]
     madds = [point[0] for part in series for point in part["points"]]
     plot = {"title": dataset, "x": "MAdds, average over images", "y": "top-1 (%)", "series": series}
     return {**plot, "log_x": max(madds) > SPREAD * min(madds)}
-
-
-def cells(name: str, result: dict[str, Any]) -> list[str]:
-    rows = sorted(result["rows"], key=lambda row: row["madds"])
-    row = [name, result["model"]]
-    if "dynamic" not in result:
-        return [*row, "", points(rows[0]), points(rows[-1]), "", "", ""]
-    best = middle(result["dynamic"]["rows"])
-    gain = f"{best['gain']:+.2f} ± {best.get('gain_std', best['gain_se']):.2f}"
-    router = router_of(result).removeprefix("router ")
-    return [*row, router, points(rows[0]), points(rows[-1]), points(best), human(best["madds"]), gain]
-
-
-def points(row: dict[str, Any]) -> str:
-    spread = f" ± {100 * row['top1_std']:.2f}" if "top1_std" in row else ""
-    return f"{100 * row['top1']:.2f}{spread}"
-
-
-def detector_cells(run: RunParts, result: dict[str, Any]) -> list[str]:
-    rows = sorted(result["rows"], key=lambda row: row["madds"])
-    ends = [run.name, result["model"], f"{rows[0]['map']:.3f}", f"{rows[-1]['map']:.3f}"]
-    if "dynamic" not in result:
-        return [*ends, "", "", ""]
-    best = middle(result["dynamic"])
-    return [*ends, f"{best['map']:.3f}", human(best["madds"]), f"{best['uniform']:.3f}"]

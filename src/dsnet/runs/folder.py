@@ -19,7 +19,9 @@ from dsnet.data.dataset import Data
 from dsnet.data.splits import check_data, write_splits
 from dsnet.errors import CheckpointError
 from dsnet.files import write_whole
+from dsnet.results import Evaluation
 from dsnet.tasks import STATE, Plan, Task, load, save
+from dsnet.tasks.assess import record
 from dsnet.version import __version__, commit
 
 BENCH = "results/bench.json"
@@ -70,8 +72,9 @@ class RunFolder:
     def save(self, net: Any) -> None:
         save(net, self.folder)
 
-    def record(self, name: str, result: Any, data: Data, *, draw: bool = True) -> None:
-        self.task.record(self.folder, name, result, data, draw=draw)
+    def record(self, name: str, result: Evaluation, data: Data, *, draw: bool = True) -> list[Path]:
+        """Write a result; draw: its figures as well, which are returned."""
+        return record(self.folder, name, result, data, draw=draw)
 
 
 def to_plain(value: Any) -> Any:

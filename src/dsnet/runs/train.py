@@ -14,6 +14,7 @@ from dsnet import tasks
 from dsnet.data.batches import TrainBatches
 from dsnet.data.dataset import Data
 from dsnet.errors import TrainingError
+from dsnet.results import Evaluation
 from dsnet.runs.folder import RunFolder
 from dsnet.tasks import Plan
 from dsnet.training import Interrupted, Loop
@@ -23,7 +24,7 @@ from dsnet.training.distributed import barrier, process_group, rank, world
 N = TypeVar("N", bound=nn.Module)
 
 
-def train(config: Any, folder: Path, *, resume: bool = False, draw: bool = True) -> Any:
+def train(config: Any, folder: Path, *, resume: bool = False, draw: bool = True) -> Evaluation | None:
     """Train what the config asks for, or go on; draw: figures of the result as well.
 
     Returns the evaluation of the saved network on the test split; processes other than the first return None.

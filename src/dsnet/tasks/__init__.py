@@ -21,6 +21,7 @@ from dsnet.checkpoint import MODEL, WEIGHTS, card_in, check_tensors, read_descri
 from dsnet.data.dataset import Data
 from dsnet.errors import CheckpointError
 from dsnet.models import Supernet
+from dsnet.results import Evaluation
 from dsnet.training import OptimConfig, Stage
 
 TASKS = {"classification": "dsnet.tasks.classification", "detection": "dsnet.tasks.detection.task"}
@@ -83,11 +84,8 @@ class Task(Protocol):
 
     def plans(self, config: Any, data: Data, folder: Path) -> Sequence[Plan[Any]]: ...
 
-    def evaluate(self, net: Any, data: Data, config: Any) -> Any:
+    def evaluate(self, net: Any, data: Data, config: Any) -> Evaluation:
         """The evaluation on the test split, in this process alone."""
-
-    def record(self, folder: Path, name: str, result: Any, data: Data, *, draw: bool) -> None:
-        """Write a result below a run's folder. draw: its figures as well."""
 
 
 def named(name: str) -> Task:

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
+from pydantic import JsonValue
 from torch import Tensor
 
 from dsnet.config import TrainConfig
 from dsnet.data.batches import TrainBatches, plain_batches
 from dsnet.data.dataset import Batch, Split, open_dataset
 from dsnet.data.dataset import Data as Dataset
-from dsnet.evaluate import RunnerTraces, evaluate, evaluate_dynamic, paths_to_evaluate
-from dsnet.files import write_whole
+from dsnet.data.voc import Records
+from dsnet.evaluate import RunnerTraces, evaluate, evaluate_dynamic, examples, paths_to_evaluate
+from dsnet.images import read_image
 from dsnet.models import Supernet
 from dsnet.nn import ThresholdHead
+from dsnet.report.drawing import draw as draw_evaluations
+from dsnet.report.drawing import draw_boxes
 from dsnet.report.old_figures import examples_figure
-from dsnet.report.show import draw
-from dsnet.routing import Traces, calibrate, fit_threshold
+from dsnet.results import Evaluation, write
+from dsnet.routing import Policy, Traces, calibrate, fit_threshold
 from dsnet.runtime import Runner
 
 EVAL_BATCH = 256
@@ -74,7 +77,7 @@ def evaluate_split(
     seed: int = 0,
     budgets: Sequence[str | float] | None = None,
     max_width: int | None = None,
-) -> dict[str, Any]:
+) -> Evaluation:
     """Evaluate every width (or uniform and some random paths) on a split, and the dynamic network where it can route.
 
     Runs in this process alone.
@@ -98,8 +101,10 @@ def evaluate_split(
     result = evaluate(net, batches, paths, image_size=data.image_size, split=split)
     if routes:
         traces = traces_of(net, part, config, [], name=split)
-        result["dynamic"] = evaluate_dynamic(traces, budgets, max_width=max_width)
-    training: dict[str, Any] = {
+        dynamic = evaluate_dynamic(traces, budgets, max_width=max_width)
+        shown = examples(traces, Policy(dynamic.middle.lam, max_width))
+        result = replace(result, dynamic=dynamic, examples=shown)
+    training: dict[str, JsonValue] = {
         "teacher": config.ieb.teacher,
         "epochs": config.optim.epochs,
         "batch_size": config.optim.batch_size,
@@ -122,31 +127,32 @@ def evaluate_split(
             "batch_size": router.batch_size,
             "lr": router.lr,
         }
-    about = {"dataset": config.data.dataset, "seed": config.seed, "training": training, "skipped": skipped}
-    return {**result, **about}
+    return replace(result, dataset=config.data.dataset, seeds=(config.seed,), training=training, skipped=tuple(skipped))
 
 
-def record(folder: Path, name: str, result: dict[str, Any], data: Dataset, *, pictures: bool = True) -> list[Path]:
-    """Write a result and its pictures below a run's folder; returns the pictures."""
-    file = folder / "results" / f"{name}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, json.dumps(result, indent=1).encode())
-    if not pictures:
+def record(folder: Path, name: str, result: Evaluation, data: Dataset, *, draw: bool = True) -> list[Path]:
+    """Write a result of any task below a run's folder; draw: its figures as well, which are returned."""
+    file = write(result, folder / "results" / f"{name}.json")
+    if not draw:
         return []
-    drawn = draw(result, file.with_suffix(""))
-    if "dynamic" in result:
+    drawn = [] if result.objects is not None else draw_evaluations([result], file.with_suffix(""))
+    if result.examples:
         drawn.append(draw_examples(result, data, file.with_name(f"{name}-examples.png")))
     return drawn
 
 
-def draw_examples(result: dict[str, Any], data: Dataset, file: Path) -> Path:
-    """A sheet of images that the router found easy and hard."""
-    part = split_of(data, result["split"])
+def draw_examples(result: Evaluation, data: Dataset, file: Path) -> Path:
+    """A sheet of images: with the detections in them, or those that the router found easy and hard."""
+    part = split_of(data, result.split)
+    if result.objects is not None:
+        items = cast(Records, part.source).items
+        return draw_boxes(result, [read_image(Path(items[example.id].file)) for example in result.examples], file)
     groups = []
-    for title, examples in result["dynamic"]["examples"].items():
-        captions = [f"{data.classes[example['label']]}, {','.join(map(str, example['path']))}" for example in examples]
-        groups.append((title, pixels(data, part, [example["id"] for example in examples]), captions))
-    return examples_figure(groups, file, title=f"{result['model']}, {result['dataset']} {result['split']}")
+    for title in dict.fromkeys(example.group for example in result.examples):
+        mine = [example for example in result.examples if example.group == title]
+        captions = [f"{data.classes[example.label or 0]}, {','.join(map(str, example.path))}" for example in mine]
+        groups.append((title, pixels(data, part, [example.id for example in mine]), captions))
+    return examples_figure(groups, file, title=f"{result.model}, {result.dataset} {result.split}")
 
 
 def pixels(data: Dataset, part: Split, ids: Sequence[int]) -> np.ndarray:

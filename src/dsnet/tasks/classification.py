@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +15,9 @@ from dsnet.data.dataset import Batch, Data
 from dsnet.data.splits import SPLITS, check_data
 from dsnet.evaluate import accuracy, router_auc
 from dsnet.models import Card, ModelSpec, Preprocessing, Supernet
+from dsnet.results import Evaluation
 from dsnet.tasks import GATE, Note, Plan, load
-from dsnet.tasks.assess import EVAL_BATCH, calibrate_budgets, calibration_images, evaluate_split, open_data, record
+from dsnet.tasks.assess import EVAL_BATCH, calibrate_budgets, calibration_images, evaluate_split, open_data
 from dsnet.training import IEB, SGS, recalibrate, with_fresh_router
 from dsnet.training.distributed import rank, world
 from dsnet.training.sgs import of_router
@@ -62,11 +62,8 @@ class Classification:
         first = [] if config.stage == "gate" else [widths_plan(config, data)]
         return [*first, router_plan(config, data, folder)] if config.routes else first
 
-    def evaluate(self, net: Supernet, data: Data, config: TrainConfig) -> Any:
+    def evaluate(self, net: Supernet, data: Data, config: TrainConfig) -> Evaluation:
         return evaluate_split(net, data, config)
-
-    def record(self, folder: Path, name: str, result: Any, data: Data, *, draw: bool) -> None:
-        record(folder, name, result, data, pictures=draw)
 
 
 task = Classification()

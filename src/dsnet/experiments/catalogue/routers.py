@@ -21,7 +21,7 @@ PAPER_GATES = {"sgs.router": "gate", "sgs.targets": "try_best"}
 CORRECTNESS = {"sgs.router": "gate", "sgs.targets": "correctness"}
 DYNAMIC = (
     Column("MAdds", as_trained("madds"), "madds"),
-    Column(TOP1, as_trained("top1")),
+    Column(TOP1, as_trained("score")),
     Column("over uniform, as trained", as_trained("gain"), "points"),
     Column("over uniform, five budgets", mean_gain, "points"),
 )
@@ -144,7 +144,7 @@ def supernet_tables(scale: Scale) -> tuple[Table, ...]:
         Column("as trained", as_trained("gain"), "points"),
         *(Column(f"budget {budget + 1}", at_budget(budget, "gain"), "points") for budget in range(5)),
         Column("mean", mean_gain, "points"),
-        Column("over a lottery, mean", over_lottery("top1"), "points"),
+        Column("over a lottery, mean", over_lottery("score"), "points"),
     )
     itself = {column.name: constant(0.0) for column in columns[:-1]} | {columns[-1].name: over_lottery("hull")}
     tables = []

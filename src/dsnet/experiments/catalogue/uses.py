@@ -10,7 +10,6 @@ from dsnet.experiments.measures import (
     at_budget,
     average_precision,
     detector_madds,
-    dynamic_precision,
     slimmest,
     widest,
 )
@@ -22,9 +21,9 @@ def transfer_tables(scale: Scale) -> tuple[Table, ...]:
     columns = (
         Column("slimmest", slimmest),
         Column("widest", widest),
-        Column("gates as trained", as_trained("top1")),
+        Column("gates as trained", as_trained("score")),
         Column("MAdds", as_trained("madds"), "madds"),
-        Column("middle budget", at_budget(2, "top1")),
+        Column("middle budget", at_budget(2, "score")),
     )
     for name, supernet in (("DS-ResNet", RESNET), ("DS-MBNet", MBNET)):
         rows, claims = [], []
@@ -59,7 +58,7 @@ def detection_tables(scale: Scale) -> tuple[Table, ...]:
     paper = {0: ("2.3B", "70.7"), 1: ("2.7B", "72.8"), 2: ("3.2B", "73.7")}
     rows = [Row("static MobileNetV1 + FSSD", static, {madds: "4.3B", precision: "71.9"})]
     for budget, name in enumerate("SML"):
-        measures = {madds: dynamic_precision(budget, "madds"), precision: dynamic_precision(budget, "map")}
+        measures = {madds: at_budget(budget, "madds"), precision: at_budget(budget, "score")}
         rows.append(
             Row(f"DS-MBNet-{name} + FSSD", dynamic, dict(zip((madds, precision), paper[budget], strict=True)), measures)
         )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+
+from pydantic import JsonValue
 
 from dsnet.data.batches import plain_batches
 from dsnet.data.dataset import Batch, Data, Split
-from dsnet.data.voc import Records, open_detection_data
-from dsnet.files import write_whole
-from dsnet.images import read_image
-from dsnet.report.detection import examples_sheet
+from dsnet.data.voc import open_detection_data
+from dsnet.results import Evaluation
 from dsnet.tasks.detection.average_precision import Rule
 from dsnet.tasks.detection.config import DetectionConfig
 from dsnet.tasks.detection.detector import Detector
@@ -38,7 +36,7 @@ def evaluate_detection(
     max_width: int | None = None,
     rule: Rule | None = None,
     overlap: float = 0.5,
-) -> dict[str, Any]:
+) -> Evaluation:
     """Evaluate every width on a split, and the dynamic detector where it can route. Runs in this process alone.
 
     rule: by default the run's.
@@ -51,25 +49,12 @@ def evaluate_detection(
     traces = DetectionTraces(detector, plain(split_of(data, split), config))
     rule = rule or config.rule
     result = evaluate_detector(traces, split=split, budgets=budgets, max_width=max_width, rule=rule, overlap=overlap)
-    training = {"epochs": config.optim.epochs, "batch_size": config.optim.batch_size, "lr": config.optim.lr}
-    return {**result, "seed": config.seed, "training": training}
-
-
-def record_detection(folder: Path, name: str, result: dict[str, Any], data: Data, *, draw: bool = True) -> Path:
-    """Write a result below a run's folder; draw: a sheet of examples beside it."""
-    file = folder / "results" / f"{name}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, json.dumps(result, indent=1).encode())
-    if draw:
-        draw_examples(result, data, file.with_name(f"{name}-examples.png"))
-    return file
-
-
-def draw_examples(result: dict[str, Any], data: Data, file: Path) -> Path:
-    """A sheet of images with what was found in them."""
-    records = cast(Records, split_of(data, result["split"]).source).items
-    shown = [records[example["image"]].file for example in result["examples"]["images"]]
-    return examples_sheet(result, [read_image(Path(name)) for name in shown], file)
+    training: dict[str, JsonValue] = {
+        "epochs": config.optim.epochs,
+        "batch_size": config.optim.batch_size,
+        "lr": config.optim.lr,
+    }
+    return replace(result, dataset=Path(config.data.root).name, seeds=(config.seed,), training=training)
 
 
 def split_of(data: Data, name: str) -> Split:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -14,7 +13,9 @@ from torch import Tensor
 from dsnet.data.boxes import PADDING
 from dsnet.data.dataset import Batch
 from dsnet.errors import RoutingError
-from dsnet.routing import Outcome, Prices, Traces
+from dsnet.evaluate.dynamic import histograms
+from dsnet.results import Box, BudgetRow, Dynamic, Evaluation, Example, Metric, PathRow, Stat, made
+from dsnet.routing import Outcome, Prices, Traces, parse_budget
 from dsnet.space import WidthPath
 from dsnet.tasks.detection.average_precision import Detections, Rule, Truth, mean_average_precision
 from dsnet.tasks.detection.boxes import select
@@ -22,9 +23,9 @@ from dsnet.tasks.detection.cost import DetectorCost
 from dsnet.tasks.detection.detector import Detector
 from dsnet.tasks.detection.onnx import OnnxDetector
 from dsnet.tasks.detection.route import detector_policy
-from dsnet.version import __version__
 
-SCHEMA = 1
+METRIC = Metric("mAP", ".3f")
+CONFIDENCE = 0.5  # of the detections that examples show
 SIZES = {"S": 0.25, "M": 0.5, "L": 0.75}  # of the way from the slimmest to the widest candidate's MAdds
 
 
@@ -97,57 +98,66 @@ def evaluate_detector(
     max_width: int | None = None,
     rule: Rule = "area",
     overlap: float = 0.5,
-) -> dict[str, Any]:
-    """The result of an evaluation: one row per width, cheapest first, and the dynamic detector at some budgets."""
+) -> Evaluation:
+    """The evaluation of every width, cheapest first, and of the dynamic detector at some budgets; what it knows nothing
+    of, such as the data's name, is empty."""
     start = time.perf_counter()
     detector, table, how = traces.detector, traces.table, {"rule": rule, "overlap": overlap}
     assert isinstance(table, DetectorCost)
+    size = detector.spec.image_size
     names = detector.card.classes or tuple(map(str, range(detector.spec.num_classes)))
     rows = []
     for path, found in traces.found.items():
         mean, each = traces.precision(found, **how)
-        parts = table.of_parts(path)
         rows.append(
-            {
-                "path": list(path),
-                "map": mean,
-                "ap": dict(zip(names, each, strict=True)),
-                "madds": table.madds(path),
-                "madds_parts": {name: cost.madds for name, cost in parts.items()},
-                "params": table.params(path),
-                "share": table.madds(path) / table.widest,
-            }
+            PathRow(
+                size,
+                path,
+                table.madds(path),
+                table.params(path),
+                table.madds(path) / table.widest,
+                Stat(mean),
+                {name: Stat(value) for name, value in zip(names, each, strict=True)},
+                {name: cost.madds for name, cost in table.of_parts(path).items()},
+            )
         )
-    result: dict[str, Any] = {
-        "schema": SCHEMA,
-        "task": "detection",
-        "dsnet": __version__,
-        "torch": torch.__version__,
-        "runtime": "torch" if isinstance(detector, Detector) else f"onnxruntime, {detector.kind} file",
-        "machine": f"{platform.machine()} {platform.system()}, {torch.get_num_threads()} threads",
-        "model": detector.spec.name,
-        "image_size": detector.spec.image_size,
-        "split": split,
-        "images": len(traces),
-        "objects": sum(int((~truth.difficult).sum()) for truth in traces.truths),
-        **how,
-        "rows": sorted(rows, key=lambda row: row["madds"]),
-    }
+    dynamic = None
     if detector.routes:
-        result["dynamic"] = dynamic_rows(traces, budgets, max_width=max_width, how=how)
+        dynamic = evaluate_routes(traces, budgets, max_width=max_width, how=how)
     elif budgets or max_width is not None:
         why = "has not learned to route" if detector.spec.backbone.router is None else "holds a single path"
         raise RoutingError(f"this {detector.spec.name} {why}, so it has no budgets")
-    result["examples"] = examples(traces, names, max_width)
-    return {**result, "seconds": round(time.perf_counter() - start, 2)}
+    shown = examples(traces, names, max_width)
+    return Evaluation(
+        task="detection",
+        metric=METRIC,
+        model=detector.spec.name,
+        dataset="",
+        split=split,
+        images=len(traces),
+        image_size=size,
+        seeds=(),
+        rows=tuple(sorted(rows, key=lambda row: row.madds)),
+        made=made(
+            torch=torch.__version__,
+            runtime="torch" if isinstance(detector, Detector) else f"onnxruntime, {detector.kind} file",
+            threads=torch.get_num_threads(),
+            seconds=time.perf_counter() - start,
+        ),
+        classes=names,
+        objects=sum(int((~truth.difficult).sum()) for truth in traces.truths),
+        options={"rule": rule, "overlap": overlap, "confidence": CONFIDENCE},
+        dynamic=dynamic,
+        examples=shown,
+    )
 
 
 def examples(
-    traces: DetectionTraces, names: Sequence[str], max_width: int | None, *, count: int = 6, confidence: float = 0.5
-) -> dict[str, Any]:
+    traces: DetectionTraces, names: Sequence[str], max_width: int | None, *, count: int = 6
+) -> tuple[Example, ...]:
     """What was found in a few images, spread over the set: by the detector at M where it routes, else at its widest.
 
-    Of an image where nothing reaches the confidence, the surest find is kept.
+    Of an image where nothing reaches the confidence, the surest detection is kept.
     """
     detector, table = traces.detector, traces.table
     paths = [max(traces.found, key=table.madds)] * len(traces)
@@ -158,25 +168,31 @@ def examples(
     shown = []
     for row in sorted({round(number * (len(traces) - 1) / (count - 1)) for number in range(count)}):
         found, truth = traces.found[paths[row]][row], traces.truths[row]
-        sure = found.scores >= min([confidence, *found.scores.tolist()[:1]])  # the surest comes first
-        finds = zip(found.classes[sure].tolist(), found.scores[sure].tolist(), found.boxes[sure].tolist(), strict=True)
+        sure = found.scores >= min([CONFIDENCE, *found.scores.tolist()[:1]])  # the surest comes first
+        finds = zip(found.classes[sure].tolist(), found.boxes[sure].tolist(), found.scores[sure].tolist(), strict=True)
         objects = zip(truth.classes.tolist(), truth.boxes.tolist(), strict=True)
         shown.append(
-            {
-                "image": int(traces.ids[row]),
-                "path": list(paths[row]),
-                "found": [{"class": names[label], "score": round(score, 3), "box": box} for label, score, box in finds],
-                "objects": [{"class": names[label], "box": box} for label, box in objects],
-            }
+            Example(
+                int(traces.ids[row]),
+                paths[row],
+                detections=tuple(Box(names[label], box_of(box), round(score, 3)) for label, box, score in finds),
+                objects=tuple(Box(names[label], box_of(box)) for label, box in objects),
+            )
         )
-    return {"confidence": confidence, "classes": list(names), "images": shown}
+    return tuple(shown)
 
 
-def dynamic_rows(
+def box_of(values: Sequence[float]) -> tuple[float, float, float, float]:
+    left, top, right, bottom = values
+    return left, top, right, bottom
+
+
+def evaluate_routes(
     traces: DetectionTraces, budgets: Sequence[str | float] | None, *, max_width: int | None, how: dict[str, Any]
-) -> list[dict[str, Any]]:
+) -> Dynamic:
     """The dynamic detector at S, M and L, or at the budgets asked for."""
-    net, table = traces.net, traces.table
+    net, table, router = traces.net, traces.table, traces.net.spec.router
+    assert router is not None
     low, high = (table.madds(net.candidates[end], dynamic=True) for end in (0, -1))
     asked: dict[str, str | float] = (
         {name: low + share * (high - low) for name, share in SIZES.items()}
@@ -187,19 +203,33 @@ def dynamic_rows(
     for name, budget in asked.items():
         policy = detector_policy(traces.detector, budget, max_width=max_width)
         outcome = traces.at(policy)
-        chosen = outcome.paths[:, 0]
+        madds = outcome.madds.double()
+        score = traces.precision(traces.routed(outcome), **how)[0]
+        fixed = between(traces, madds.mean().item(), how)
         rows.append(
-            {
-                "name": name,
-                "lambda": policy.lam,
-                "note": policy.note,
-                "madds": outcome.madds.double().mean().item(),
-                "map": traces.precision(traces.routed(outcome), **how)[0],
-                "uniform": between(traces, outcome.madds.double().mean().item(), how),
-                "widths": {str(width): int((chosen == width).sum()) for width in net.spec.routing[0]},
-            }
+            BudgetRow(
+                name=name,
+                asked=parse_budget(budget, table),
+                lam=policy.lam,
+                note=policy.note,
+                madds=Stat(madds.mean().item()),
+                p50=Stat(madds.quantile(0.5).item()),
+                p95=Stat(madds.quantile(0.95).item()),
+                score=Stat(score),
+                hull=Stat(fixed),
+                gain=Stat(100 * (score - fixed)),
+                gain_se=None,
+                gates=histograms(net, outcome.paths),
+            )
         )
-    return rows
+    calibrated = traces.detector.card.budgets
+    return Dynamic(
+        router=router.kind,
+        targets=router.targets,
+        range=tuple(row.madds for row in calibrated[:1] + calibrated[-1:]),
+        rows=tuple(rows),
+        warnings=tuple(dict.fromkeys(row.note for row in rows if row.note)),
+    )
 
 
 def between(traces: DetectionTraces, madds: float, how: dict[str, Any]) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -13,9 +12,10 @@ from dsnet.data.batches import TrainBatches
 from dsnet.data.dataset import Data
 from dsnet.errors import TrainingError
 from dsnet.models import Card, Preprocessing
+from dsnet.results import Evaluation
 from dsnet.routing import calibrate
 from dsnet.tasks import GATE, STATE, Note, Plan, load, load_spec
-from dsnet.tasks.detection.assess import evaluate_detection, open_data, plain, record_detection
+from dsnet.tasks.detection.assess import evaluate_detection, open_data, plain
 from dsnet.tasks.detection.config import DetectionConfig, read_detection_config
 from dsnet.tasks.detection.detector import Detector, with_backbone
 from dsnet.tasks.detection.evaluate import DetectionTraces
@@ -57,11 +57,8 @@ class Detection:
         routes = config.stage == "both" and ((folder / GATE / STATE).exists() or has_widths(config))
         return [widths_plan(config, data), *([gates_plan(config, data)] if routes else [])]
 
-    def evaluate(self, net: Detector, data: Data, config: DetectionConfig) -> Any:
+    def evaluate(self, net: Detector, data: Data, config: DetectionConfig) -> Evaluation:
         return evaluate_detection(net, data, config)
-
-    def record(self, folder: Path, name: str, result: Any, data: Data, *, draw: bool) -> None:
-        record_detection(folder, name, result, data, draw=draw)
 
 
 task = Detection()
