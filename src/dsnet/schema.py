@@ -112,11 +112,19 @@ def problem(error: ValidationError, kind: Any, data: object) -> str:
 
 
 def unknown_key(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=2, cutoff=0.6)
-    group = name.rpartition(".")[0]
+    """That a name is unknown, and which one of its group, or else of another group, may have been meant."""
+    group, _, last = name.rpartition(".")
     beside = [each for each in known if each.rpartition(".")[0] == group]
+    close = similar(last, beside, 0.6) or similar(last, known, 0.8)
     hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join((beside or known)[:20])}"
     return f"{name!r} is unknown; {hint}"
+
+
+def similar(word: str, names: Sequence[str], cutoff: float) -> list[str]:
+    """At most two dotted names whose last part is like this word."""
+    ends = [name.rpartition(".")[2].lstrip("-") for name in names]
+    close = difflib.get_close_matches(word.lstrip("-"), ends, n=2, cutoff=cutoff)
+    return [name for best in dict.fromkeys(close) for name, end in zip(names, ends, strict=True) if end == best][:2]
 
 
 def expectation(finding: Mapping[str, Any]) -> str:
