@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,16 @@ def test_light_rooms_do_without_torch(room: str) -> None:
         found = {name.split(".")[0] for name in modules_of(file)}
         assert not found & HEAVY, f"{file.name} imports {', '.join(sorted(found & HEAVY))}"
         assert imports_of(file) <= {room, *LIGHT}, f"{file.name} imports rooms that need torch"
+
+
+def test_every_file_of_the_package_is_installed() -> None:
+    """Configs and templates come along only where pyproject.toml names them."""
+    settings = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text())
+    named = {
+        file for pattern in settings["tool"]["setuptools"]["package-data"]["dsnet"] for file in PACKAGE.glob(pattern)
+    }
+    others = {file for file in PACKAGE.rglob("*") if file.is_file() and file.suffix not in (".py", ".pyc")}
+    assert others == named
 
 
 def test_every_public_name_exists() -> None:
