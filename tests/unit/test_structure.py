@@ -44,7 +44,7 @@ ROOMS = [
 ]
 
 # Rooms that a light install has: what they import, wherever in the file, does without these packages.
-LIGHT = ["version", "errors", "files", "images", "space", "schema", "layers"]
+LIGHT = ["version", "errors", "files", "images", "space", "schema", "layers", "results"]
 HEAVY = {"torch", "torchvision", "onnx", "safetensors", "kornia", "sklearn"}
 
 

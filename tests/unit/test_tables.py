@@ -1,0 +1,148 @@
+"""Tables of evaluations, for both tasks by the same functions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from results_support import detection, evaluation
+
+from dsnet.report.export import export_evaluations
+from dsnet.report.tables import (
+    budgets_table,
+    classes_table,
+    human,
+    paths_table,
+    routes_table,
+    show_evaluation,
+    summary_cells,
+    summary_columns,
+    title,
+)
+from dsnet.results import BudgetRow, Dynamic, Evaluation, Evaluations, Gate, Stat, combine, read
+
+ROOT = Path(__file__).parents[2]
+PUBLISHED = ["cifar10_ds_mobilenet_v1_tiny", "cifar10_ds_resnet_tiny", "digits", "bccd", "voc_subset"]
+
+
+def routed() -> Evaluation:
+    """A dynamic detector."""
+    spent = Stat(80.0)
+    row = BudgetRow(
+        "S", 80.0, 0.1, "", spent, spent, spent, Stat(0.41), Stat(0.4), Stat(1.0), None, (Gate((0.4, 0.6)),)
+    )
+    rows = tuple(replace(row, name=name) for name in "SML")
+    return replace(detection(), dynamic=Dynamic("gate", "kl", (), rows, warnings=("too little",)))
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(7, "7"), (1500, "1.50k"), (999_999_999, "1.00B"), (565_400_000, "565.4M"), (0, "0")]
+)
+def test_counts_have_units(count: int, words: str) -> None:
+    assert human(count) == words
+
+
+def test_the_metric_and_its_measures_are_columns() -> None:
+    table = paths_table(evaluation())
+    assert table.columns == ("<path", "MAdds", "of widest", "parameters", "top-1", "top-5", "loss")
+    assert table.rows[3] == ("3", "400", "100.0%", "10", "30.00%", "90.00%", "2.000")
+    assert table.title == "ds_tiny on digits: 10 test images, 32 px, seed 0"
+    assert table.note == ""
+
+
+def test_parts_and_classes_are_columns_of_a_detector() -> None:
+    table = paths_table(detection())
+    assert table.columns == ("<path", "MAdds", "backbone", "parameters", "mAP", "cat", "top-5")
+    assert table.rows == (("-", "100", "60", "10", "0.500", "0.400", "inf"),)
+    assert table.title == "fssd: 9 objects in 5 test images, 300 px, seed 1"
+    assert "at an overlap of 0.5, area under the curve" in table.note
+    assert classes_table(detection()) is None
+
+
+def test_many_classes_have_a_table_of_their_own() -> None:
+    row = detection().rows[0]
+    names = [f"class {number}" for number in range(7)]
+    many = replace(detection(), rows=(replace(row, more={name: Stat(0.25) for name in names}),))
+    assert paths_table(many).columns == ("<path", "MAdds", "backbone", "parameters", "mAP")
+    table = classes_table(many)
+    assert table is not None
+    assert table.columns == ("<class", "-")
+    assert table.rows == tuple((name, "0.250") for name in names)
+
+
+def test_seeds_have_deviations_and_say_so() -> None:
+    both = combine([evaluation(0), evaluation(1, 0.1)])
+    assert title(both).endswith("2 seeds, mean and standard deviation")
+    assert paths_table(both).rows[0][4] == "5.00% ± 7.07%"
+    table = budgets_table(both)
+    assert table is not None
+    assert table.rows[0][4:7] == ("55.00% ± 7.07%", "50.00% ± 0.00%", "+5.00 ± 7.07")
+    assert "± standard deviation over seeds" in table.note
+    assert table.note.endswith("Images per width and difficulty are the first seed's.")
+
+
+def test_budgets_by_cost_and_by_name() -> None:
+    table = budgets_table(evaluation())
+    assert table is not None
+    assert table.rows[1] == ("250", "252", "252", "252", "60.00%", "50.00%", "+10.00 ± 0.20", "25% 75%")
+    assert table.note.startswith("Gain: points above the concave hull of the uniform sub-networks")
+    assert "An oracle of the narrowest right width would reach 80.0% at 120." in table.note
+    named = budgets_table(routed())
+    assert named is not None
+    assert named.columns == ("<budget", "MAdds", "mAP", "uniform", "<images per width")
+    assert named.rows[0] == ("S", "80", "0.410", "0.400", "2 3")
+    assert named.note.startswith("S, M, L: a quarter")
+    assert budgets_table(detection()) is None
+
+
+def test_a_threshold_has_no_targets() -> None:
+    result = evaluation()
+    assert result.dynamic is not None
+    table = budgets_table(replace(result, dynamic=replace(result.dynamic, router="threshold")))
+    assert table is not None
+    assert table.title == "dynamic network: router threshold"
+
+
+def test_routes_of_classes() -> None:
+    table = routes_table(evaluation())
+    assert table is not None
+    assert table.rows == (("cat", "3", "150", "50.0%", "250", "60.0%"), ("dog", "0", "", "", "", ""))
+    assert routes_table(routed()) is None
+
+
+def test_a_run_is_one_row_of_an_overview() -> None:
+    for result in (evaluation(), replace(evaluation(), dynamic=None), detection(), routed()):
+        assert len(summary_cells("run", result)) == len(summary_columns(result))
+    assert summary_cells("run", evaluation()) == [
+        "run",
+        "ds_tiny",
+        "gate, try_best",
+        "0.00",
+        "30.00",
+        "60.00",
+        "252",
+        "+10.00 ± 0.20",
+    ]
+    assert summary_cells("run", routed()) == ["run", "fssd", "0.500", "0.500", "0.410", "80", "0.400"]
+
+
+def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    for result in (evaluation(), routed()):
+        show_evaluation(result, [Path("a.png")])
+        shown = capsys.readouterr().out
+        assert result.dynamic is not None
+        for words in (title(result), result.metric.name, "warning: " + result.dynamic.warnings[0], "figures: a.png"):
+            assert words in shown
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_pages_are_written_from_their_json(name: str, tmp_path: Path) -> None:
+    """A page in docs/results is what `--export` writes, down to the last line."""
+    file = ROOT / "docs" / "results" / f"{name}.json"
+    results = read(file, Evaluations).results if name == "bccd" else (read(file, Evaluation),)
+    second = "examples" if results[0].objects is not None else "gates"
+    pictures = [tmp_path / f"{name}.png"] + ([tmp_path / f"{name}-{second}.png"] if name != "digits" else [])
+    export_evaluations(results, tmp_path / name, pictures)
+    assert (tmp_path / f"{name}.md").read_text() == file.with_suffix(".md").read_text()
+    assert (tmp_path / f"{name}.json").read_bytes() == file.read_bytes()
