@@ -13,8 +13,8 @@ from support import MODELS, randomised
 import dsnet
 from dsnet.cli import COMMANDS, MODULES, main
 from dsnet.cli.arguments import Parser
-from dsnet.cli.train import TASKS
 from dsnet.schema import flags
+from dsnet.tasks import TASKS, named
 
 
 def test_models_lists_them_all(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,7 +93,7 @@ def test_dsnet_alone_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"dsnet {dsnet.__version__}\n"
 
 
-@pytest.mark.parametrize("task", ["classification", "detection"])
+@pytest.mark.parametrize("task", list(TASKS))
 def test_the_help_of_train_fits_a_screen(
     task: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +105,7 @@ def test_the_help_of_train_fits_a_screen(
         assert stop.value.code == 0
         shown[option] = capsys.readouterr().out
     assert shown["--help"].count("\n") <= 40
-    kind = TASKS[task]
+    kind = named(task).config
     assert set(kind.BASIC) <= {flag.name for flag in flags(kind)}
     for flag in flags(kind):
         assert flag.help[0].isupper()

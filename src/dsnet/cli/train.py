@@ -12,15 +12,11 @@ from typing import Any
 
 from dsnet.checkpoint import MODEL, read_description
 from dsnet.cli.arguments import Parser, one_of
-from dsnet.config import CONFIG, TrainConfig
+from dsnet.config import CONFIG
 from dsnet.layers import config_file, from_text, merged, nested, read_run, read_yaml, resolve
 from dsnet.schema import Flag, flags
-from dsnet.tasks.detection.config import DetectionConfig
+from dsnet.tasks import TASKS, named
 
-TASKS: dict[str, type[TrainConfig] | type[DetectionConfig]] = {
-    "classification": TrainConfig,
-    "detection": DetectionConfig,
-}
 BEGUN = ("state/last.pt", "gate/state/last.pt", MODEL)
 MAY_CHANGE = ("--data.root", "--data.workers", "--threads")
 
@@ -61,7 +57,7 @@ def add_flags(parser: Parser, words: Sequence[str]) -> None:
     whole = "--help-all" in words
     places = Parser(prog=parser.prog, helps=False)
     add_places(places)
-    kind = TASKS[task_of(places.known(words))]
+    kind = named(task_of(places.known(words))).config
     parser.set_defaults(kind=kind)
     groups: dict[str, Any] = {}
     basic = {name: place for place, name in enumerate(kind.BASIC)}
@@ -96,11 +92,9 @@ def task_of(args: Namespace) -> str:
     runs = [Path(folder) / CONFIG for folder in (args.resume, args.from_) if folder is not None]
     for file in [*map(config_file, args.config), *filter(Path.is_file, runs)]:
         if (said := read_yaml(file).get("task")) is not None:
-            if said not in TASKS:
-                raise ValueError(f"{file}: task {said!r} is unknown; choose from {', '.join(TASKS)}")
             if args.task not in (None, said):
                 raise ValueError(f"{file} is for task {said}; leave --task {args.task} out, or give another file")
-            return said
+            return str(said)
     return args.task or "classification"
 
 
@@ -149,28 +143,25 @@ def said(args: Namespace) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if key != "task"}
 
 
-def new_config(args: Namespace) -> TrainConfig | DetectionConfig:
+def new_config(args: Namespace) -> Any:
     """The config of a new run: defaults, then that of the run it starts from, then files, then flags."""
     keys = said(args)
     gate = keys.get("stage") == "gate"
     if gate and args.from_ is None:
         raise ValueError("--stage gate needs --from RUN: a router needs a trained network")
-    if args.kind is DetectionConfig and args.from_ is not None and not gate:
-        raise ValueError("--from RUN needs --stage gate; a new detector starts from --backbone RUN")
-    config = resolve(args.kind, source_keys(args.from_, gate=gate), keys)
-    return replace(config, source=args.from_)
+    return resolve(args.kind, source_keys(args.kind, args.from_, gate=gate), keys, {"source": args.from_})
 
 
-def source_keys(run: str | None, *, gate: bool) -> dict[str, Any]:
+def source_keys(kind: type, run: str | None, *, gate: bool) -> dict[str, Any]:
     """What is taken from the run that this one starts from: all keys to train a router, else what is not about data
     and optimisation."""
     if run is None or not (Path(run) / MODEL).is_file():
         return {}
     file = Path(run) / CONFIG
-    if not file.is_file():
-        return {} if gate else {"model": {"name": read_description(run)["spec"]["name"]}}
-    keys = read_yaml(file)
-    return keys if gate else {key: keys[key] for key in ("model", "ieb", "sgs") if key in keys}
+    if gate:
+        return read_yaml(file) if file.is_file() else {}
+    known = {"model": {"name": read_description(run)["spec"]["name"]}} if not file.is_file() else read_yaml(file)
+    return {key: known[key] for key in ("model", "ieb", "sgs") if key in known and hasattr(kind(), key)}
 
 
 def resumed(config: Any, keys: dict[str, Any]) -> Any:

@@ -65,8 +65,7 @@ class Task(Protocol):
 
     name: str
     network: type[nn.Module]
-
-    def read_config(self, file: Path) -> Any: ...
+    config: type[Any]
 
     def read_spec(self, data: Mapping[str, Any]) -> Any:
         """The spec that model.json holds."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsnet.config import TrainConfig, read_config
+from dsnet.config import TrainConfig
 from dsnet.data.batches import plain_batches
 from dsnet.data.dataset import Batch, Data
 from dsnet.data.splits import SPLITS, check_data
@@ -32,9 +32,7 @@ class Classification:
 
     name = "classification"
     network = Supernet
-
-    def read_config(self, file: Path) -> TrainConfig:
-        return read_config(file)
+    config = TrainConfig
 
     def read_spec(self, data: Mapping[str, Any]) -> ModelSpec:
         return ModelSpec.from_dict(data)

@@ -82,6 +82,8 @@ class DetectionConfig(Typed):
     def __post_init__(self) -> None:
         if self.stage not in ("both", "detector", "gate"):
             raise ValueError(f"stage {self.stage!r} is unknown; choose both, detector or gate")
+        if self.source is not None and self.stage != "gate":
+            raise ValueError("--from RUN needs --stage gate; a new detector starts from --backbone RUN")
         must("seed", self.seed, self.seed >= 0, "be at least 0")
         must("threads", self.threads, self.threads >= 0, "be at least 0, which leaves torch's default")
         must("save_steps", self.save_steps, self.save_steps is None or self.save_steps >= 1, "be at least 1, or null")

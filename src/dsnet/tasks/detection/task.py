@@ -17,7 +17,7 @@ from dsnet.results import Evaluation
 from dsnet.routing import calibrate
 from dsnet.tasks import GATE, STATE, Note, Plan, load, load_spec
 from dsnet.tasks.detection.assess import evaluate_detection, open_data, plain
-from dsnet.tasks.detection.config import DetectionConfig, read_detection_config
+from dsnet.tasks.detection.config import DetectionConfig
 from dsnet.tasks.detection.detector import Detector, with_backbone
 from dsnet.tasks.detection.evaluate import DetectionTraces
 from dsnet.tasks.detection.route import route_detector
@@ -31,9 +31,7 @@ class Detection:
 
     name = "detection"
     network = Detector
-
-    def read_config(self, file: Path) -> DetectionConfig:
-        return read_detection_config(file)
+    config = DetectionConfig
 
     def read_spec(self, data: Mapping[str, Any]) -> DetectorSpec:
         return DetectorSpec.from_dict(data)
