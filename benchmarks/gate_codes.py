@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dsnet.config import CONFIG, TrainConfig, read_config
+from dsnet.config import CONFIG
 from dsnet.data.batches import plain_batches
 from dsnet.data.dataset import Batch
 from dsnet.data.splits import check_data
@@ -27,8 +27,9 @@ from dsnet.evaluate.dynamic import auc
 from dsnet.models import Supernet
 from dsnet.nn.gate import Gate
 from dsnet.report.tables import markdown_table
-from dsnet.tasks import load
+from dsnet.tasks import load, read_config
 from dsnet.tasks.assess import open_data
+from dsnet.tasks.classification.config import ClassificationConfig
 
 HIDDEN = 64
 READS = {
@@ -80,7 +81,7 @@ def reached(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], hidden: i
 
 def trained(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], points: int, widths: int, epochs: int) -> float:
     """The AUC on `test` of a slimming head trained as in stage II: on try best alone, one of `points` gates."""
-    optim = TrainConfig().sgs_optim
+    optim = ClassificationConfig().sgs_optim
     torch.manual_seed(0)
     head = nn.Linear(train[0].shape[1], widths, bias=False)
     optimizer = torch.optim.SGD(head.parameters(), optim.lr, optim.momentum, nesterov=optim.nesterov)

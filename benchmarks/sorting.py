@@ -19,14 +19,14 @@ from typing import Any
 
 import torch
 
-from dsnet.config import CONFIG, read_config
+from dsnet.config import CONFIG
 from dsnet.cost import CostTable
 from dsnet.data.batches import plain_batches
 from dsnet.data.splits import check_data
 from dsnet.evaluate import accuracy
 from dsnet.models import Supernet, model_spec
 from dsnet.report.tables import human, markdown_table
-from dsnet.tasks import load
+from dsnet.tasks import load, read_config
 from dsnet.tasks.assess import calibration_images, open_data
 from dsnet.training import recalibrate
 from dsnet.weights.sorting import IMPORTANCES, order_of, sort_channels, spaces

@@ -14,11 +14,12 @@ from PIL import Image
 
 import dsnet
 from dsnet.cli import main
-from dsnet.config import CONFIG, read_config
+from dsnet.config import CONFIG
 from dsnet.pipeline.latency import climbing, equal_accuracy
 from dsnet.predict import prepare
 from dsnet.results import RoutedTime, Times
 from dsnet.schema import plain
+from dsnet.tasks import read_config
 from dsnet.tasks.assess import open_data
 
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,8 @@ import dsnet
 from dsnet.cli import main
 from dsnet.nn import RouterSpec
 from dsnet.results import Evaluation, read
-from dsnet.tasks.detection import DetectorCost, load_detector, read_detection_config
+from dsnet.tasks import read_config
+from dsnet.tasks.detection import DetectorCost, load_detector
 from dsnet.training import Interrupted, with_fresh_router
 from dsnet.training.state import load_state
 
@@ -208,7 +209,7 @@ def test_other_commands_know_what_a_detector_is_not(place: Path, capsys: pytest.
 
 @pytest.mark.parametrize("file", sorted((CONFIGS / "detection").glob("*.yaml")), ids=lambda file: file.stem)
 def test_every_config_in_the_repository_is_valid(file: Path) -> None:
-    assert read_detection_config(file).task == "detection"
+    assert read_config(file).task == "detection"
 
 
 @pytest.fixture(scope="module")

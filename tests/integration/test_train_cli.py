@@ -12,9 +12,9 @@ from unit.test_data import make_folder
 
 import dsnet
 from dsnet.cli import main
-from dsnet.config import read_config
 from dsnet.layers import config_file, packaged
 from dsnet.results import Evaluation, read
+from dsnet.tasks import read_config
 
 CONFIGS = Path(dsnet.__file__).parent / "configs"
 SHORT = ["--threads", "1", "--optim.epochs", "1", "--optim.batch_size", "256"]

@@ -14,8 +14,9 @@ from unit.test_data import make_folder
 
 import dsnet
 from dsnet.cli import main
-from dsnet.config import CONFIG, read_config
+from dsnet.config import CONFIG
 from dsnet.data.dataset import DataConfig, open_dataset
+from dsnet.tasks import read_config
 from dsnet.tasks.classification import adapted_stem, transferred
 
 GATED = ["--sgs.router", "gate", "--sgs.targets", "try_best"]

@@ -24,8 +24,9 @@ def evaluate_runs(args: Namespace) -> None:
     from dsnet.report.export import export_evaluations
     from dsnet.report.tables import print_json, show_evaluation
     from dsnet.results import Evaluations, as_json
+    from dsnet.tasks import read_config
     from dsnet.tasks.assess import draw_examples, record
-    from dsnet.tasks.detection import open_detector, read_detection_config
+    from dsnet.tasks.detection import open_detector
     from dsnet.tasks.detection.assess import evaluate_detection, open_data
 
     overlap = 0.5 if args.overlap is None else args.overlap
@@ -33,7 +34,7 @@ def evaluate_runs(args: Namespace) -> None:
     results = []
     for name in args.runs:
         folder, label = run_of(name, args)
-        detector, config = open_detector(name), read_detection_config(folder / CONFIG)
+        detector, config = open_detector(name), read_config(folder / CONFIG)
         data = open_data(config, args.root)
         check_data(folder, data)
         how = {"budgets": args.budgets, "max_width": args.max_width, "rule": args.rule, "overlap": overlap}

@@ -68,7 +68,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    from dsnet.config import CONFIG, read_config
+    from dsnet.config import CONFIG
     from dsnet.data.splits import check_data
     from dsnet.opening import open_runner
     from dsnet.report.drawing import draw
@@ -76,7 +76,7 @@ def run(args: Namespace) -> None:
     from dsnet.report.tables import print_json, show_evaluation
     from dsnet.results import as_json, combine
     from dsnet.runtime import Runner, is_artefact
-    from dsnet.tasks import load
+    from dsnet.tasks import load, read_config
     from dsnet.tasks.assess import evaluate_split, open_data, record
     from dsnet.tasks.detection import is_detector
 

@@ -20,9 +20,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> None:
     from dataclasses import replace
 
-    from dsnet.config import CONFIG, read_config
+    from dsnet.config import CONFIG
     from dsnet.data.splits import check_data
-    from dsnet.tasks import load, save
+    from dsnet.tasks import load, read_config, save
     from dsnet.tasks.assess import calibrate_budgets, calibration_images, open_data
     from dsnet.training import recalibrate
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from dsnet.checkpoint import MODEL, read_description
 from dsnet.cli.arguments import Parser, one_of
-from dsnet.config import CONFIG
+from dsnet.config import CONFIG, RunConfig
 from dsnet.layers import config_file, from_text, merged, nested, read_run, read_yaml, resolve
 from dsnet.schema import Flag, flags
 from dsnet.tasks import TASKS, named
@@ -143,25 +143,27 @@ def said(args: Namespace) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if key != "task"}
 
 
-def new_config(args: Namespace) -> Any:
+def new_config(args: Namespace) -> RunConfig:
     """The config of a new run: defaults, then that of the run it starts from, then files, then flags."""
     keys = said(args)
     gate = keys.get("stage") == "gate"
     if gate and args.from_ is None:
         raise ValueError("--stage gate needs --from RUN: a router needs a trained network")
-    return resolve(args.kind, source_keys(args.kind, args.from_, gate=gate), keys, {"source": args.from_})
+    return resolve(args.kind, source_keys(args.from_, args.kind, gate=gate), keys, {"source": args.from_})
 
 
-def source_keys(kind: type, run: str | None, *, gate: bool) -> dict[str, Any]:
+def source_keys(run: str | None, kind: type[RunConfig], *, gate: bool) -> dict[str, Any]:
     """What is taken from the run that this one starts from: all keys to train a router, else what is not about data
     and optimisation."""
     if run is None or not (Path(run) / MODEL).is_file():
         return {}
     file = Path(run) / CONFIG
-    if gate:
-        return read_yaml(file) if file.is_file() else {}
-    known = {"model": {"name": read_description(run)["spec"]["name"]}} if not file.is_file() else read_yaml(file)
-    return {key: known[key] for key in ("model", "ieb", "sgs") if key in known and hasattr(kind(), key)}
+    if not file.is_file():
+        if gate or "model" not in kind.CARRIED:
+            return {}
+        return {"model": {"name": read_description(run)["spec"]["name"]}}
+    keys = read_yaml(file)
+    return keys if gate else {key: keys[key] for key in kind.CARRIED if key in keys}
 
 
 def resumed(config: Any, keys: dict[str, Any]) -> Any:

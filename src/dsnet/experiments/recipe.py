@@ -12,9 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dsnet.config import TrainConfig, config_from
+from dsnet.config import RunConfig
 from dsnet.layers import flat, nested, packaged, read_yaml
-from dsnet.tasks.detection.config import DetectionConfig, detection_config_from
+from dsnet.tasks import config_from
 
 Keys = Mapping[str, Any]  # of a config, such as {"ieb.teacher": "ema"}
 LINKS = ("source", "gate_from", "backbone")  # other runs that a run starts from
@@ -89,7 +89,7 @@ class Cell:
     """One training run. Equal names are equal runs, whichever experiment asks for them."""
 
     name: str
-    config: TrainConfig | DetectionConfig
+    config: RunConfig
     needs: tuple[Cell, ...]
 
     def everything(self) -> list[Cell]:
@@ -112,6 +112,8 @@ def cell_of(recipe: Recipe, scale: Scale, seed: int, *, runs: Path, root: str | 
         keys["data.root"] = str(Path(root) / folder)
     config = config_of_keys(json.dumps(keys))
     decisive = {key: value for key, value in flat(config.to_dict()).items() if key not in (*PLACES, *LINKS)}
+    if config.task == "classification":  # runs that were trained before there were other tasks keep their names
+        del decisive["task"]
     decisive |= {key: value for key, value in ROUNDING.items() if key in decisive}
     decisive |= {link: need.name for link, need in needs.items()}
     digest = hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:8]
@@ -124,9 +126,10 @@ def stretched(epochs: Any, times: int) -> Any:
 
 
 @cache  # tables share many of them, and reading one takes a moment
-def config_of_keys(keys: str) -> TrainConfig | DetectionConfig:
+def config_of_keys(keys: str) -> RunConfig:
     tree = nested(json.loads(keys))
-    return detection_config_from(tree) if tree.get("task") == "detection" else config_from(tree)
+    found: RunConfig = config_from(tree)
+    return found
 
 
 LOWER_HALF = {"mbnet": [[0, 1, 2]], "resnet": [[0, 1]] * 4}

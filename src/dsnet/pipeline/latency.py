@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from dsnet.config import CONFIG, read_config
+from dsnet.config import CONFIG
 from dsnet.data.splits import check_data
 from dsnet.results import EqualRun, EqualScore, RoutedTime, RoutedTimes
 from dsnet.routing import Traces, policy_for
 from dsnet.runtime.bench import Artefacts, Operating, bench_routed, machine
-from dsnet.tasks import load
+from dsnet.tasks import load, read_config
 from dsnet.tasks.assess import open_data, traces_of
-from dsnet.tasks.detection import detector_policy, load_detector, read_detection_config
+from dsnet.tasks.detection import detector_policy, load_detector
 from dsnet.tasks.detection.assess import open_data as open_detection
 from dsnet.tasks.detection.bench import DetectorArtefacts
 
@@ -117,7 +117,7 @@ def bench_detection(
 ) -> RoutedTimes:
     """Latency of a dynamic detector on its test images at several budgets, sliced in PyTorch and as ONNX."""
     folder = Path(name)
-    detector, config = load_detector(folder).float(), read_detection_config(folder / CONFIG)
+    detector, config = load_detector(folder).float(), read_config(folder / CONFIG)
     if detector.spec.backbone.router is None or not detector.card.budgets:
         raise ValueError(f"{folder} has no calibrated gate; train it with `dsnet train --stage gate`")
     data = open_detection(config, root)

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from dsnet.checkpoint import MODEL
-from dsnet.config import CONFIG, read_config
+from dsnet.config import CONFIG
 from dsnet.data.dataset import Data as Dataset
 from dsnet.data.splits import check_data
 from dsnet.errors import ResultError
@@ -24,7 +24,7 @@ from dsnet.report.html import chapter
 from dsnet.report.overview import compose, data_of
 from dsnet.results import Bench, Evaluation, Example, read
 from dsnet.runs.folder import BENCH
-from dsnet.tasks import GATE
+from dsnet.tasks import GATE, read_config
 from dsnet.tasks.assess import open_data, pixels, split_of
 
 RESULT = "results/test.json"

@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from dsnet.checkpoint import MODEL
-from dsnet.config import CONFIG
+from dsnet.config import CONFIG, RunConfig
 from dsnet.data.dataset import Data
 from dsnet.data.splits import check_data, write_splits
 from dsnet.errors import CheckpointError
@@ -34,7 +34,7 @@ class RunFolder:
     folder: Path
     task: Task
 
-    def claim(self, config: Any, data: Data, sources: Mapping[str, Any]) -> None:
+    def claim(self, config: RunConfig, data: Data, sources: Mapping[str, Any]) -> None:
         """Write config, splits and versions into a new folder, and the networks that the run begins with."""
         folder = self.folder
         if (folder / STATE).exists() or (folder / MODEL).exists():

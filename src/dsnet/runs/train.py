@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dsnet import tasks
+from dsnet.config import RunConfig
 from dsnet.data.batches import TrainBatches
 from dsnet.data.dataset import Data
 from dsnet.errors import TrainingError
@@ -24,14 +25,14 @@ from dsnet.training.distributed import barrier, process_group, rank, world
 N = TypeVar("N", bound=nn.Module)
 
 
-def train(config: Any, folder: Path, *, resume: bool = False, draw: bool = True) -> Evaluation | None:
+def train(config: RunConfig, folder: Path, *, resume: bool = False, draw: bool = True) -> Evaluation | None:
     """Train what the config asks for, or go on; draw: figures of the result as well.
 
     Returns the evaluation of the saved network on the test split; processes other than the first return None.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    task = tasks.named(getattr(config, "task", "classification"))
+    task = tasks.named(config.task)
     with process_group():
         run, data = RunFolder(folder, task), task.open_data(config)
         plans = task.plans(config, data, folder)
@@ -67,7 +68,9 @@ def plans_left(plans: Sequence[Plan[Any]], run: RunFolder) -> Sequence[Plan[Any]
     return plans[number:]
 
 
-def train_stage(plan: Plan[N], loop: Loop[N] | None, data: Data, run: RunFolder, config: Any, *, resume: bool) -> None:
+def train_stage(
+    plan: Plan[N], loop: Loop[N] | None, data: Data, run: RunFolder, config: RunConfig, *, resume: bool
+) -> None:
     """One stage; leaves its finished network in the folder. loop: where it is made already."""
     if loop is None:  # every process reads the folder
         net = plan.prepare(run.load())
@@ -81,7 +84,7 @@ def train_stage(plan: Plan[N], loop: Loop[N] | None, data: Data, run: RunFolder,
         run.save(finished.to(memory_format=torch.contiguous_format))  # type: ignore[call-overload]
 
 
-def make_loop(plan: Plan[N], net: N, data: Data, run: RunFolder, config: Any) -> Loop[N] | None:
+def make_loop(plan: Plan[N], net: N, data: Data, run: RunFolder, config: RunConfig) -> Loop[N] | None:
     """The loop of a stage, or None where it has nothing to learn."""
     if plan.stage is None:
         return None
@@ -99,7 +102,7 @@ def make_loop(plan: Plan[N], net: N, data: Data, run: RunFolder, config: Any) ->
     )
 
 
-def train_batches(plan: Plan[Any], data: Data, config: Any) -> TrainBatches:
+def train_batches(plan: Plan[Any], data: Data, config: RunConfig) -> TrainBatches:
     size = plan.optim.batch_size
     try:
         return TrainBatches(data.train, size, config.seed, config.data.workers, rank=rank(), world=world())

@@ -1,8 +1,8 @@
 """The tasks: what a network is trained for.
 
 A task is one object that opens its data, builds its network, gives the stages of its training as plans, and scores its
-answers. Training, resuming and evaluation never ask which task they have. A new task is a file or a folder here, with
-an object named `task`, and a line in `TASKS`.
+answers. Training, resuming and evaluation never ask which task they have. A new task is a folder here, with an
+object named `task`, and a line in `TASKS`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ import torch
 from torch import nn
 
 from dsnet.checkpoint import MODEL, WEIGHTS, card_in, check_tensors, read_description, read_model, task_in, write_model
+from dsnet.config import RunConfig
 from dsnet.data.dataset import Data
 from dsnet.errors import CheckpointError
+from dsnet.layers import read_run, read_yaml, resolve
 from dsnet.models import Supernet
 from dsnet.results import Evaluation
 from dsnet.training import OptimConfig, Stage
 
-TASKS = {"classification": "dsnet.tasks.classification", "detection": "dsnet.tasks.detection.task"}
+TASKS = {"classification": "dsnet.tasks.classification.task", "detection": "dsnet.tasks.detection.task"}
 
 GATE = "gate"  # below a run's folder: training state and metrics of stage II
 STATE = "state/last.pt"  # below the folder of a stage: where its training stands
@@ -64,8 +66,8 @@ class Task(Protocol):
     """What the pipeline asks of a task. The config and the network are the task's own."""
 
     name: str
+    config: type[RunConfig]
     network: type[nn.Module]
-    config: type[Any]
 
     def read_spec(self, data: Mapping[str, Any]) -> Any:
         """The spec that model.json holds."""
@@ -92,6 +94,20 @@ def named(name: str) -> Task:
         raise ValueError(f"task {name!r} is unknown; choose {' or '.join(TASKS)}")
     task: Task = import_module(TASKS[name]).task
     return task
+
+
+def config_from(keys: Mapping[str, Any]) -> Any:
+    """The config that a file of these keys would give; without a task it is one of classification."""
+    return resolve(named(keys.get("task", "classification")).config, keys)
+
+
+def read_config(file: Path) -> Any:
+    """The config of a run folder."""
+    try:
+        task = read_yaml(file).get("task", "classification")
+    except (OSError, ValueError):
+        task = "classification"  # `read_run` says what is wrong with the file
+    return read_run(named(task).config, file)
 
 
 def save(net: nn.Module, folder: str | os.PathLike[str]) -> Path:

@@ -13,7 +13,6 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from dsnet.config import TrainConfig
 from dsnet.data.batches import TrainBatches, plain_batches
 from dsnet.data.dataset import Batch, Split, open_dataset
 from dsnet.data.dataset import Data as Dataset
@@ -28,17 +27,18 @@ from dsnet.report.old_figures import examples_figure
 from dsnet.results import Evaluation, write
 from dsnet.routing import Policy, Traces, calibrate, fit_threshold
 from dsnet.runtime import Runner
+from dsnet.tasks.classification.config import ClassificationConfig
 
 EVAL_BATCH = 256
 
 
-def open_data(config: TrainConfig, root: str | None = None) -> Dataset:
+def open_data(config: ClassificationConfig, root: str | None = None) -> Dataset:
     """The data of a run, at another place if `root` is given."""
     where = config.data if root is None else replace(config.data, root=root)
     return open_dataset(where, default_size=config.model.spec(num_classes=1, in_channels=1).image_size)
 
 
-def calibration_images(data: Dataset, config: TrainConfig, *, seed: int = 0) -> Iterator[Tensor]:
+def calibration_images(data: Dataset, config: ClassificationConfig, *, seed: int = 0) -> Iterator[Tensor]:
     """Training images, augmented as in training: the weights were trained on statistics of such batches.
 
     Plain images cost 3 points of accuracy on CIFAR-10, where augmentation adds dark borders.
@@ -51,7 +51,9 @@ def calibration_images(data: Dataset, config: TrainConfig, *, seed: int = 0) -> 
             yield batch.images
 
 
-def traces_of(net: Supernet | Runner, part: Split, config: TrainConfig, skipped: list[str], *, name: str) -> Traces:
+def traces_of(
+    net: Supernet | Runner, part: Split, config: ClassificationConfig, skipped: list[str], *, name: str
+) -> Traces:
     """What the router does on a split."""
     batches, size = counted(part, config, skipped, name=name), part.loader.size
     if isinstance(net, Runner):
@@ -59,7 +61,7 @@ def traces_of(net: Supernet | Runner, part: Split, config: TrainConfig, skipped:
     return Traces(net, batches, part.load, image_size=size)
 
 
-def calibrate_budgets(net: Supernet, data: Dataset, config: TrainConfig) -> None:
+def calibrate_budgets(net: Supernet, data: Dataset, config: ClassificationConfig) -> None:
     """Find the lambdas of all budgets on the calibration split, and keep them in the network's card."""
     traces = traces_of(net, data.calibration, config, [], name="calibration")
     if isinstance(net.probe, ThresholdHead):
@@ -70,7 +72,7 @@ def calibrate_budgets(net: Supernet, data: Dataset, config: TrainConfig) -> None
 def evaluate_split(
     net: Supernet | Runner,
     data: Dataset,
-    config: TrainConfig,
+    config: ClassificationConfig,
     *,
     split: str = "test",
     sample: int = 16,
@@ -167,7 +169,7 @@ def split_of(data: Dataset, name: str) -> Split:
     return {"test": data.test, "calibration": data.calibration, "train": data.train}[name]
 
 
-def counted(part: Split, config: TrainConfig, skipped: list[str], *, name: str) -> Iterator[Batch]:
+def counted(part: Split, config: ClassificationConfig, skipped: list[str], *, name: str) -> Iterator[Batch]:
     """Plain batches of a split; damaged files are listed in `skipped`, too many of them stop."""
     for batch in plain_batches(part, EVAL_BATCH, workers=config.data.workers):
         skipped.extend(batch.skipped)

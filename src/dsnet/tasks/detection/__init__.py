@@ -2,7 +2,7 @@
 
 from dsnet.tasks.detection.average_precision import Detections, Truth, average_precision, mean_average_precision
 from dsnet.tasks.detection.checkpoint import is_detector, load_detector, open_detector, save_detector
-from dsnet.tasks.detection.config import DetectionConfig, read_detection_config
+from dsnet.tasks.detection.config import DetectionConfig
 from dsnet.tasks.detection.cost import DetectorCost
 from dsnet.tasks.detection.detector import Answer, Detector, extract_detector, with_backbone
 from dsnet.tasks.detection.evaluate import DetectionTraces, detections_of, evaluate_detector
@@ -38,7 +38,6 @@ __all__ = [
     "mean_average_precision",
     "median_gap",
     "open_detector",
-    "read_detection_config",
     "route_boxes",
     "route_detector",
     "save_detector",

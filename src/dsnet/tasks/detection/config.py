@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
+from dsnet.config import RunConfig
 from dsnet.data.voc import DetectionDataConfig
-from dsnet.errors import must
-from dsnet.layers import read_run, resolve
-from dsnet.schema import Typed
 from dsnet.tasks.detection.spec import GROUP, TAPS
 from dsnet.tasks.detection.stages import GatesConfig, WidthsConfig
 from dsnet.training import OptimConfig
 
 
 @dataclass(frozen=True)
-class DetectionConfig(Typed):
+class DetectionConfig(RunConfig):
     """A whole detection run. Saved as config.yaml in its folder.
 
     Args:
@@ -84,9 +81,7 @@ class DetectionConfig(Typed):
             raise ValueError(f"stage {self.stage!r} is unknown; choose both, detector or gate")
         if self.source is not None and self.stage != "gate":
             raise ValueError("--from RUN needs --stage gate; a new detector starts from --backbone RUN")
-        must("seed", self.seed, self.seed >= 0, "be at least 0")
-        must("threads", self.threads, self.threads >= 0, "be at least 0, which leaves torch's default")
-        must("save_steps", self.save_steps, self.save_steps is None or self.save_steps >= 1, "be at least 1, or null")
+        super().__post_init__()
         for name in ("projection", "pyramid"):
             if getattr(self, name) < GROUP or getattr(self, name) % GROUP:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be a positive multiple of {GROUP}")
@@ -96,16 +91,3 @@ class DetectionConfig(Typed):
         """What the folder of this run is called unless it is named."""
         backbone, data = Path(self.source or self.backbone or "none").name, Path(self.data.root).name
         return f"fssd-{backbone}-{data}-seed{self.seed}" + ("-gate" if self.stage == "gate" else "")
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def detection_config_from(keys: Mapping[str, Any]) -> DetectionConfig:
-    """The config that a file of these keys would give."""
-    return resolve(DetectionConfig, keys)
-
-
-def read_detection_config(file: Path) -> DetectionConfig:
-    """The config of a run folder."""
-    return read_run(DetectionConfig, file)

@@ -30,8 +30,8 @@ class Detection:
     """The task of `dsnet train --task detection`."""
 
     name = "detection"
-    network = Detector
     config = DetectionConfig
+    network = Detector
 
     def read_spec(self, data: Mapping[str, Any]) -> DetectorSpec:
         return DetectorSpec.from_dict(data)

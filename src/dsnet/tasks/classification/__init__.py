@@ -1,0 +1,1 @@
+"""Image classification: one label for each image."""

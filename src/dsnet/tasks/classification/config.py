@@ -1,0 +1,134 @@
+"""What `dsnet train` can be told, composed from the configs of the rooms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from dsnet.config import RunConfig
+from dsnet.data.dataset import DataConfig
+from dsnet.errors import must
+from dsnet.models import ModelSpec, model_spec
+from dsnet.models.spec import customise
+from dsnet.schema import Typed
+from dsnet.training import IEBConfig, OptimConfig, SGSConfig
+
+
+@dataclass(frozen=True)
+class ModelConfig(Typed):
+    """Which network to train.
+
+    Args:
+        name: Name of the model, from `dsnet models`.
+        width: Multiplier of all channels, for static models.
+        routing: Width indices that the gates may choose, one list for all gates or one for each. By default all.
+        slimming: Design of the slimming heads.
+        shared: Let the slimming heads read the first layer of the attention head.
+    """
+
+    name: str = "ds_mobilenet_v1_tiny"
+    width: float | None = None
+    routing: list[int] | list[list[int]] | None = None
+    slimming: Literal["one_hot", "scalar"] | None = None
+    shared: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.spec(num_classes=10, in_channels=3)
+
+    def spec(self, *, num_classes: int, in_channels: int, image_size: int | None = None) -> ModelSpec:
+        return model_spec(
+            self.name,
+            width=self.width,
+            routing=self.routing,
+            slimming=self.slimming,
+            shared=self.shared,
+            num_classes=num_classes,
+            in_channels=in_channels,
+            image_size=image_size,
+        )
+
+
+@dataclass(frozen=True)
+class ClassificationConfig(RunConfig):
+    """A whole run. Saved as config.yaml in its folder.
+
+    Args:
+        task: Always classification.
+        stage: Stages to train: supernet (I), gate (II, the router of the run that --from names), or both.
+        source: Run that this one starts from; set by --from.
+        gate_from: Run whose router stage II starts from (gate transfer). By default the router starts afresh.
+        model: Which network to train.
+        data: Which images to train on, and how they are split and read.
+        ieb: How the sub-networks teach each other in stage I.
+        optim: How weights are updated in stage I.
+        sgs: How the network learns to route in stage II.
+        sgs_optim: How the router's weights are updated in stage II.
+        seed: Seed of weights, data order and paths.
+        threads: Threads of torch; 0 is its own default.
+        save_steps: Number of steps between checkpoints inside an epoch. By default only the end of an epoch is saved.
+        recalibration: Number of images from which batch-norm statistics are computed at the end.
+    """
+
+    BASIC: ClassVar[tuple[str, ...]] = (
+        "data.dataset",
+        "data.root",
+        "data.image_size",
+        "model.name",
+        "stage",
+        "optim.epochs",
+        "optim.batch_size",
+        "optim.lr",
+        "sgs.router",
+        "seed",
+        "threads",
+    )
+    CARRIED: ClassVar[tuple[str, ...]] = ("model", "ieb", "sgs")
+
+    task: Literal["classification"] = "classification"
+    stage: Literal["both", "supernet", "gate"] = "both"
+    source: str | None = None
+    gate_from: str | None = None
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    ieb: IEBConfig = field(default_factory=IEBConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    sgs: SGSConfig = field(default_factory=SGSConfig)
+    sgs_optim: OptimConfig = field(
+        default_factory=lambda: OptimConfig(
+            epochs=10, lr=0.1, schedule="exponential", warmup_epochs=0.0, weight_decay=0.0
+        )
+    )
+    seed: int = 0
+    threads: int = 0
+    save_steps: int | None = None
+    recalibration: int = 4096
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        must("recalibration", self.recalibration, self.recalibration >= 1, "be at least 1, a number of images")
+        if self.stage not in ("both", "supernet", "gate"):
+            raise ValueError(f"stage {self.stage!r} is unknown; choose both, supernet or gate")
+        if self.routes:
+            self.routed(self.model.spec(num_classes=10, in_channels=3))
+
+    @property
+    def routes(self) -> bool:
+        """Whether this run trains a router; a static network has nothing to choose."""
+        return self.stage == "gate" or (
+            self.stage == "both" and bool(self.model.spec(num_classes=2, in_channels=3).widths)
+        )
+
+    def routed(self, spec: ModelSpec) -> ModelSpec:
+        """A supernet's spec with this run's router, routing space and gate design."""
+        model, plain = self.model, replace(spec, router=None)
+        wished = customise(plain, routing=model.routing, slimming=model.slimming, shared=model.shared)
+        return replace(wished, router=self.sgs.spec)
+
+    @property
+    def run_name(self) -> str:
+        """What the folder of this run is called unless it is named."""
+        name = f"{self.model.name}-{self.data.dataset}-seed{self.seed}"
+        if self.stage == "gate":
+            return f"{name}-{self.sgs.router}-{self.sgs.spec.targets}"
+        return name if self.source is None else f"{name}-from-{Path(self.source).name}"
