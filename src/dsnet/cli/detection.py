@@ -20,7 +20,6 @@ def evaluate_runs(args: Namespace) -> None:
     from dsnet.cli.evaluate import run_of
     from dsnet.config import CONFIG
     from dsnet.data.splits import check_data
-    from dsnet.report.drawing import draw
     from dsnet.report.export import export_evaluations
     from dsnet.report.tables import print_json, show_evaluation
     from dsnet.results import Evaluations, as_json
@@ -48,7 +47,7 @@ def evaluate_runs(args: Namespace) -> None:
     if args.export:
         prefix = Path(args.export)
         sheet = draw_examples(results[-1], data, prefix.with_name(f"{prefix.name}-examples.png"))
-        export_evaluations(results, prefix, [*draw(results, prefix), sheet])
+        export_evaluations(results, prefix, sheet=sheet)
 
 
 def show_widths(args: Namespace) -> None:

@@ -71,8 +71,7 @@ def run(args: Namespace) -> None:
     from dsnet.config import CONFIG
     from dsnet.data.splits import check_data
     from dsnet.opening import open_runner
-    from dsnet.report.drawing import draw
-    from dsnet.report.export import export_evaluations
+    from dsnet.report.export import draw, export_evaluations
     from dsnet.report.tables import print_json, show_evaluation
     from dsnet.results import as_json, combine
     from dsnet.runtime import Runner, is_artefact
@@ -121,7 +120,7 @@ def run(args: Namespace) -> None:
     else:
         show_evaluation(result, pictures)
     if args.export:
-        export_evaluations([result], Path(args.export), draw([result], Path(args.export), static))
+        export_evaluations([result], Path(args.export), static=static)
 
 
 def run_of(name: str, args: Namespace) -> tuple[Path, str]:

@@ -5,6 +5,14 @@ from __future__ import annotations
 import shlex
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from PIL import Image
+
+    from dsnet.results import Evaluation
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -23,21 +31,43 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> None:
     from dsnet.cli.evaluate import read_result
-    from dsnet.pipeline.report import report_of
-    from dsnet.report.html import page
-    from dsnet.report.readme import export_report
+    from dsnet.report.collect import report_of
+    from dsnet.report.markdown import write_markdown
+    from dsnet.report.page import page
 
     place = Path(args.place)
     out = Path(args.out) if args.out else place / "report.html"
     if not place.is_dir():
         raise ValueError(f"{place} is not a folder; name a run that `dsnet train` wrote, or a folder that holds runs")
-    report = report_of(place, root=args.root, static=[read_result(Path(name), "test") for name in args.static])
+    static = [read_result(Path(name), "test") for name in args.static]
+    document = report_of(place, images_of=example_images(args.root), static=static)
     try:
-        out.write_text(page(report), encoding="utf-8")
+        out.write_text(page(document), encoding="utf-8")
     except OSError as error:
         raise ValueError(f"{out} cannot be written ({error.strerror}); name another file with --out") from error
     print(f"report: {out} ({out.stat().st_size / 1e3:.0f} kB)")
     if args.markdown:
         command = shlex.join(["dsnet", "report", place.resolve().name, "--markdown", Path(args.markdown).name])
-        written = export_report(report, Path(args.markdown), command=command)
+        written = write_markdown(document, Path(args.markdown), footer=[f"Made by `{command}`."])
         print(f"markdown: {' '.join(map(str, written))}")
+
+
+def example_images(root: str | None) -> Callable[[Path, Evaluation], list[Image.Image]]:
+    """What reads the images of a run's examples from its data; data that several runs share is opened once."""
+    from dsnet.config import CONFIG, read_config
+    from dsnet.data.dataset import Data
+    from dsnet.data.splits import check_data
+    from dsnet.tasks.assess import open_data, pictures, split_of
+
+    opened: dict[str, Data] = {}
+
+    def read(folder: Path, result: Evaluation) -> list[Image.Image]:
+        config = read_config(folder / CONFIG)
+        key = repr((config.data, config.model))
+        if key not in opened:
+            opened[key] = open_data(config, root)
+        check_data(folder, opened[key])
+        ids = [example.id for example in result.examples]
+        return pictures(opened[key], split_of(opened[key], result.split), ids)
+
+    return read

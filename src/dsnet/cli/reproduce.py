@@ -53,6 +53,7 @@ def run(args: Namespace) -> int:
     from dsnet.experiments import EXPERIMENTS, SCALES, progress, reproduce
     from dsnet.report.experiment import show_experiment
     from dsnet.report.tables import print_json, print_table
+    from dsnet.results import as_json
     from dsnet.training import Interrupted
 
     must("longer", args.longer, args.longer >= 1, "be at least 1, a factor of all epochs")
@@ -96,14 +97,14 @@ def run(args: Namespace) -> int:
         why = signal.Signals(stop.number).name
         print(f"dsnet reproduce: stopped by {why}, state saved; the same command goes on", file=sys.stderr)
         return stop.exit_code
-    shown = {result["experiment"] for result in results}
+    shown = {result.experiment for result in results}
     if args.finished and (missing := [name for name in names if name not in shown]):
         print(f"nothing is finished in {out} of: {', '.join(missing)}", file=sys.stderr)
     if args.json:
-        print_json(results)
+        print_json([as_json(result) for result in results])
         return 0
     for result in results:
         show_experiment(result)
     if results:
-        print(f"written: {' '.join(str(out / (result['experiment'] + scale.suffix)) + '.md' for result in results)}")
+        print(f"written: {' '.join(str(out / (result.experiment + scale.suffix)) + '.md' for result in results)}")
     return 0

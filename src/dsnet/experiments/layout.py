@@ -6,17 +6,19 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, stdev
-from typing import Any, Literal
+from typing import Literal
 
+from dsnet import results
 from dsnet.experiments.grid import Finished
 from dsnet.experiments.recipe import Recipe, Scale
 from dsnet.report.tables import human
+from dsnet.results import Bench, Figure, Made
 
 MISSING, OUTSIDE = "not run", "out of range"
 Measure = Callable[[Finished], float]
 Form = Literal["percent", "points", "madds", "number"]
 Runs = Mapping[str, Sequence[Finished]]  # by label of a row, one per seed
-Plot = Callable[[Runs], dict[str, Any]]  # what report/svg.py draws
+Plot = Callable[[Runs], Figure]
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,17 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Findings:
+    """What is measured without runs."""
+
+    text: tuple[str, ...]
+    tables: tuple[results.Table, ...]
+    claims: tuple[results.Claim, ...]
+    figures: tuple[Figure, ...]
+    bench: Bench | None = None
+
+
+@dataclass(frozen=True)
 class Experiment:
     """A question of the paper. Where it trains nothing, `measure` makes its tables and figures itself."""
 
@@ -71,12 +84,13 @@ class Experiment:
     about: str
     tables: Callable[[Scale], tuple[Table, ...]] = lambda scale: ()
     plots: Callable[[Scale], tuple[Plot, ...]] = lambda scale: ()
-    measure: Callable[[Scale], dict[str, Any]] | None = None
+    measure: Callable[[Scale], Findings] | None = None
 
 
-def result_of(experiment: Experiment, scale: Scale, runs: Runs, seeds: Sequence[int]) -> dict[str, Any]:
+def result_of(experiment: Experiment, scale: Scale, runs: Runs, seeds: Sequence[int]) -> results.Experiment:
     """The result of an experiment whose runs are there; rows without runs are said to be missing."""
-    tables, claims = [], []
+    tables: list[results.Table] = []
+    claims: list[results.Claim] = []
     for table in experiment.tables(scale):
         tables.append(laid_out(table, runs))
         claims += [judged(claim, table, runs) for claim in table.claims]
@@ -85,23 +99,27 @@ def result_of(experiment: Experiment, scale: Scale, runs: Runs, seeds: Sequence[
     longer = f"{scale.longer} times as long" if scale.longer > 1 else ""
     note = longer and f"Here every training is {longer}."
     text = (experiment.about, general, scale.notes.get(experiment.name, how), note)
-    return {
-        "experiment": experiment.name,
-        "title": ", ".join(part for part in (experiment.title, longer) if part),
-        "scale": scale.name,
-        "seeds": list(seeds),
-        "text": [said for said in text if said],
-        "tables": tables,
-        "claims": claims,
-        "figures": [plot(runs) for plot in experiment.plots(scale)],
-        "runs": {label: [run.folder.name for run in mine] for label, mine in runs.items()},
-    }
+    return results.Experiment(
+        experiment=experiment.name,
+        title=", ".join(part for part in (experiment.title, longer) if part),
+        scale=scale.name,
+        seeds=tuple(seeds),
+        text=tuple(said for said in text if said),
+        tables=tuple(tables),
+        claims=tuple(claims),
+        figures=tuple(plot(runs) for plot in experiment.plots(scale)),
+        made=Made(),
+        runs={label: tuple(run.folder.name for run in mine) for label, mine in runs.items()},
+    )
 
 
-def laid_out(table: Table, runs: Runs) -> dict[str, Any]:
+def laid_out(table: Table, runs: Runs) -> results.Table:
     """Every measured column, and the paper's figure beside it where it has one."""
     columns, cells = ["<"], [[row.label] for row in table.rows]
     values = {row.label: {column.name: values_of(row, column, runs) for column in table.columns} for row in table.rows}
+    kept: dict[str, dict[str, dict[int, float | None]]] = {
+        label: {name: {**found} for name, found in mine.items()} for label, mine in values.items()
+    }
     for column in table.columns:
         columns.append(column.name)
         for row, line in zip(table.rows, cells, strict=True):
@@ -110,7 +128,7 @@ def laid_out(table: Table, runs: Runs) -> dict[str, Any]:
             columns.append("paper")
             for row, line in zip(table.rows, cells, strict=True):
                 line.append(row.paper.get(column.name, ""))
-    return {"title": table.title, "columns": columns, "rows": cells, "note": table.note, "values": values}
+    return results.Table(table.title, tuple(columns), tuple(map(tuple, cells)), table.note, kept)
 
 
 def values_of(row: Row, column: Column, runs: Runs) -> dict[int, float]:
@@ -119,7 +137,7 @@ def values_of(row: Row, column: Column, runs: Runs) -> dict[int, float]:
     return {run.seed: measure(run) for run in runs.get(row.label, ())}
 
 
-def judged(claim: Claim, table: Table, runs: Runs) -> dict[str, Any]:
+def judged(claim: Claim, table: Table, runs: Runs) -> results.Claim:
     """Whether the direction of a claim shows: in every seed (holds), in none (does not), or in some (no verdict)."""
     column = next(column for column in table.columns if column.name == claim.column)
     rows = {row.label: values_of(row, column, runs) for row in table.rows}
@@ -129,12 +147,12 @@ def judged(claim: Claim, table: Table, runs: Runs) -> dict[str, Any]:
     signs = {sign(difference) for difference in differences}
     known = all(math.isfinite(difference) for difference in differences)
     said = " ".join(difference_of(difference, column.form) for difference in differences) if known else OUTSIDE
-    return {
-        "claim": claim.text,
-        "paper": "" if claim.paper is None else f"{difference_of(claim.paper / unit(column.form), column.form, 1)}",
-        "ours": said or MISSING,
-        "holds": True if known and signs == {wanted} else False if known and signs == {-wanted} else None,
-    }
+    return results.Claim(
+        claim=claim.text,
+        paper="" if claim.paper is None else difference_of(claim.paper / unit(column.form), column.form, 1),
+        ours=said or MISSING,
+        holds=True if known and signs == {wanted} else False if known and signs == {-wanted} else None,
+    )
 
 
 def sign(value: float) -> int:

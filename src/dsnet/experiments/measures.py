@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, Literal
 
 from dsnet.experiments.grid import Finished
 from dsnet.experiments.layout import Measure, Plot, Runs
 from dsnet.report.tables import human
-from dsnet.results import BudgetRow, Dynamic, Evaluation, PathRow, Stat
+from dsnet.results import Bar, BarGroup, Bars, BudgetRow, Chart, Dot, Dynamic, Evaluation, PathRow, Series, Stat
 
 
 def uniform_rows(result: Evaluation) -> list[PathRow]:
@@ -118,20 +118,24 @@ def interpolate(points: list[tuple[float, float]], x: float) -> float:
     return float("nan")
 
 
-def series(name: str, columns: list[list[tuple[float, float]]], kind: str = "line", **look: Any) -> dict[str, Any]:
+def series(name: str, columns: list[list[tuple[float, float]]], kind: Literal["line", "points"] = "line") -> Series:
     """Curves of several seeds as one: mean and spread of y, mean of x; as long as the shortest."""
     points = []
     for found in zip(*columns, strict=False):
         xs, ys = zip(*found, strict=True)
-        points.append([mean(xs), mean(ys), *([stdev(ys)] if len(ys) > 1 else [])])
-    return {"name": name, "kind": kind, "points": points, **look}
+        points.append(Dot(mean(xs), mean(ys), stdev(ys) if len(ys) > 1 else None))
+    return Series(name, tuple(points), kind)
+
+
+def over_madds(title: str, shown: list[Series]) -> Chart:
+    return Chart(title, "MAdds (M), average over images", "top-1 accuracy (%)", tuple(shown))
 
 
 def tradeoff(title: str, uniform: dict[str, str], dynamic: dict[str, str], static: dict[str, str]) -> Plot:
     """Accuracy against MAdds: names of curves by label of a row."""
 
-    def plot(runs: Runs) -> dict[str, Any]:
-        def curves(names: dict[str, str], kind: str) -> list[dict[str, Any]]:
+    def plot(runs: Runs) -> Chart:
+        def curves(names: dict[str, str], kind: str) -> list[Series]:
             return [
                 series(name, [curve(run, kind) for run in runs[label]], "points" if kind == "static" else "line")
                 for label, name in names.items()
@@ -139,7 +143,7 @@ def tradeoff(title: str, uniform: dict[str, str], dynamic: dict[str, str], stati
             ]
 
         shown = [*curves(uniform, "uniform"), *curves(dynamic, "dynamic"), *curves(static, "static")]
-        return {"title": title, "x": "MAdds (M), average over images", "y": "top-1 accuracy (%)", "series": shown}
+        return over_madds(title, shown)
 
     return plot
 
@@ -153,7 +157,7 @@ def curve(run: Finished, kind: str) -> list[tuple[float, float]]:
 def operating_points(title: str, labels: tuple[str, ...]) -> Plot:
     """Where the gates stand at lambda 0, one point per row, over the uniform curve of the first row."""
 
-    def plot(runs: Runs) -> dict[str, Any]:
+    def plot(runs: Runs) -> Chart:
         first = next((runs[label] for label in labels if runs.get(label)), [])
         shown = [series("uniform sub-networks", [curve(run, "uniform") for run in first])] if first else []
         for label in labels:
@@ -161,7 +165,7 @@ def operating_points(title: str, labels: tuple[str, ...]) -> Plot:
                 found = [trained_row(run) for run in runs[label]]
                 points = [[(row.madds.mean / 1e6, 100 * row.score.mean)] for row in found]
                 shown.append(series(label, points, "points"))
-        return {"title": title, "x": "MAdds (M), average over images", "y": "top-1 accuracy (%)", "series": shown}
+        return over_madds(title, shown)
 
     return plot
 
@@ -169,7 +173,7 @@ def operating_points(title: str, labels: tuple[str, ...]) -> Plot:
 def training_curve(title: str, key: str) -> Plot:
     """An accuracy on the calibration images over the epochs of stage I, a line per row."""
 
-    def plot(runs: Runs) -> dict[str, Any]:
+    def plot(runs: Runs) -> Chart:
         shown = [
             series(
                 label, [[(entry["epoch"], 100 * entry[key]) for entry in run.history if key in entry] for run in mine]
@@ -177,7 +181,7 @@ def training_curve(title: str, key: str) -> Plot:
             for label, mine in runs.items()
             if mine
         ]
-        return {"title": title, "x": "epoch", "y": "top-1 on calibration images (%)", "series": shown}
+        return Chart(title, "epoch", "top-1 on calibration images (%)", tuple(shown))
 
     return plot
 
@@ -185,19 +189,18 @@ def training_curve(title: str, key: str) -> Plot:
 def gate_shares(title: str, label: str) -> Plot:
     """How images spread over the widths of each gate, at every budget (first seed)."""
 
-    def plot(runs: Runs) -> dict[str, Any]:
-        groups: list[dict[str, Any]] = []
-        names: list[str] = []
+    def plot(runs: Runs) -> Bars:
+        groups = []
+        names: tuple[str, ...] = ()
         if runs.get(label):
             first = runs[label][0]
             rows = [("as trained", trained_row(first))]
             rows += [(f"budget {human(row.asked)}", row) for row in dynamic_of(first).rows]
             for name, row in rows:
-                bars = [{"name": f"gate {n + 1}", "shares": list(gate.shares)} for n, gate in enumerate(row.gates)]
-                about = f"{human(row.madds.mean)} MAdds, {row.score.mean:.1%}"
-                groups.append({"name": f"{name}: {about}", "bars": bars})
-                names = [f"width {n}" for n in range(len(row.gates[0].shares))]
-        return {"title": title, "kind": "shares", "names": names, "groups": groups}
+                bars = tuple(Bar(f"gate {number + 1}", gate.shares) for number, gate in enumerate(row.gates))
+                groups.append(BarGroup(f"{name}: {human(row.madds.mean)} MAdds, {row.score.mean:.1%}", bars))
+                names = tuple(f"width {number}" for number in range(len(row.gates[0].shares)))
+        return Bars(title, names, tuple(groups))
 
     return plot
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,8 +19,10 @@ from dsnet.experiments.grid import RESULT, Finished, in_order, is_finished, trai
 from dsnet.experiments.layout import Experiment, result_of
 from dsnet.experiments.recipe import Cell, Scale, cell_of
 from dsnet.report.experiment import export_experiment
+from dsnet.results import Experiment as Result
+from dsnet.results import Made, made, read
 from dsnet.training.distributed import barrier, process_group, rank
-from dsnet.version import __version__, commit
+from dsnet.version import __version__
 
 RUNS, DATA = "runs", "data"
 
@@ -38,7 +38,7 @@ def reproduce(
     train: bool = True,
     export: Path | None = None,
     command: str = "",
-) -> list[dict[str, Any]]:
+) -> list[Result]:
     """Run experiments below `out`; each result is written to OUT/NAME.json, NAME.md and figures beside them.
 
     Runs are shared by all experiments below `out`. train: without it, only what is finished is shown; experiments of
@@ -60,8 +60,10 @@ def reproduce(
     for name in names if train else [name for name in names if has_begun(name, scale, grids[name], out)]:
         begun = time.time()
         result = measured(EXPERIMENTS[name], scale, grids[name], out, seeds, anew=train)
-        how = {"command": command or f"dsnet reproduce {name} --scale {scale.name}", **provenance()}
-        result.setdefault("made_by", {**how, "seconds": round(time.time() - begun + result.get("trained_seconds", 0))})
+        if not result.made.command:
+            seconds = round(time.time() - begun + result.trained_seconds)
+            said = command or f"dsnet reproduce {name} --scale {scale.name}"
+            result = replace(result, made=provenance(said, seconds))
         for folder in (out, export):
             if folder is not None:
                 export_experiment(result, folder / f"{name}{scale.suffix}")
@@ -71,22 +73,27 @@ def reproduce(
 
 def measured(
     experiment: Experiment, scale: Scale, cells: dict[str, list[Cell]], out: Path, seeds: Sequence[int], *, anew: bool
-) -> dict[str, Any]:
+) -> Result:
     """The result of an experiment whose runs are there; what is measured without runs is kept, unless `anew`."""
     file = out / f"{experiment.name}{scale.suffix}.json"
     if experiment.measure is not None and not anew and file.exists():
-        kept: dict[str, Any] = json.loads(file.read_text())
-        return kept
+        return read(file, Result, remedy=f"run `dsnet reproduce {experiment.name} --scale {scale.name}` again")
     folders = {label: [(out / RUNS / cell.name, cell.config.seed) for cell in mine] for label, mine in cells.items()}
     done = {label: [Finished(*place) for place in mine if is_finished(place[0])] for label, mine in folders.items()}
     result = result_of(experiment, scale, done, seeds)
     if experiment.measure is not None:
         found = experiment.measure(scale)
-        result |= {**found, "text": [*result["text"], *found["text"]]}
+        result = replace(
+            result,
+            text=(*result.text, *found.text),
+            tables=found.tables,
+            claims=found.claims,
+            figures=found.figures,
+            bench=found.bench,
+        )
     commits = Counter(run.commit for run in {run.folder: run for mine in done.values() for run in mine}.values())
-    result["trained_at"] = dict(commits)
-    result["trained_seconds"] = sum(seconds_of(out / RUNS / cell.name) for cell in in_order(flat_list(cells)))
-    return result
+    seconds = sum(seconds_of(out / RUNS / cell.name) for cell in in_order(flat_list(cells)))
+    return replace(result, trained_at=dict(commits), trained_seconds=seconds)
 
 
 def has_begun(name: str, scale: Scale, cells: dict[str, list[Cell]], out: Path) -> bool:
@@ -136,18 +143,15 @@ def cells_of(
     return {row.label: [cell_of(row.recipe, scale, seed, runs=out / RUNS, root=root) for seed in seeds] for row in rows}
 
 
-def provenance() -> dict[str, str]:
+def provenance(command: str, seconds: float) -> Made:
     """Of the code and the machine."""
-    return {
-        "commit": commit() or f"of the release {__version__}",
-        "machine": f"{platform.machine()} {platform.system()}, {os.cpu_count()} cores",
-        "dsnet": __version__,
-        "torch": torch.__version__,
-        "date": time.strftime("%Y-%m-%d"),
-    }
+    found = made(torch=str(torch.__version__), command=command, seconds=seconds)
+    return replace(found, commit=found.commit or f"of the release {__version__}")
 
 
-def progress(names: Sequence[str], scale: Scale, out: Path, root: str | None, seeds: Sequence[int]) -> dict[str, Any]:
+def progress(
+    names: Sequence[str], scale: Scale, out: Path, root: str | None, seeds: Sequence[int]
+) -> dict[str, tuple[int, int]]:
     """By experiment: how many runs it has in all, and how many are finished."""
     found = {}
     for name in names:

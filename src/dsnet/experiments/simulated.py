@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
+from dsnet.experiments.layout import Findings
 from dsnet.experiments.recipe import Scale
 from dsnet.models import Supernet, model_spec
 from dsnet.nn import RouterSpec
-from dsnet.report.tables import human
+from dsnet.report.tables import human, path_name
+from dsnet.results import Bench, Chart, Claim, Dot, Series, Table, WidthTimes
 from dsnet.runtime.bench import BenchConfig, bench, table1
 from dsnet.runtime.bench.table1 import PAPER
-from dsnet.schema import plain
 
 EASY, HARD = 0.6, 3.0  # compute, in units of the static network's, at which accuracy has covered 1 - 1/e of its range
 SCHEMES = 20
@@ -23,146 +23,127 @@ def accuracy(compute: float, need: float) -> float:
     return 1 - math.exp(-compute / need)
 
 
-def motivation(scale: Scale) -> dict[str, Any]:
+def motivation(scale: Scale) -> Findings:
     """The paper's simulation: half of the images are easy, half are hard; a scheme gives easy ones a share of compute.
 
     The paper does not print its curves; these are exponentials with the constants above.
     """
     budgets = [0.1 * 1.12**step for step in range(40)]
     static = [(x, mixed(x, x)) for x in budgets]
-    shown = [{"name": "static networks", "kind": "line", "points": [[x, 100 * y] for x, y in static]}]
+    shown = [Series("static networks", tuple(Dot(x, 100 * y) for x, y in static))]
     best: list[tuple[float, float, float]] = []
-    cloud = []
+    cloud: list[Dot] = []
     for scheme in range(SCHEMES):
         share = (scheme + 0.5) / SCHEMES  # of the compute of both halves that easy images get
         curve = [(x, mixed(2 * share * x, 2 * (1 - share) * x)) for x in budgets]
-        cloud += [[x, 100 * y, None, f"easy images get {share:.1%}"] for x, y in curve[::4]]
+        cloud += [Dot(x, 100 * y) for x, y in curve[::4]]
         best.append((share, *max(((x, y - mixed(x, x)) for x, y in curve), key=lambda point: point[1])))
-    shown.append({"name": f"{SCHEMES} dynamic schemes", "kind": "points", "points": cloud})
+    shown.append(Series(f"{SCHEMES} dynamic schemes", tuple(cloud), kind="points"))
     envelope = [(x, max(mixed(2 * share * x, 2 * (1 - share) * x) for share, *_ in best)) for x in budgets]
-    shown.append({"name": "best dynamic scheme", "kind": "line", "points": [[x, 100 * y] for x, y in envelope]})
-    rows = [[f"{share:.1%}", f"{x:.2f}", f"{100 * gain:+.2f}"] for share, x, gain in best]
+    shown.append(Series("best dynamic scheme", tuple(Dot(x, 100 * y) for x, y in envelope)))
+    rows = tuple((f"{share:.1%}", f"{x:.2f}", f"{100 * gain:+.2f}") for share, x, gain in best)
     ahead = sum(gain > 1e-9 for _, _, gain in best)
     gains = [100 * (y - z) for (_, y), (_, z) in zip(envelope, static, strict=True)]
-    return {
-        "text": [
-            f"Accuracy is 1 - exp(-compute / need); easy images need {EASY}, hard ones {HARD}; half of the images are "
-            f"easy. A scheme gives easy images a fixed share of the compute; at a half it is the static network. "
-            f"{ahead} of {SCHEMES} schemes beat the static network of equal average compute somewhere."
-        ],
-        "tables": [
-            {
-                "title": "Schemes",
-                "columns": ["<share for easy images", "best at compute", "points over static"],
-                "rows": rows,
-            }
-        ],
-        "claims": [
-            {
-                "claim": "a dynamic scheme beats the static network of equal average compute",
-                "paper": "",
-                "ours": f"at {sum(gain > 0 for gain in gains)} of {len(gains)} costs, by up to {max(gains):.1f} points",
-                "holds": sum(gain > 0 for gain in gains) > len(gains) / 2,
-            }
-        ],
-        "figures": [
-            {
-                "title": "Simulated accuracy of static and dynamic networks",
-                "x": "average compute",
-                "y": "accuracy (%)",
-                "log_x": True,
-                "series": shown,
-            }
-        ],
-    }
+    text = (
+        f"Accuracy is 1 - exp(-compute / need); easy images need {EASY}, hard ones {HARD}; half of the images are "
+        f"easy. A scheme gives easy images a fixed share of the compute; at a half it is the static network. "
+        f"{ahead} of {SCHEMES} schemes beat the static network of equal average compute somewhere."
+    )
+    claim = Claim(
+        claim="a dynamic scheme beats the static network of equal average compute",
+        paper="",
+        ours=f"at {sum(gain > 0 for gain in gains)} of {len(gains)} costs, by up to {max(gains):.1f} points",
+        holds=sum(gain > 0 for gain in gains) > len(gains) / 2,
+    )
+    title = "Simulated accuracy of static and dynamic networks"
+    return Findings(
+        text=(text,),
+        tables=(Table("Schemes", ("<share for easy images", "best at compute", "points over static"), rows),),
+        claims=(claim,),
+        figures=(Chart(title, "average compute", "accuracy (%)", tuple(shown), log_x=True),),
+    )
 
 
 def mixed(easy: float, hard: float) -> float:
     return (accuracy(easy, EASY) + accuracy(hard, HARD)) / 2
 
 
-def latency(scale: Scale) -> dict[str, Any]:
+def latency(scale: Scale) -> Findings:
     """Table 1 and the latency column, measured on this machine; only ratios compare."""
     how = scale.latency
     ways = table1(image_size=how["table1"], repeats=how["repeats"])
     net = Supernet(replace(model_spec(how["model"]), router=RouterSpec("gate", "try_best"))).eval()
     pairs: dict[tuple[int, ...], str] = how["pairs"]
     found = bench(net, BenchConfig(repeats=how["repeats"], paths=tuple(pairs), against=tuple(pairs.values())))
-    first = [
-        [row.way, f"{row.times.p50:.2f}", f"{row.ratio:.2f}", f"{row.paper:.2f}" if row.paper else ""]
+    first = tuple(
+        (row.way, f"{row.times.p50:.2f}", f"{row.ratio:.2f}", f"{row.paper:.2f}" if row.paper else "")
         for row in ways.rows
-    ]
+    )
     by_way = {row.way: row.ratio for row in ways.rows}
-    claims: list[dict[str, Any]] = [
-        {
-            "claim": f"slicing is faster than {other}",
-            "paper": f"{PAPER[other] / PAPER['slicing']:.2f}x",
-            "ours": f"{by_way[other] / by_way['slicing']:.2f}x",
-            "holds": by_way[other] > by_way["slicing"],
-        }
+    claims = [
+        Claim(
+            claim=f"slicing is faster than {other}",
+            paper=f"{PAPER[other] / PAPER['slicing']:.2f}x",
+            ours=f"{by_way[other] / by_way['slicing']:.2f}x",
+            holds=by_way[other] > by_way["slicing"],
+        )
         for other in ("masking", "indexing")
     ]
-    second = [
-        [
-            ",".join(map(str, row.path)) or "-",
-            row.runtime,
-            human(row.madds),
-            f"{row.times.p50:.2f}",
-            f"{row.ratio:.2f}" if row.ratio else "",
-        ]
-        for row in found.rows
-    ]
-    second += [[row.model, row.runtime, human(row.madds), f"{row.times.p50:.2f}", ""] for row in found.against]
     onnx = {row.path: row for row in found.rows if row.runtime == "onnx"}
     alone = {row.model: row.times.p50 for row in found.against}
     same = [onnx[path].ratio or 0.0 for path in pairs]
     equal = [onnx[path].times.p50 / alone[name] for path, name in pairs.items()]
     claims += [
-        {
-            "claim": "the dynamic network takes at most 1.18x the time of a plain MobileNetV1 of about its MAdds",
-            "paper": "1.18x 1.13x 1.10x",
-            "ours": " ".join(f"{value:.2f}x" for value in equal),
-            "holds": max(equal) <= 1.18,
-        },
-        {
-            "claim": "and of the same path as a static network: choosing costs little",
-            "paper": "",
-            "ours": " ".join(f"{value:.2f}x" for value in same),
-            "holds": max(same) <= 1.18,
-        },
+        Claim(
+            claim="the dynamic network takes at most 1.18x the time of a plain MobileNetV1 of about its MAdds",
+            paper="1.18x 1.13x 1.10x",
+            ours=" ".join(f"{value:.2f}x" for value in equal),
+            holds=max(equal) <= 1.18,
+        ),
+        Claim(
+            claim="and of the same path as a static network: choosing costs little",
+            paper="",
+            ours=" ".join(f"{value:.2f}x" for value in same),
+            holds=max(same) <= 1.18,
+        ),
     ]
-    series: dict[str, Any] = {}
+    text = (
+        "Milliseconds are medians of interleaved rounds on one thread, one image; only ratios within one table "
+        f"compare. {found.repeats} rounds, {found.image_size} px; table 1 at {ways.image_size} px."
+    )
+    columns = ("<path or network", "<runtime", "MAdds", "ms", "over a static network of the width")
+    return Findings(
+        text=(text,),
+        tables=(
+            Table(f"Table 1: a quarter of the channels of {ways.model}", ("<way", "ms", "over ideal", "paper"), first),
+            Table(f"{found.model}: widths and static networks", columns, width_rows(found)),
+        ),
+        claims=tuple(claims),
+        figures=(latency_chart(found),),
+        bench=Bench("", widths=found, table1=ways),
+    )
+
+
+def width_rows(found: WidthTimes) -> tuple[tuple[str, ...], ...]:
+    rows = [
+        (
+            path_name(row.path),
+            row.runtime,
+            human(row.madds),
+            f"{row.times.p50:.2f}",
+            f"{row.ratio:.2f}" if row.ratio else "",
+        )
+        for row in found.rows
+    ]
+    rows += [(row.model, row.runtime, human(row.madds), f"{row.times.p50:.2f}", "") for row in found.against]
+    return tuple(rows)
+
+
+def latency_chart(found: WidthTimes) -> Chart:
+    lines: dict[str, list[Dot]] = {}
     for row in found.rows:
-        one = series.setdefault(row.runtime, {"name": row.runtime, "kind": "line", "points": []})
-        one["points"].append([row.madds / 1e6, row.times.p50])
+        lines.setdefault(row.runtime, []).append(Dot(row.madds / 1e6, row.times.p50))
+    series = [Series(name, tuple(dots)) for name, dots in lines.items()]
     for other in found.against:
-        point = [other.madds / 1e6, other.times.p50]
-        series[other.model] = {"name": other.model, "kind": "points", "points": [point]}
-    return {
-        "text": [
-            "Milliseconds are medians of interleaved rounds on one thread, one image; only ratios within one table "
-            f"compare. {found.repeats} rounds, {found.image_size} px; table 1 at {ways.image_size} px."
-        ],
-        "tables": [
-            {
-                "title": f"Table 1: a quarter of the channels of {ways.model}",
-                "columns": ["<way", "ms", "over ideal", "paper"],
-                "rows": first,
-            },
-            {
-                "title": f"{found.model}: widths and static networks",
-                "columns": ["<path or network", "<runtime", "MAdds", "ms", "over a static network of the width"],
-                "rows": second,
-            },
-        ],
-        "claims": claims,
-        "figures": [
-            {
-                "title": f"{found.model}: milliseconds against MAdds",
-                "x": "MAdds (M)",
-                "y": "ms",
-                "series": list(series.values()),
-            }
-        ],
-        "raw": {"table1": plain(ways), "widths": plain(found)},
-    }
+        series.append(Series(other.model, (Dot(other.madds / 1e6, other.times.p50),), kind="points"))
+    return Chart(f"{found.model}: milliseconds against MAdds", "MAdds (M)", "ms", tuple(series))

@@ -1,58 +1,52 @@
-"""What a report says about one run, and about one experiment."""
+"""What a report says about runs and experiments."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from dsnet import results
-from dsnet.report import bench as benches
 from dsnet.report import charts, tables
-from dsnet.report.adapter import as_dict
-from dsnet.report.blocks import (
-    Bars,
+from dsnet.report.bench import bench_tables
+from dsnet.report.document import (
     Block,
     Chapter,
-    Claims,
-    Code,
-    Missing,
-    Pictures,
-    Plot,
+    Document,
+    Figure,
+    Images,
+    Picture,
     Section,
-    Sheet,
     Table,
     Text,
-    Tiles,
+    made_by,
+    missing,
 )
+from dsnet.report.experiment import claims_table
 from dsnet.report.keys import key_figures
-from dsnet.report.plots import (
-    accuracy_plot,
-    class_bars,
-    curves,
-    detector_bars,
-    difficulty_bars,
-    gate_bars,
-    precision_plot,
-)
+from dsnet.report.page import anchor
 from dsnet.report.tables import human
-from dsnet.results import Bench, Chart, Evaluation
+from dsnet.results import Bench, Evaluation, Experiment, combine, kind
+
+GAIN = "Top-1 in %; dynamic: at the middle budget; gain: points over fixed widths at the same average MAdds."
 
 
 @dataclass(frozen=True)
-class RunParts:
-    """All that a run's folder has to tell; what is not there is None or empty."""
+class Run:
+    """All that a run's folder has to tell. Where something is not there, it is None or empty, and `no_result`,
+    `no_bench` and `no_pictures` say why if there is more to say than that."""
 
     name: str
     folder: str
     config: str | None = None
     result: Evaluation | None = None
+    no_result: str = ""
     bench: Bench | None = None
-    metrics: Sequence[dict[str, Any]] = ()
-    gate_metrics: Sequence[dict[str, Any]] = ()
-    pictures: Sequence[Pictures] = ()
-    no_pictures: str = ""  # why there are none
+    no_bench: str = ""
+    metrics: Sequence[Mapping[str, float]] = ()
+    gate_metrics: Sequence[Mapping[str, float]] = ()
+    pictures: Sequence[Images] = ()
+    no_pictures: str = ""
     sheet: bytes | None = None
     detector: bool = False
     static: Sequence[Evaluation] = ()
@@ -61,191 +55,217 @@ class RunParts:
     def place(self) -> str:
         return shlex.quote(self.folder)
 
-    @property
-    def routes(self) -> bool:
-        return self.result is not None and self.result.dynamic is not None
+
+def compose(name: str, runs: Sequence[Run], experiments: Sequence[Experiment]) -> Document:
+    """One chapter where there is one thing to tell of; else experiments, an overview of the runs, and their chapters,
+    which open on a click."""
+    if len(runs) + len(experiments) == 1:
+        only = run_chapter(runs[0]) if runs else experiment_chapter(experiments[0])
+        title = runs[0].result.model if runs and runs[0].result is not None else only.title
+        words = only.about if title == only.title else f"{only.title}: {only.about}"
+        return Document(title, words, [only])
+    counts = [(len(runs), "run"), (len(experiments), "experiment")]
+    words = " and ".join(f"{count} {noun}{'s' * (count > 1)}" for count, noun in counts if count)
+    chapters = [experiment_chapter(experiment) for experiment in experiments]
+    if runs:
+        first = 1 + len(experiments)
+        links = {run.name: anchor(first + number) for number, run in enumerate(runs)}
+        chapters += [overview(runs, links, folded=bool(experiments)), *(run_chapter(run, folded=True) for run in runs)]
+    return Document(name, words, chapters)
 
 
-def run_chapter(run: RunParts, *, folded: bool = False) -> Chapter:
-    sections = detector_sections(run) if run.detector else classifier_sections(run)
-    sections += [training_section(run), config_section(run)]
-    lead = [] if run.result is None else [Tiles(key_figures(run.result, run.bench))]
-    return Chapter(run.name, about(run), lead, sections, folded=folded)
+# Runs
 
 
-def about(run: RunParts) -> str:
-    if run.result is None:
-        return "not evaluated"
-    return tables.title(run.result)
+def run_chapter(run: Run, *, folded: bool = False) -> Chapter:
+    lead: list[Block] = []
+    about = "not evaluated"
+    if run.result is not None:
+        about = tables.title(run.result)
+        rows = tuple(key_figures(run.result, run.bench))
+        lead.append(Table(results.Table("", ("<", "", "<"), rows), "tiles"))
+    return Chapter(run.name, about, lead, [*sections_of(run), training(run), config(run)], folded=folded)
 
 
-def made_by(result: Evaluation) -> str:
-    return f"dsnet {result.made.dsnet}, torch {result.made.torch}, {result.made.machine}"
-
-
-def block(table: results.Table, title: str | None = None, *, folded: bool = False) -> Table:
-    return Table(table.columns, table.rows, table.title if title is None else title, table.note, folded=folded)
-
-
-def classifier_sections(run: RunParts) -> list[Section]:
+def sections_of(run: Run) -> list[Section]:
+    noun = "Precision" if run.detector else "Accuracy"
     if run.result is not None and run.result.static:
-        return [Section("Accuracy", accuracy_blocks(run)), Section("Latency", latency_blocks(run))]
-    return [
-        Section("Accuracy against MAdds", accuracy_blocks(run)),
-        Section("Gate distributions", gate_blocks(run)),
-        Section("Easy and hard images", picture_blocks(run)),
-        Section("Routes per class", class_blocks(run)),
-        Section("Latency against ideal", latency_blocks(run)),
-    ]
+        return [Section(noun, scores(run)), Section("Latency", latency(run))]
+    found = [Section(f"{noun} against MAdds", scores(run)), Section("Gate distributions", gates(run))]
+    if not run.detector:
+        found += [Section("Easy and hard images", pictures(run)), Section("Routes per class", routes(run))]
+    elif run.sheet is not None:
+        sheet = Images("detections in example images", [Picture(run.sheet)], sheet=True)
+        words = "Boxes are detections at the middle budget, dashed ones the annotated objects."
+        found.append(Section("Examples", [Text(words), sheet]))
+    return [*found, Section("Latency against ideal", latency(run))]
 
 
-def not_evaluated(run: RunParts, what: str) -> Missing:
-    return Missing(what, f"There is no evaluation that can be read; run `dsnet eval {run.place}`.")
+def not_evaluated(run: Run, what: str) -> Text:
+    words = f"There is no evaluation that can be read; run `dsnet eval {run.place}`."
+    return missing(what, sentence(run.no_result) or words)
 
 
-def not_routed(run: RunParts, what: str) -> Missing:
+def not_routed(run: Run, what: str) -> Text:
     if run.result is None:
         return not_evaluated(run, what)
-    return Missing(what, f"This network has no router; train one with `dsnet train --stage gate --from {run.place}`.")
+    return missing(what, f"This network has no router; train one with `dsnet train --stage gate --from {run.place}`.")
 
 
-def accuracy_blocks(run: RunParts) -> list[Block]:
+def sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:].rstrip('.')}." if words else ""
+
+
+def scores(run: Run) -> list[Block]:
     result = run.result
     if result is None:
-        return [not_evaluated(run, "accuracy against MAdds")]
-    blocks: list[Block] = [Plot(accuracy_plot(as_dict(result), [as_dict(other) for other in run.static]))]
-    blocks.append(block(tables.paths_table(result), "Every path that was evaluated", folded=True))
+        return [not_evaluated(run, f"{'precision' if run.detector else 'accuracy'} against MAdds")]
+    blocks: list[Block] = [Figure(charts.accuracy([result], run.static))]
+    paths = replace(tables.paths_table(result), title="Every path that was evaluated")
+    blocks.append(Table(paths, "open" if run.detector else "folded"))
+    if (by_class := tables.classes_table(result)) is not None:
+        blocks.append(Table(by_class, "folded"))
     budgets = tables.budgets_table(result)
     if budgets is not None and result.dynamic is not None:
-        blocks.append(block(budgets))
-        blocks += [Text(f"Warning: {warning}") for warning in result.dynamic.warnings]
+        blocks += [Table(budgets), *(Text(f"Warning: {warning}") for warning in result.dynamic.warnings)]
     elif not result.static:
         blocks.append(not_routed(run, "the dynamic network"))
     return blocks
 
 
-def gate_blocks(run: RunParts) -> list[Block]:
-    if not run.routes:
+def gates(run: Run) -> list[Block]:
+    if run.result is None or run.result.dynamic is None:
         return [not_routed(run, "gate distributions")]
-    assert run.result is not None
+    found = charts.difficulty(run.result)
+    if found is None:
+        return [Figure(charts.gates(run.result))]
     words = "Easy: the slimmest width is right. Dependent: only wider ones are. Hard: no width is."
-    return [Bars(gate_bars(as_dict(run.result))), Bars(difficulty_bars(as_dict(run.result))), Text(words)]
+    return [Figure(charts.gates(run.result)), Figure(found), Text(words)]
 
 
-def picture_blocks(run: RunParts) -> list[Block]:
+def pictures(run: Run) -> list[Block]:
     if run.result is None or run.result.dynamic is None:
         return [not_routed(run, "example images")]
     madds = human(run.result.dynamic.middle.madds.mean)
-    words = f"The images with the cheapest and the dearest paths, the surest first, at {madds} MAdds."
+    words = Text(f"The images with the cheapest and the dearest paths, the surest first, at {madds} MAdds.")
     if run.pictures:
-        routed = any(len(picture.lines) > 1 for group in run.pictures for picture in group.pictures)
-        again = [] if routed else [Missing("routes of example images", f"Run `dsnet eval {run.place}` again.")]
-        return [Text(words), *run.pictures, *again]
+        return [words, *run.pictures]
     if run.sheet is not None:
-        missing = Missing(
-            "single images with their routes", f"{run.no_pictures}. This sheet was drawn by `dsnet eval`."
-        )
-        return [Text(words), Sheet(run.sheet, "images routed slimmest and widest"), missing]
-    remedy = (
+        sheet = Images("images routed slimmest and widest", [Picture(run.sheet)], sheet=True)
+        why = f"{sentence(run.no_pictures)} This sheet was drawn by `dsnet eval`."
+        return [words, sheet, missing("single images with their routes", why)]
+    why = (
         f"{run.no_pictures or 'There are none'}; say where the data is with `--root`, or run `dsnet eval {run.place}`."
     )
-    return [Missing("example images", remedy)]
+    return [missing("example images", why)]
 
 
-def class_blocks(run: RunParts) -> list[Block]:
-    if not run.routes:
+def routes(run: Run) -> list[Block]:
+    if run.result is None or run.result.dynamic is None:
         return [not_routed(run, "per-class routing")]
-    assert run.result is not None
-    routes = tables.routes_table(run.result)
-    if routes is None:
-        return [Missing("per-class routing", f"Run `dsnet eval {run.place}` again.")]
-    return [Bars(class_bars(as_dict(run.result))), block(routes, folded=True)]
+    table, bars = tables.routes_table(run.result), charts.classes(run.result)
+    if table is None or bars is None:
+        return [missing("per-class routing", f"Run `dsnet eval {run.place}` again.")]
+    return [Figure(bars), Table(table, "folded")]
 
 
-def latency_blocks(run: RunParts) -> list[Block]:
+def latency(run: Run) -> list[Block]:
     if run.bench is None:
-        return [Missing("latency against ideal", f"Run `dsnet bench {run.place}`.")]
-    blocks: list[Block] = [Plot(chart_dict(figure)) for figure in charts.latency(run.bench)]
+        return [missing("latency against ideal", sentence(run.no_bench) or f"Run `dsnet bench {run.place}`.")]
+    figures = [Figure(chart) for chart in charts.latency(run.bench)]
     words = "Ideal: the same path as a static network of the same runtime. Times are noise, ratios are what counts."
-    measured = [block(part, folded=True) for part in benches.bench_tables(run.bench)]
-    return [*blocks, Text(words), *measured]
+    return [*figures, Text(words), *(Table(part, "folded") for part in bench_tables(run.bench))]
 
 
-def chart_dict(chart: Chart) -> dict[str, Any]:
-    series = [
-        {"name": part.name, "kind": part.kind, "dashed": part.dashed, "points": [[dot.x, dot.y] for dot in part.points]}
-        | ({} if part.colour is None else {"colour": part.colour})
-        for part in chart.series
-    ]
-    return {"title": chart.title, "x": chart.x, "y": chart.y, "series": series}
-
-
-def detector_sections(run: RunParts) -> list[Section]:
-    result = run.result
-    if result is None:
-        return [Section("Precision against MAdds", [not_evaluated(run, "precision against MAdds")])]
-    blocks: list[Block] = [Plot(precision_plot(as_dict(result))), block(tables.paths_table(result), "Every width")]
-    if (classes := tables.classes_table(result)) is not None:
-        blocks.append(block(classes, classes.title[0].upper() + classes.title[1:]))
-    budgets = tables.budgets_table(result)
-    if budgets is None or result.dynamic is None:
-        return [
-            Section("Precision against MAdds", blocks),
-            Section("Gate distributions", [not_routed(run, "gate distributions")]),
-        ]
-    blocks.append(block(budgets, "The dynamic detector"))
-    blocks += [Text(f"Warning: {warning}") for warning in result.dynamic.warnings]
-    bars = Bars(detector_bars(as_dict(result)))
-    return [Section("Precision against MAdds", blocks), Section("Gate distributions", [bars])]
-
-
-def training_section(run: RunParts) -> Section:
+def training(run: Run) -> Section:
     blocks: list[Block] = []
     measure = "mAP" if run.detector else "top-1"
     parts = (("Stage I", run.metrics, f"{measure} on calibration images"), ("Stage II", run.gate_metrics, ""))
     for stage, metrics, calibration in parts:
-        for kind, y in (("loss", "loss"), ("calibration", calibration)):
-            figure = curves(metrics, kind, title=f"{stage}: {kind}", y=y)
-            if figure["series"]:
-                names = [series["name"].replace("_", " ") for series in figure["series"]]
-                blocks.append(Plot({**figure, "y": y or f"{', '.join(names)} on calibration images"}))
+        for what, y in (("loss", "loss"), ("calibration", calibration)):
+            chart = charts.curves(metrics, what, title=f"{stage}: {what}", y=y)
+            blocks += [Figure(chart)] if chart.series else []
     if not run.metrics:
         words = "There is no metrics.jsonl, or nothing in it; `dsnet train` writes it."
         if run.gate_metrics:
             words = "A run of stage gate has none of its own; those of the run that it came from are there."
-        blocks.append(Missing("training curves of stage I", words))
-    if run.routes and not run.gate_metrics:
+        blocks.append(missing("training curves of stage I", words))
+    if run.result is not None and run.result.dynamic is not None and not run.gate_metrics:
         words = "gate/metrics.jsonl is not there: a threshold router does not train, others write it."
-        blocks.append(Missing("training curves of stage II", words))
+        blocks.append(missing("training curves of stage II", words))
     return Section("Training", blocks)
 
 
-def config_section(run: RunParts) -> Section:
-    found: Block = Missing("the config", "There is no config.yaml in the folder; `dsnet train` writes it.")
+def config(run: Run) -> Section:
+    found = missing("the config", "There is no config.yaml in the folder; `dsnet train` writes it.")
     if run.config is not None:
-        found = Code("config.yaml", run.config)
+        found = Text(run.config, "config.yaml", "code")
     blocks = [found]
     if run.result is not None:
-        blocks.append(Text(f"Evaluated with {made_by(run.result)}."))
+        blocks.append(Text(made_by(run.result.made, what="Evaluated")))
     return Section("Config", blocks)
 
 
-def experiment_chapter(experiment: dict[str, Any], *, folded: bool = False) -> Chapter:
+# Several runs
+
+
+def overview(runs: Sequence[Run], links: Mapping[str, str], *, folded: bool) -> Chapter:
+    """A figure and a table for each set of data; runs that differ in their seed only are one."""
+    groups = alike([run for run in runs if run.result is not None])
+    by_data: dict[tuple[str, ...], list[tuple[str, str, Evaluation]]] = {}
+    for group in groups:
+        by_data.setdefault(data_of(group[2]), []).append(group)
+    titles = {
+        data: f"{mine[0][2].dataset}, {mine[0][2].images} {mine[0][2].split} images" for data, mine in by_data.items()
+    }
+    blocks: list[Block] = [
+        Figure(charts.overview([group[1:] for group in mine], titles[data])) for data, mine in by_data.items()
+    ]
+    for data, mine in by_data.items():
+        rows = tuple(tuple(tables.summary_cells(name, result)) for _, name, result in mine)
+        note = GAIN if mine[0][2].objects is None else ""
+        content = results.Table(titles[data], tuple(tables.summary_columns(mine[0][2])), rows, note)
+        blocks.append(Table(content, links=[links[first] for first, *_ in mine]))
+    for run in runs:
+        if run.result is None:
+            words = sentence(run.no_result) or f"Run `dsnet eval {run.place}`."
+            blocks.append(missing(f"the evaluation of {run.name}", words))
+    return Chapter("Overview of the runs", "", blocks, folded=folded)
+
+
+def data_of(result: Evaluation) -> tuple[str, ...]:
+    """What results must share to be drawn together: all folders of images are called folder, so their number counts."""
+    return result.task, result.dataset, result.split, str(result.images)
+
+
+def alike(runs: Sequence[Run]) -> list[tuple[str, str, Evaluation]]:
+    """Runs that differ in their seed only as one, with means and standard deviations: first run, label, result."""
+    groups: dict[str, list[tuple[str, Evaluation]]] = {}
+    for run in runs:
+        if run.result is not None:
+            groups.setdefault(repr(kind(run.result)), []).append((run.name, run.result))
+    found: list[tuple[str, str, Evaluation]] = []
+    for mine in groups.values():
+        try:
+            more = f" + {len(mine) - 1} seed{'s' * (len(mine) > 2)}" if len(mine) > 1 else ""
+            found.append((mine[0][0], mine[0][0] + more, combine([result for _, result in mine])))
+        except ValueError:  # the same seed, or other paths and budgets
+            found += [(name, name, result) for name, result in mine]
+    return found
+
+
+# Experiments
+
+
+def experiment_chapter(experiment: Experiment, *, folded: bool = False) -> Chapter:
     """A result of `dsnet reproduce`, as it comes."""
-    blocks: list[Block] = [Text(words) for words in experiment.get("text", [])]
-    if claims := experiment.get("claims"):
-        blocks.append(Claims(claims))
-    for figure in experiment.get("figures", []):
-        blocks.append(Bars(figure) if figure.get("kind") == "shares" else Plot(figure))
-    for part in experiment.get("tables", []):
-        blocks.append(Table(part["columns"], part["rows"], part.get("title", ""), part.get("note", "")))
-    made = experiment.get("made_by", {})
-    if made:
-        known = [f"dsnet {made.get('dsnet')}", f"torch {made.get('torch')}", f"{made.get('machine')}"]
-        if made.get("seconds") is not None:
-            known.append(f"{made['seconds']:.0f} seconds")
-        blocks.append(Text(f"Made by `{made.get('command')}` at commit {made.get('commit')}: {', '.join(known)}."))
-    seeds = experiment.get("seeds", [])
-    words = [f"scale {experiment['scale']}"] if experiment.get("scale") else []
+    blocks: list[Block] = [Text(words) for words in experiment.text]
+    if experiment.claims:
+        blocks.append(Table(claims_table(experiment)))
+    blocks += [Figure(figure) for figure in experiment.figures]
+    blocks += [Table(table) for table in experiment.tables]
+    blocks.append(Text(made_by(experiment.made)))
+    seeds = experiment.seeds
+    words = [f"scale {experiment.scale}"] if experiment.scale else []
     words += [f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"] if seeds else []
-    return Chapter(experiment.get("title") or experiment["experiment"], ", ".join(words), blocks, folded=folded)
+    return Chapter(experiment.title or experiment.experiment, ", ".join(words), blocks, folded=folded)

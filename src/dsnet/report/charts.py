@@ -1,10 +1,161 @@
-"""Results as charts and bars."""
+"""Results as charts and bars: what each figure shows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from dsnet.results import Bench, Chart, Dot, RoutedTime, RoutedTimes, Series, WidthTime, WidthTimes
+from dsnet.report.tables import human, router_name
+from dsnet.results import (
+    Bar,
+    BarGroup,
+    Bars,
+    Bench,
+    BudgetRow,
+    Chart,
+    Dot,
+    Evaluation,
+    PathRow,
+    RoutedTime,
+    RoutedTimes,
+    Series,
+    Stat,
+    WidthTime,
+    WidthTimes,
+)
+
+MOST = 12  # this many of the cheapest and of the dearest classes are drawn
+SPREAD = 20  # of MAdds, from which on an axis is logarithmic
+MADDS = "MAdds, average over images"
+
+
+def accuracy(results: Sequence[Evaluation], static: Sequence[Evaluation] = ()) -> Chart:
+    """The score over MAdds: fixed widths, other paths, dynamic budgets, and separately trained static networks."""
+    series = []
+    for result in results:
+        lead = f"{result.model}, " if len(results) > 1 else ""
+        series.append(Series(f"{lead}{'static' if result.static else 'fixed widths'}", fixed(result)))
+        if result.dynamic is not None:
+            series.append(Series(f"{lead}dynamic, router {router_name(result.dynamic)}", budgets(result)))
+        others = tuple(dot(row, result) for row in result.rows if not row.uniform)
+        if others:
+            series.append(Series(f"{lead}other paths", others, kind="points"))
+    series += [Series(f"static {other.model}", fixed(other), kind="points") for other in static]
+    first = results[0]
+    name = first.model if len(results) == 1 else ""
+    title = ", ".join(part for part in (name, f"{first.dataset} {first.split}".strip()) if part)
+    return Chart(title, MADDS, score_name(first), tuple(series))
+
+
+def score_name(result: Evaluation) -> str:
+    """The metric as an axis names it."""
+    if "%" in result.metric.form:
+        return f"{result.metric.name} (%)"
+    overlap = result.options.get("overlap")
+    return result.metric.name if overlap is None else f"{result.metric.name} at {overlap:g}"
+
+
+def dot(row: PathRow | BudgetRow, result: Evaluation) -> Dot:
+    size = 100 if "%" in result.metric.form else 1
+    madds = row.madds.mean if isinstance(row.madds, Stat) else row.madds
+    return Dot(madds, size * row.score.mean, None if row.score.std is None else size * row.score.std)
+
+
+def fixed(result: Evaluation) -> tuple[Dot, ...]:
+    return tuple(dot(row, result) for row in result.uniform)
+
+
+def budgets(result: Evaluation) -> tuple[Dot, ...]:
+    return () if result.dynamic is None else tuple(dot(row, result) for row in result.dynamic.rows)
+
+
+def widths_of(bars: Sequence[Bar]) -> tuple[str, ...]:
+    return tuple(f"width {number}" for number in range(max((len(bar.shares) for bar in bars), default=0)))
+
+
+def gates(result: Evaluation) -> Bars:
+    """Shares of images per width: of each gate, at each budget. Budgets with one decision for all gates are one row."""
+    assert result.dynamic is not None
+    groups = []
+    for row in result.dynamic.rows:
+        shares = [gate.shares for gate in row.gates]
+        alike = all(mine == shares[0] for mine in shares)
+        named = [("", shares[0])] if alike else [(f"gate {number}", mine) for number, mine in enumerate(shares)]
+        bars = tuple(Bar(name, mine) for name, mine in named)
+        groups.append((row, bars))
+    form, name = result.metric.form, result.metric.name
+    names = widths_of([bar for _, bars in groups for bar in bars])
+    title = "Images per width at each budget"
+    if all(len(bars) == 1 for _, bars in groups):
+        rows = [
+            Bar(row.name or human(row.asked), bars[0].shares, f"{human(row.madds.mean)}, {row.score.mean:{form}}")
+            for row, bars in groups
+        ]
+        return Bars(title, names, (BarGroup(f"by budget: MAdds spent and {name} on the right", tuple(rows)),))
+    parts = [BarGroup(f"{human(row.madds.mean)} MAdds, {name} {row.score.mean:{form}}", bars) for row, bars in groups]
+    return Bars(title, names, tuple(parts))
+
+
+def difficulty(result: Evaluation) -> Bars | None:
+    """Where easy, dependent and hard images go at the middle budget, at the first gate."""
+    assert result.dynamic is not None
+    row, share = result.dynamic.middle, result.dynamic.difficulty
+    bars = [
+        Bar(name, group.gates[0], f"{share[name]:.1%} of images, {human(group.madds or 0)}")
+        for name, group in row.groups.items()
+        if group.gates
+    ]
+    if not bars:
+        return None
+    title = f"By difficulty, at {human(row.madds.mean)} MAdds" + (", first gate" if len(row.gates) > 1 else "")
+    return Bars(title, widths_of(bars), (BarGroup("", tuple(bars)),))
+
+
+def classes(result: Evaluation) -> Bars | None:
+    """Classes from the cheapest to the dearest at the middle budget; the extremes where there are many."""
+    assert result.dynamic is not None
+    place = len(result.dynamic.rows) // 2
+    known = [(one.madds[place], one) for one in result.dynamic.classes]
+    found = sorted(((madds, one) for madds, one in known if madds is not None), key=lambda pair: pair[0])
+    if not found:
+        return None
+    bars = tuple(Bar(one.name, one.shares, f"{human(madds)}, {one.scores[place] or 0:.1%}") for madds, one in found)
+    words = f"average MAdds and {result.metric.name} on the right"
+    groups = [BarGroup(words, bars)]
+    if len(bars) > 2 * MOST:
+        groups = [BarGroup(f"the cheapest classes: {words}", bars[:MOST])]
+        groups.append(BarGroup("the dearest classes", bars[-MOST:]))
+    title = f"Classes at {human(result.dynamic.middle.madds.mean)} MAdds"
+    return Bars(title, widths_of(bars), tuple(groups))
+
+
+def curves(metrics: Sequence[Mapping[str, float]], kind: str, *, title: str, y: str) -> Chart:
+    """What was logged as KIND/name, over epochs."""
+    names = list(dict.fromkeys(key for entry in metrics for key in entry if key.startswith(f"{kind}/")))
+    series = tuple(
+        Series(name.partition("/")[2], tuple(Dot(entry["epoch"], entry[name]) for entry in metrics if name in entry))
+        for name in names
+    )
+    said = ", ".join(part.name.replace("_", " ") for part in series)
+    return Chart(title, "epoch", y or f"{said} on calibration images", series, whole_x=True)
+
+
+def overview(groups: Sequence[tuple[str, Evaluation]], title: str) -> Chart:
+    """Every dynamic network, every distinct curve of fixed widths, every static network."""
+    distinct: dict[tuple[tuple[float, float], ...], tuple[list[str], Evaluation]] = {}
+    for name, result in groups:
+        key = tuple((one.x, one.y) for one in fixed(result))
+        distinct.setdefault(key, ([], result))[0].append(name)
+    series = []
+    for names, result in distinct.values():
+        named = result.model if len(names) > 1 else names[0]
+        if len(result.uniform) == 1:
+            series.append(Series(f"{named}, static", fixed(result), kind="points"))
+        else:
+            series.append(Series(f"{named}, fixed widths", fixed(result), dashed=True))
+    series += [Series(f"{name}, dynamic", budgets(result)) for name, result in groups if result.dynamic is not None]
+    madds = [one.x for part in series for one in part.points]
+    wide = max(madds) > SPREAD * min(madds)
+    return Chart(title, MADDS, score_name(groups[0][1]), tuple(series), log_x=wide)
 
 
 def latency(bench: Bench) -> list[Chart]:

@@ -89,10 +89,10 @@ def missing(what: str, remedy: str) -> Text:
     return Text(remedy, f"Missing: {what}.", "missing")
 
 
-def made_by(made: Made, *, command: str = "") -> str:
+def made_by(made: Made, *, command: str = "", what: str = "Made") -> str:
     """Who made a result, as the last line of a page."""
     command = command or made.command
-    words = f"Made by `{command}`" if command else "Made"
+    words = f"{what} by `{command}`" if command else what
     words += f" at commit {made.commit}" if made.commit else ""
     parts = [f"dsnet {made.dsnet}", made.torch and f"torch {made.torch}"]
     parts += [made.onnxruntime and f"onnxruntime {made.onnxruntime}", made.machine, made.date]

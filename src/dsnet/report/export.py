@@ -1,52 +1,79 @@
-"""Evaluations as a page of documentation: PREFIX.json, PREFIX.md and pictures; nothing in them is typed by hand."""
+"""Evaluations as figures beside a run, and as a page of documentation; nothing in it is typed by hand."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from dsnet.report.tables import budgets_table, classes_table, markdown_table, paths_table
-from dsnet.results import Evaluation, Evaluations, Table, write
+from dsnet.report import charts, figures, tables
+from dsnet.report.document import Block, Chapter, Document, Figure, Images, Picture, Section, Table, Text, made_by
+from dsnet.report.markdown import write_markdown
+from dsnet.results import Evaluation, Evaluations, write
 
 
-def export_evaluations(results: Sequence[Evaluation], prefix: Path, pictures: Sequence[Path]) -> None:
-    """Write one or several evaluations; pictures: drawn before, in the folder of the prefix."""
+def figures_of(results: Sequence[Evaluation], static: Sequence[Evaluation] = ()) -> list[Figure]:
+    """The score over MAdds and, of one dynamic network, its gates."""
+    found = [Figure(charts.accuracy(results, static))]
+    if len(results) == 1 and results[0].dynamic is not None:
+        found.append(Figure(charts.gates(results[0]), "gates"))
+    return found
+
+
+def draw(results: Sequence[Evaluation], prefix: Path, static: Sequence[Evaluation] = ()) -> list[Path]:
+    """PREFIX.png and PREFIX-gates.png."""
+    return [
+        figures.save(each.content, prefix.with_name(f"{prefix.name}{each.name and f'-{each.name}'}.png"))
+        for each in figures_of(results, static)
+    ]
+
+
+def export_evaluations(
+    results: Sequence[Evaluation], prefix: Path, *, static: Sequence[Evaluation] = (), sheet: Path | None = None
+) -> list[Path]:
+    """PREFIX.json, PREFIX.md and pictures. sheet: of example images, drawn before."""
     content = results[0] if len(results) == 1 else Evaluations(tuple(results))
     write(content, prefix.with_name(prefix.name + ".json"))
-    page = detectors_page if results[0].objects is not None else networks_page
-    prefix.with_name(prefix.name + ".md").write_text("\n".join(page(results, prefix.name, pictures)) + "\n")
+    pictures: list[Block] = [*figures_of(results, static)]
+    if sheet is not None:
+        pictures.append(Images(sheet.stem, [Picture(sheet.read_bytes())], sheet=True, name="examples"))
+        pictures.append(Text(examples_note(results[-1])))
+    detectors = results[0].objects is not None
+    document = detectors_page(results, prefix.name, pictures) if detectors else networks_page(results, pictures)
+    runs = "RUN ..." if detectors else "RUN"
+    footer = made_by(results[0].made, command=f"dsnet eval {runs} --export {prefix.name}")
+    last = [] if detectors else [training(result) for result in results]
+    more = f"Every figure is in {prefix.name}.json."
+    return write_markdown(document, prefix, footer=[*last, f"{footer} {more}"])
 
 
-def networks_page(results: Sequence[Evaluation], name: str, pictures: Sequence[Path]) -> list[str]:
-    lines: list[str] = []
+def networks_page(results: Sequence[Evaluation], pictures: Sequence[Block]) -> Document:
+    first, sections = tables.paths_table(results[0]), []
     for result in results:
-        paths, budgets = paths_table(result), budgets_table(result)
-        lines += [f"# {paths.title}", "", *markdown(paths), ""]
+        budgets = tables.budgets_table(result)
         if budgets is not None and result.dynamic is not None:
-            lines += [f"## {budgets.title}", "", *markdown(budgets), "", budgets.note, ""]
-            lines += [*(f"Warning: {text}" for text in result.dynamic.warnings), ""]
-    lines += [f"![{picture.stem}]({picture.name})" for picture in pictures]
-    return [*lines, "", *(training(result) for result in results), made_by(results, name, "RUN")]
+            warnings = [Text(f"Warning: {words}") for words in result.dynamic.warnings]
+            sections.append(Section(budgets.title, [Table(replace(budgets, title="")), *warnings]))
+    lead = [Table(replace(first, title=""))]
+    return Document(first.title, "", [Chapter("", lead=lead, sections=[*sections, Section("", pictures)])])
 
 
-def detectors_page(results: Sequence[Evaluation], name: str, pictures: Sequence[Path]) -> list[str]:
-    lines = [f"# {name.replace('_', ' ')}: mean average precision against MAdds", ""]
+def detectors_page(results: Sequence[Evaluation], name: str, pictures: Sequence[Block]) -> Document:
+    sections = []
     for result in results:
-        paths, classes, budgets = paths_table(result), classes_table(result), budgets_table(result)
-        lines += [f"## {paths.title}", "", *markdown(paths), "", paths.note, ""]
+        paths, classes, budgets = (
+            make(result) for make in (tables.paths_table, tables.classes_table, tables.budgets_table)
+        )
+        assert paths is not None
+        blocks: list[Block] = [Table(replace(paths, title=""))]
         if classes is not None:
-            lines += [f"{classes.title[0].upper()}{classes.title[1:]}:", "", *markdown(classes), ""]
+            blocks += [Text(f"{classes.title[0].upper()}{classes.title[1:]}:"), Table(replace(classes, title=""))]
         if budgets is not None:
-            lines += ["Dynamic:", "", *markdown(budgets), "", budgets.note, ""]
-        lines += [training(result), ""]
-    for picture in pictures:
-        lines += [f"![{picture.stem}]({picture.name})", ""]
-    return [*lines, examples_note(results[-1]), "", made_by(results, name, "RUN ...")]
-
-
-def markdown(table: Table) -> list[str]:
-    return markdown_table(table.columns, table.rows)
+            blocks += [Text("Dynamic:"), Table(replace(budgets, title=""))]
+        sections.append(Section(paths.title, [*blocks, Text(training(result))]))
+    title = f"{name.replace('_', ' ')}: mean average precision against MAdds"
+    return Document(title, "", [Chapter("", sections=[*sections, Section("", pictures)])])
 
 
 def training(result: Evaluation) -> str:
@@ -58,12 +85,4 @@ def examples_note(result: Evaluation) -> str:
     return (
         f"What {result.model} finds {how} with a confidence of {result.options['confidence']:.0%} or more in "
         f"{result.split} images; dashed are the annotated objects."
-    )
-
-
-def made_by(results: Sequence[Evaluation], name: str, runs: str) -> str:
-    made = results[0].made
-    return (
-        f"Made by `dsnet eval {runs} --export {name}` with dsnet {made.dsnet}, torch {made.torch}, "
-        f"{made.machine}; every figure is in {name}.json."
     )

@@ -53,7 +53,8 @@ COLOURS = 8
 MARKS = "os^DvPXh"
 DASHES: tuple[Any, ...] = ("-", (0, (5, 3)), (0, (1.5, 2)), (0, (7, 2, 1.5, 2)))
 FONTS = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
-WIDTH, HEIGHT, LEFT, RIGHT = 540, 270, 62, 14  # of the drawing and, HEIGHT, of the space between the axes
+WIDTH, HEIGHT, RIGHT = 460, 240, 14  # of the drawing and, HEIGHT, of the space between the axes
+TEXT, SMALL = 12, 11  # a phone shows the drawing at three quarters of its size
 SWITCH = "DSNET_FIGURES"
 
 
@@ -104,7 +105,7 @@ def style() -> Iterator[None]:
         "text.parse_math": False,
         "path.simplify": False,
         "font.family": "DejaVu Sans",
-        "font.size": 11,
+        "font.size": TEXT,
         "axes.unicode_minus": False,
     }
     with matplotlib.rc_context(settings):
@@ -133,20 +134,19 @@ def new_figure(height: float) -> Figure:
 def chart(figure: Chart, pen: Pen) -> Figure:
     """Lines and points over two axes."""
     shown = [(series, usable(series.points, log=figure.log_x)) for series in figure.series]
-    title = textwrap.wrap(figure.title, 62)
+    title = textwrap.wrap(figure.title, 52)
     keys, below = flow([series.name for series in figure.series], 12 + 19 * len(title))
     height = below + HEIGHT + 46
     drawn = new_figure(height)
     head(drawn, title, height, pen)
-    space = ((LEFT / WIDTH), 46 / height, (WIDTH - LEFT - RIGHT) / WIDTH, HEIGHT / height)
-    axes = drawn.add_axes(space, facecolor="none")
+    dots = [dot for _, mine in shown for dot in mine]
+    axes = drawn.add_axes((0.1, 46 / height, 0.9, HEIGHT / height), facecolor="none")
     for number, (x, y) in enumerate(keys):
         series = figure.series[number]
         look = looks(series, number, pen)
-        place = {"transform": points_of(drawn), "markersize": 7 if series.kind == "points" else 6}
+        place = {"transform": points_of(drawn)}
         drawn.add_artist(line([x, x + 12, x + 24], [height - y] * 3, {**look, **place, "markevery": [1]}))
         drawn.text(x + 30, height - y, series.name, transform=points_of(drawn), color=pen["ink"], va="center")
-    dots = [dot for _, mine in shown for dot in mine]
     if not dots:
         axes.text(0.5, 0.5, "no values", transform=axes.transAxes, color=pen["soft"], ha="center")
     for number, (series, mine) in enumerate(shown):
@@ -186,33 +186,28 @@ def dress(axes: Axes, figure: Chart, dots: Sequence[Dot], pen: Pen) -> None:
         axis.set_major_formatter(FuncFormatter(lambda value, _: number_of(value)))
     axes.grid(axis="y", color=pen["line"], linewidth=1)
     axes.set_axisbelow(True)
-    axes.tick_params(colors=pen["soft"], labelcolor=pen["soft"], labelsize=10.5, length=0, pad=6)
+    axes.tick_params(colors=pen["soft"], labelcolor=pen["soft"], labelsize=SMALL, length=0, pad=6)
     axes.tick_params(axis="x", length=4, width=1, pad=4)
     for side in ("left", "right", "top"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(pen["soft"])
     axes.set_xlabel(figure.x, color=pen["soft"], labelpad=6)
-    axes.text(
-        -(LEFT - 6) / (WIDTH - LEFT - RIGHT),
-        0.5,
-        figure.y,
-        transform=axes.transAxes,
-        color=pen["soft"],
-        rotation=90,
-        ha="left",
-        va="center",
-    )
+    left = 34 + max((text_width(number_of(tick), SMALL) for tick in axes.get_yticks()), default=0.0)
+    _, low, _, high = axes.get_position().bounds
+    axes.set_position((left / WIDTH, low, (WIDTH - left - RIGHT) / WIDTH, high))
+    place: dict[str, Any] = {"transform": axes.transAxes, "rotation": 90, "ha": "left", "va": "center"}
+    axes.text(-(left - 6) / (WIDTH - left - RIGHT), 0.5, figure.y, color=pen["soft"], **place)
 
 
 def bars(figure: Bars, pen: Pen) -> Figure:
     """Shares as rows of bars in groups: the wider, the darker."""
     rows = [bar for group in figure.groups for bar in group.bars]
     left = 16 + max((text_width(bar.name) for bar in rows), default=0.0)
-    left = min(170.0, left)
-    right = WIDTH - min(190.0, 16 + max((text_width(bar.note, 10.5) for bar in rows), default=0.0))
+    left = min(150.0, left)
+    right = WIDTH - min(175.0, 16 + max((text_width(bar.note, SMALL) for bar in rows), default=0.0))
     shades = [0.14 + 0.86 * number / max(1, len(figure.names) - 1) for number in range(len(figure.names))]
-    title = textwrap.wrap(figure.title, 62)
-    keys, y = flow(figure.names, 12 + 19 * len(title))
+    title = textwrap.wrap(figure.title, 52)
+    keys, y = flow(figure.names, 12 + 19 * len(title), mark=20)
     named = sum(bool(group.name) for group in figure.groups)
     height = y + 24 * named + 25 * len(rows) + 8 * len(figure.groups)
     drawn = new_figure(height)
@@ -225,8 +220,8 @@ def bars(figure: Bars, pen: Pen) -> Figure:
         axes.barh(top, wide, high, x, align="edge", clip_on=False, **look)[0].set_gid(name)
 
     for (x, at), name, shade in zip(keys, figure.names, shades, strict=True):
-        part(x + 5, at - 7, 14, 14, shade, "key")
-        axes.text(x + 30, at, name, color=pen["ink"], va="center")
+        part(x, at - 7, 14, 14, shade, "key")
+        axes.text(x + 20, at, name, color=pen["ink"], va="center")
     for group in figure.groups:
         if group.name:
             axes.text(10, y + 11, group.name, color=pen["soft"], va="center")
@@ -240,10 +235,10 @@ def bars(figure: Bars, pen: Pen) -> Figure:
                     part(x, y, max(0.2, wide - 1), 21, shade, "part")
                 if wide > 34:
                     colour = pen["paper" if shade > 0.55 else "ink"]
-                    axes.text(x + wide / 2, y + 10.5, f"{share:.0%}", color=colour, ha="center", va="center", size=10)
+                    axes.text(x + wide / 2, y + 10.5, f"{share:.0%}", color=colour, ha="center", va="center", size=10.5)
                 x += wide
-            note = clipped(bar.note, WIDTH - right - 8, 10.5)
-            axes.text(WIDTH - 6, y + 10.5, note, color=pen["soft"], ha="right", va="center", size=10.5)
+            note = clipped(bar.note, WIDTH - right - 8, SMALL)
+            axes.text(WIDTH - 6, y + 10.5, note, color=pen["soft"], ha="right", va="center", size=SMALL)
             y += 25
         y += 8
     return drawn
@@ -265,7 +260,7 @@ def points_of(figure: Figure) -> Any:
 def head(figure: Figure, lines: Sequence[str], height: float, pen: Pen) -> None:
     for number, words in enumerate(lines):
         place = {"transform": points_of(figure), "va": "center"}
-        figure.text(10, height - 16 - 19 * number, words, size=13, weight="bold", color=pen["ink"], **place)
+        figure.text(10, height - 16 - 19 * number, words, size=13.5, weight="bold", color=pen["ink"], **place)
 
 
 def looks(series: Series, number: int, pen: Pen) -> dict[str, Any]:
@@ -277,18 +272,18 @@ def looks(series: Series, number: int, pen: Pen) -> dict[str, Any]:
         "linestyle": dashes if series.kind == "line" else "none",
         "linewidth": 1.9,
         "marker": MARKS[(number + number // COLOURS) % len(MARKS)],
-        "markersize": 7,
+        "markersize": 7.5,
         "markeredgewidth": 0.8,
         "markeredgecolor": pen["paper"],
     }
 
 
-def flow(names: Sequence[str], y: float) -> tuple[list[tuple[float, float]], float]:
-    """Places of a legend's keys, in as many rows as they need from y on, and where they end."""
+def flow(names: Sequence[str], y: float, *, mark: float = 30) -> tuple[list[tuple[float, float]], float]:
+    """Places of a legend's keys, in as many rows as they need from y on, and where they end. mark: its width."""
     places, x = [], 10.0
     y += 13
     for name in names:
-        wide = 44 + text_width(name)
+        wide = mark + 14 + text_width(name)
         if x > 10 and x + wide > WIDTH:
             x, y = 10.0, y + 20
         places.append((x, y))
@@ -296,7 +291,7 @@ def flow(names: Sequence[str], y: float) -> tuple[list[tuple[float, float]], flo
     return places, y + 20
 
 
-def text_width(words: str, size: float = 11) -> float:
+def text_width(words: str, size: float = TEXT) -> float:
     """Points that words take in DejaVu Sans, which is wider than what browsers use."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextToPath
@@ -308,7 +303,7 @@ def text_width(words: str, size: float = 11) -> float:
     )
 
 
-def clipped(words: str, room: float, size: float = 11) -> str:
+def clipped(words: str, room: float, size: float = TEXT) -> str:
     if text_width(words, size) <= room:
         return words
     return next(

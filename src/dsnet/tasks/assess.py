@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 import torch
+from PIL import Image
 from pydantic import JsonValue
 from torch import Tensor
 
@@ -18,12 +18,13 @@ from dsnet.data.dataset import Batch, Split, open_dataset
 from dsnet.data.dataset import Data as Dataset
 from dsnet.data.voc import Records
 from dsnet.evaluate import RunnerTraces, evaluate, evaluate_dynamic, examples, paths_to_evaluate
+from dsnet.files import write_whole
 from dsnet.images import read_image
 from dsnet.models import Supernet
 from dsnet.nn import ThresholdHead
-from dsnet.report.drawing import draw as draw_evaluations
-from dsnet.report.drawing import draw_boxes
-from dsnet.report.old_figures import examples_figure
+from dsnet.report.export import draw as draw_evaluations
+from dsnet.report.figures import enabled
+from dsnet.report.sheets import contact_sheet, detection_sheet
 from dsnet.results import Evaluation, write
 from dsnet.routing import Policy, Traces, calibrate, fit_threshold
 from dsnet.runtime import Runner
@@ -135,7 +136,7 @@ def evaluate_split(
 def record(folder: Path, name: str, result: Evaluation, data: Dataset, *, draw: bool = True) -> list[Path]:
     """Write a result of any task below a run's folder; draw: its figures as well, which are returned."""
     file = write(result, folder / "results" / f"{name}.json")
-    if not draw:
+    if not (draw and enabled()):
         return []
     drawn = [] if result.objects is not None else draw_evaluations([result], file.with_suffix(""))
     if result.examples:
@@ -148,21 +149,23 @@ def draw_examples(result: Evaluation, data: Dataset, file: Path) -> Path:
     part = split_of(data, result.split)
     if result.objects is not None:
         items = cast(Records, part.source).items
-        return draw_boxes(result, [read_image(Path(items[example.id].file)) for example in result.examples], file)
-    groups = []
-    for title in dict.fromkeys(example.group for example in result.examples):
-        mine = [example for example in result.examples if example.group == title]
-        captions = [f"{data.classes[example.label or 0]}, {','.join(map(str, example.path))}" for example in mine]
-        groups.append((title, pixels(data, part, [example.id for example in mine]), captions))
-    return examples_figure(groups, file, title=f"{result.model}, {result.dataset} {result.split}")
+        return detection_sheet(result, [read_image(Path(items[example.id].file)) for example in result.examples], file)
+    groups: dict[str, list[tuple[Image.Image, list[str]]]] = {}
+    images = pictures(data, part, [example.id for example in result.examples])
+    for example, image in zip(result.examples, images, strict=True):
+        caption = f"{data.classes[example.label or 0]}, {','.join(map(str, example.path))}"
+        groups.setdefault(f"routed {example.group}", []).append((image, [caption]))
+    write_whole(file, contact_sheet(list(groups.items()), title=f"{result.model}, {result.dataset} {result.split}"))
+    return file
 
 
-def pixels(data: Dataset, part: Split, ids: Sequence[int]) -> np.ndarray:
-    """Images [N, H, W, C] of a split as they look, from 0 to 1."""
+def pictures(data: Dataset, part: Split, ids: Sequence[int]) -> list[Image.Image]:
+    """Images of a split as they look."""
     images = part.load(torch.tensor(ids, dtype=torch.long)).images
     shape = [1, -1, 1, 1]
     plain = images * torch.tensor(data.std).view(shape) + torch.tensor(data.mean).view(shape)
-    return plain.clamp(0, 1).permute(0, 2, 3, 1).numpy()
+    pixels = (255 * plain.clamp(0, 1)).round().byte().permute(0, 2, 3, 1).numpy()
+    return [Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image) for image in pixels]
 
 
 def split_of(data: Dataset, name: str) -> Split:

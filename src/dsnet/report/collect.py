@@ -1,0 +1,137 @@
+"""Everything that a folder has to tell, gathered for a report: runs, images of their data, experiments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from PIL import Image
+
+from dsnet.errors import ResultError
+from dsnet.report.chapters import Run, compose, data_of
+from dsnet.report.document import Document, Images, Picture
+from dsnet.report.sheets import png
+from dsnet.results import Bench, Evaluation, Example, Experiment, kind_of, read
+
+CONFIG, MODEL, RESULT = "config.yaml", "model.json", "results/test.json"
+BENCH, SHEET = "results/bench.json", "results/test-examples.png"
+METRICS, GATE_METRICS = "metrics.jsonl", "gate/metrics.jsonl"
+DEPTH = 3
+SIDE = 96  # pixels of an image in the page, at most
+GROUPS = {"slimmest": "Easy for the router: the cheapest paths", "widest": "Hard for the router: the dearest paths"}
+Found = Callable[[Path, Evaluation], Sequence[Image.Image]]  # the images of a run's examples
+T = TypeVar("T", Evaluation, Bench)
+
+
+def report_of(place: Path, *, images_of: Found, static: Sequence[Evaluation] = ()) -> Document:
+    """The report of a run, or of all runs and experiments below a folder."""
+    found = list(below(place))
+    runs = [gather(folder, place, images_of) for folder in found if folder.is_dir()]
+    files = [file for file in found if file.is_file() and kind_of(file) == "experiment"]
+    experiments = [read(file, Experiment) for file in files]
+    if not runs and not experiments:
+        raise ValueError(
+            f"there is no run and no experiment in {place}, nor up to {DEPTH} folders below it; a run has a {CONFIG}, "
+            f"which `dsnet train` writes"
+        )
+    lone = [run.result for run in runs if run.result is not None and run.result.static]
+    return compose(place.resolve().name, [with_static(run, [*static, *lone]) for run in runs], experiments)
+
+
+def below(place: Path, depth: int = DEPTH) -> Iterator[Path]:
+    """Run folders and JSON files, a run's own folders left out."""
+    if any((place / name).is_file() for name in (CONFIG, MODEL, RESULT)):
+        yield place
+        return
+    entries = sorted(entry for entry in place.iterdir() if not entry.name.startswith("."))
+    for entry in entries:
+        if entry.is_file() and entry.suffix == ".json":
+            yield entry
+        elif entry.is_dir() and depth:
+            yield from below(entry, depth - 1)
+
+
+def gather(folder: Path, place: Path, images_of: Found) -> Run:
+    result, no_result = found_in(folder / RESULT, Evaluation)
+    bench, no_bench = found_in(folder / BENCH, Bench)
+    config = text_of(folder / CONFIG)
+    detector = result.objects is not None if result is not None else "task: detection" in (config or "").splitlines()
+    pictures, no_pictures = [], ""
+    if result is not None and result.dynamic is not None and not detector:
+        try:
+            pictures = pictures_of(result, images_of(folder, result))
+        except (ValueError, OSError, KeyError, IndexError) as error:
+            no_pictures = " ".join(str(error).split())
+    return Run(
+        name=place.resolve().name if folder == place else folder.relative_to(place).as_posix(),
+        folder=str(folder),
+        config=config,
+        result=result,
+        no_result=no_result,
+        bench=bench,
+        no_bench=no_bench,
+        metrics=lines_of(folder / METRICS),
+        gate_metrics=lines_of(folder / GATE_METRICS),
+        pictures=pictures,
+        no_pictures=no_pictures,
+        sheet=(folder / SHEET).read_bytes() if (folder / SHEET).is_file() else None,
+        detector=detector,
+    )
+
+
+def found_in(file: Path, kind: type[T]) -> tuple[T | None, str]:
+    """A result, or None and, where there is a file, why it cannot be read."""
+    if not file.is_file():
+        return None, ""
+    command = "eval" if kind is Evaluation else "bench"
+    try:
+        return read(file, kind, remedy=f"run `dsnet {command} {file.parent.parent}` again"), ""
+    except ResultError as error:
+        return None, " ".join(str(error).split())
+
+
+def text_of(file: Path) -> str | None:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+
+
+def lines_of(file: Path) -> list[Mapping[str, float]]:
+    """A log of one JSON object per line; a line that is still being written is left out."""
+    found: list[Mapping[str, float]] = []
+    for line in (text_of(file) or "").splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and "epoch" in entry:
+            found.append({key: value for key, value in entry.items() if isinstance(value, int | float)})
+    return found
+
+
+def pictures_of(result: Evaluation, images: Sequence[Image.Image]) -> list[Images]:
+    """The images that the router found easy and hard, with class, answer and path."""
+    groups: dict[str, list[Picture]] = {}
+    for example, image in zip(result.examples, images, strict=True):
+        groups.setdefault(example.group, []).append(picture(image, example, result.classes))
+    return [Images(GROUPS.get(name, name), found) for name, found in groups.items()]
+
+
+def picture(image: Image.Image, example: Example, classes: Sequence[str]) -> Picture:
+    image.thumbnail((SIDE, SIDE))
+    if example.answer is None or example.label is None:
+        return Picture(png(image), [f"image {example.id}"])
+    right = example.answer == example.label
+    said = "✓ right" if right else f"✗ {classes[example.answer]}"
+    return Picture(png(image), [classes[example.label], said, "path " + ",".join(map(str, example.path))], right)
+
+
+def with_static(run: Run, static: Sequence[Evaluation]) -> Run:
+    """Static networks on the same data are drawn beside a run."""
+    if run.result is None or run.result.static:
+        return run
+    return replace(run, static=[other for other in static if data_of(other) == data_of(run.result)])
