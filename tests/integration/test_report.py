@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 import shutil
 import subprocess
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,32 +17,43 @@ from integration.test_train_cli import SHORT
 from PIL import Image
 
 from dsnet.cli import main
-from dsnet.results import Evaluations, read, write
+from dsnet.results import (
+    Bar,
+    BarGroup,
+    Bars,
+    Chart,
+    Claim,
+    Dot,
+    Evaluations,
+    Experiment,
+    Made,
+    Series,
+    Table,
+    as_json,
+    read,
+    write,
+)
 
 ROOT = Path(__file__).parents[2]
 EVIL = "<script>alert('1')</script>\"&"
-FIGURE = {
-    "title": f"a figure {EVIL}",
-    "x": "MAdds",
-    "y": "top-1 (%)",
-    "log_x": True,
-    "series": [{"name": EVIL, "kind": "line", "points": [[1e6, 70, 0.4], [2e6, 75, 0.3]]}],
-}
-SHARES = {"name": EVIL, "bars": [{"name": "gate 0", "shares": [1.0]}]}
-EXPERIMENT: dict[str, Any] = {
-    "experiment": "fig5",
-    "title": f"Figure 5 {EVIL}",
-    "scale": "tiny",
-    "seeds": [0, 1],
-    "text": [f"A paragraph {EVIL}", "Run `dsnet eval`."],
-    "tables": [{"title": "Gains", "columns": ["<router", "gain"], "rows": [[EVIL, "+0.1"]], "note": "a note"}],
-    "claims": [
-        {"claim": f"claim {holds} {EVIL}", "paper": "+1.2", "ours": "+0.5", "holds": holds}
-        for holds in (True, False, None)
-    ],
-    "figures": [FIGURE, {"kind": "shares", "title": "shares", "names": ["w0"], "groups": [SHARES]}],
-    "made_by": {"command": "dsnet x", "commit": "abc", "machine": "m", "seconds": 3, "dsnet": "0", "torch": "2"},
-}
+FIGURE = Chart(
+    f"a figure {EVIL}",
+    "MAdds",
+    "top-1 (%)",
+    (Series(EVIL, (Dot(1e6, 70, 0.4), Dot(2e6, 75, 0.3))),),
+    log_x=True,
+)
+EXPERIMENT = Experiment(
+    "fig5",
+    f"Figure 5 {EVIL}",
+    "tiny",
+    (0, 1),
+    (f"A paragraph {EVIL}", "Run `dsnet eval`."),
+    (Table("Gains", ("<router", "gain"), ((EVIL, "+0.1"),), "a note"),),
+    tuple(Claim(f"claim {holds} {EVIL}", "+1.2", "+0.5", holds) for holds in (True, False, None)),
+    (FIGURE, Bars("shares", ("w0",), (BarGroup(EVIL, (Bar("gate 0", (1.0,)),)),))),
+    Made("0", "abc", "2", machine="m", command="dsnet x", seconds=3),
+)
 
 
 class Page(HTMLParser):
@@ -95,8 +106,13 @@ def checked(file: Path) -> Page:
 
 def drawn(file: Path) -> dict[str, int]:
     """Marks and bars of every figure, by the figure's name."""
-    figures = re.findall(r'<svg [^>]*aria-label="([^"]*)">(.*?)</svg>', file.read_text(), flags=re.DOTALL)
-    return {name: body.count('class="dot"') + body.count("<rect") for name, body in figures}
+    found = {}
+    for svg in re.findall(r"<svg .*?</svg>", file.read_text(), flags=re.DOTALL):
+        root = ElementTree.fromstring(svg)
+        groups = [group for group in root.iter() if group.attrib.get("class") in ("series", "part")]
+        marks = [mark for group in groups for mark in group.iter() if mark.tag.endswith("}use")]
+        found[root.attrib["aria-label"]] = len(marks) or len(groups)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +194,7 @@ MISSING = {
     "router": (changed_result(lambda result: result.pop("dynamic")), ["the dynamic network", "gate distributions"]),
     "result": (without("results/test.json"), ["accuracy against MAdds", "gate distributions", "per-class routing"]),
     "odd result": (changed_result(lambda result: result["rows"][0].pop("madds")), ["accuracy against MAdds"]),
+    "old result": (changed_result(lambda result: result.update(version=2)), ["accuracy against MAdds"]),
     "odd bench": (lambda run: (run / "results/bench.json").write_text('{"widths": 3}'), ["latency against ideal"]),
     "torn result": (lambda run: (run / "results/test.json").write_text('{"rows": ['), ["accuracy against MAdds"]),
     "torn log": (lambda run: (run / "metrics.jsonl").write_text('{"epoch": 1, "lo'), ["training curves of stage I."]),
@@ -197,8 +214,10 @@ def test_a_run_with_a_part_missing_says_so_and_shows_the_others(run: Path, part:
     assert set(left) <= set(whole)
     assert all(left.values())
     assert len(left) >= (10 if "data" in part or part in ("config", "routes", "splits") else 5)
-    if part in ("bench", "classes", "result", "routes"):
-        assert f"dsnet {'bench' if part == 'bench' else 'eval'} {run}" in page.text
+    if part.startswith(("odd", "torn r", "old")):
+        assert f"{run}/results/" in page.text  # the file, and what brings it
+    if part in ("bench", "classes", "result", "routes", "odd result", "old result", "torn result", "odd bench"):
+        assert f"dsnet {'bench' if 'bench' in part else 'eval'} {run}" in page.text
 
 
 def test_a_folder_of_runs_has_an_overview(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,7 +231,7 @@ def test_a_folder_of_runs_has_an_overview(run: Path, tmp_path: Path, capsys: pyt
     del static["dynamic"]
     (place / "static" / "results").mkdir(parents=True)
     (place / "static" / "results" / "test.json").write_text(json.dumps(static))
-    (place / "fig5.json").write_text(json.dumps(EXPERIMENT))
+    write(EXPERIMENT, place / "fig5.json")
     (place / "other.json").write_text("[1, 2]")
     (place / "empty").mkdir()
     assert (
@@ -223,7 +242,7 @@ def test_a_folder_of_runs_has_an_overview(run: Path, tmp_path: Path, capsys: pyt
     assert "3 runs and 1 experiment" in page.text
     assert "seed0/gate + 1 seed" in page.text
     assert page.tags.count("article") == 1  # the experiment; overview and runs open on a click
-    assert page.text.index(EXPERIMENT["title"]) < page.text.index("Overview of the runs")
+    assert page.text.index(EXPERIMENT.title) < page.text.index("Overview of the runs")
     assert page.text.count("Gate distributions") == 2  # a static network has none
     figures = drawn(tmp_path / "page.html")
     assert figures["digits, 359 test images"] == 6 + 5 + 1
@@ -238,19 +257,25 @@ def test_a_folder_of_runs_has_an_overview(run: Path, tmp_path: Path, capsys: pyt
 
 
 def test_an_experiment_is_shown_as_it_comes_and_cannot_break_out(tmp_path: Path) -> None:
-    (tmp_path / "fig5.json").write_text(json.dumps(EXPERIMENT))
+    write(EXPERIMENT, tmp_path / "fig5.json")
     page = checked(report(tmp_path, "--markdown", str(tmp_path / "readme")))
     assert page.text.count(EVIL) >= 7
     assert "a note" in page.text
-    assert drawn(tmp_path / "report.html")["shares"] == 2  # its bar and its key
+    assert drawn(tmp_path / "report.html")["shares"] == 1
     for verdict in ("✓ holds", "✗ does not hold", "? no verdict"):
         assert page.text.count(verdict) == 1
-    assert drawn(tmp_path / "report.html")[html.escape(str(FIGURE["title"]))] == 2
+    assert drawn(tmp_path / "report.html")[FIGURE.title] == 2
     assert "<script" not in (tmp_path / "readme.md").read_text()
-    (tmp_path / "fig5.json").write_text(json.dumps({"experiment": "bare"}))
+    bare = Experiment("bare", "", "", (), (), (), (), (), Made())
+    write(bare, tmp_path / "fig5.json")
     assert "bare" in checked(report(tmp_path)).text
-    (tmp_path / "fig5.json").write_text(json.dumps({"experiment": "odd", "tables": [{"rows": 3}]}))
+
+
+def test_an_experiment_that_is_damaged_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = {**as_json(EXPERIMENT), "tables": [{"rows": 3}]}
+    (tmp_path / "fig5.json").write_text(json.dumps(content))
     assert main(["report", str(tmp_path)]) == 2
+    assert "fig5.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("which", [0, -1])
@@ -258,10 +283,12 @@ def test_a_detector(tmp_path: Path, which: int) -> None:
     result = read(ROOT / "docs" / "results" / "bccd.json", Evaluations).results[which]
     write(result, tmp_path / "results" / "test.json")
     page = checked(report(tmp_path))
-    assert "Precision against MAdds" in page.text
-    assert ("Missing: gate distributions" in page.text) == (result.dynamic is None)
+    assert "Precision" in page.text
+    assert ("Precision against MAdds" in page.text) == (not result.static)
+    assert ("Gate distributions" in page.text) == (not result.static)  # one width has no gates to miss
+    assert "Missing: gate distributions" not in page.text
     marks = len(result.rows) + (0 if result.dynamic is None else len(result.dynamic.rows))
-    assert drawn(tmp_path / "report.html")[f"{result.model}, test"] == marks
+    assert drawn(tmp_path / "report.html")[f"{result.model}, {result.dataset} test"] == marks
     (tmp_path / "results" / "test.json").unlink()
     (tmp_path / "config.yaml").write_text("task: detection\n")
     assert "Missing: precision against MAdds" in checked(report(tmp_path)).text

@@ -149,7 +149,9 @@ def pictures(run: Run) -> list[Block]:
     madds = human(run.result.dynamic.middle.madds.mean)
     words = Text(f"The images with the cheapest and the dearest paths, the surest first, at {madds} MAdds.")
     if run.pictures:
-        return [words, *run.pictures]
+        routed = any(len(picture.lines) > 1 for group in run.pictures for picture in group.pictures)
+        again = [] if routed else [missing("routes of example images", f"Run `dsnet eval {run.place}` again.")]
+        return [words, *run.pictures, *again]
     if run.sheet is not None:
         sheet = Images("images routed slimmest and widest", [Picture(run.sheet)], sheet=True)
         why = f"{sentence(run.no_pictures)} This sheet was drawn by `dsnet eval`."

@@ -97,7 +97,7 @@ def made_by(made: Made, *, command: str = "", what: str = "Made") -> str:
     parts = [f"dsnet {made.dsnet}", made.torch and f"torch {made.torch}"]
     parts += [made.onnxruntime and f"onnxruntime {made.onnxruntime}", made.machine, made.date]
     words += f" with {', '.join(part for part in parts if part)}"
-    return f"{words}; {minutes(made.seconds)} by the clock." if made.seconds else f"{words}."
+    return f"{words}; {minutes(made.seconds)} by the clock." if made.seconds >= 1 else f"{words}."
 
 
 def minutes(seconds: float) -> str:

@@ -154,7 +154,11 @@ def chart(figure: Chart, pen: Pen) -> Figure:
         spread = [dot for dot in mine if dot.spread]
         if spread:
             columns = [dot.x for dot in spread], [dot.y for dot in spread], [dot.spread or 0.0 for dot in spread]
-            axes.errorbar(*columns, fmt="none", ecolor=look["color"], elinewidth=1.4, capsize=3.5, clip_on=False)
+            reach = axes.errorbar(
+                *columns, fmt="none", ecolor=look["color"], elinewidth=1.4, capsize=3.5, clip_on=False
+            )
+            for cap in reach.lines[1]:
+                cap.set_markerfacecolor(look["color"])
         curve = axes.plot([dot.x for dot in mine], [dot.y for dot in mine], **look, clip_on=False)[0]
         curve.set_gid(f"series-{number}")
     dress(axes, figure, dots, pen)

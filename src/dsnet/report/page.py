@@ -25,7 +25,8 @@ def page(document: Document) -> str:
     }
     source = env.loader.get_source(env, "page.css")[0] if env.loader is not None else ""
     style = theme() + source.replace("/*light*/", variables(LIGHT))
-    return env.get_template("page.html.jinja").render(document=document, style=Markup(style), anchor=anchor)
+    written = env.get_template("page.html.jinja").render(document=document, style=Markup(style), anchor=anchor)
+    return f"{written.strip()}\n"
 
 
 def anchor(number: int) -> str:
