@@ -89,7 +89,7 @@ def test_every_command_of_the_page_about_reports_runs(tmp_path: Path, monkeypatc
     for line in commands.splitlines():
         words = shlex.split(line)[1:]
         assert main([*words, *short.get(words[0], [])]) == 0, line
-    for name in ("runs/my-run/report.html", "overview.html", "docs/my-run.md", "docs/my-run-1.png"):
+    for name in ("runs/my-run/report.html", "overview.html", "docs/my-run.md", "docs/my-run.png"):
         assert Path(name).stat().st_size > 1000
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from integration.test_train_cli import SHORT
 from PIL import Image
+from support import drawing
 
 from dsnet.cli import main
 from dsnet.results import (
@@ -118,7 +119,8 @@ def drawn(file: Path) -> dict[str, int]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report") / "run"
-    assert main(["train", "--out", str(folder), *SHORT, "--sgs.router", "gate"]) == 0
+    with drawing():
+        assert main(["train", "--out", str(folder), *SHORT, "--sgs.router", "gate"]) == 0
     assert main(["bench", str(folder), "--repeats", "2", "--runtimes", "onnx"]) == 0
     return folder
 

@@ -15,6 +15,7 @@ from grid_support import broken_cell, copied_cell, copy_run
 
 from dsnet.cli import main
 from dsnet.experiments import EXPERIMENTS, grid
+from dsnet.results import Chart, Experiment, read
 from dsnet.training import Interrupted
 
 SOME = ["motivation", "gate_distribution", "detection"]  # one of each kind; the slow test takes all
@@ -55,26 +56,29 @@ def test_an_experiment_leaves_tables_verdicts_and_figures(out: Path, name: str) 
 
 
 def check_result(out: Path, name: str) -> None:
-    result, page = json.loads((out / f"{name}.json").read_text()), (out / f"{name}.md").read_text()
-    assert result["experiment"] == name
-    assert {"command", "commit", "machine", "seconds", "torch"} <= set(result["made_by"])
-    assert result["tables"]
-    for table in result["tables"]:
-        assert table["rows"]
-        for row in table["rows"]:
-            assert len(row) == len(table["columns"])
+    result, page = read(out / f"{name}.json", Experiment), (out / f"{name}.md").read_text()
+    assert result.experiment == name
+    assert all((result.made.command, result.made.commit, result.made.machine, result.made.torch, result.made.date))
+    assert result.tables
+    for table in result.tables:
+        assert table.rows
+        for row in table.rows:
+            assert len(row) == len(table.columns)
             assert "not run" not in row
             assert "| " + " | ".join(row) + " |" in page
-    for claim in result["claims"]:
-        assert claim["ours"] != "not run"
-        assert claim["claim"] in page
-    for number, figure in enumerate(result["figures"]):
+    for claim in result.claims:
+        assert claim.ours != "not run"
+        assert claim.claim in page
+    for number, figure in enumerate(result.figures):
         file = out / f"{name}{f'-{number + 1}' if number else ''}.svg"
         assert f"]({file.name})" in page
-        marks = ElementTree.parse(file).getroot().findall(".//{http://www.w3.org/2000/svg}path")
-        bars = ElementTree.parse(file).getroot().findall(".//{http://www.w3.org/2000/svg}rect")
-        assert len(marks) + len(bars) > 5
-        assert all(series["points"] for series in figure.get("series", []))
+        groups = [one for one in ElementTree.parse(file).getroot().iter() if one.attrib.get("class")]
+        drawn = sum(group.attrib["class"] in ("series", "part") for group in groups)
+        if isinstance(figure, Chart):
+            assert drawn == len(figure.series) > 0
+            assert all(series.points for series in figure.series)
+        else:
+            assert drawn == sum(share > 0 for group in figure.groups for bar in group.bars for share in bar.shares) > 0
 
 
 def test_finished_runs_are_not_trained_again(out: Path, no_training: None) -> None:
@@ -138,7 +142,7 @@ def test_longer_trainings_lie_beside_the_others(copied: None, tmp_path: Path) ->
     runs = [{name for mine in result["runs"].values() for name in mine} for result in (first, second)]
     assert [len(names) for names in runs] == [2, 2]
     assert not runs[0] & runs[1]  # runs of another length are other runs
-    assert second["made_by"]["command"].endswith("--longer 2")
+    assert second["made"]["command"].endswith("--longer 2")
     page = (tmp_path / "temperature-longer2.md").read_text()
     assert page.startswith(f"# {first['title']}, 2 times as long\n")
     assert "every training is 2 times as long" in page

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from support import drawing
 from unit.test_data import make_folder
 
 import dsnet
@@ -24,7 +25,8 @@ SHORT += ["--sgs_optim.epochs", "1", "--sgs_optim.batch_size", "256"]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "run"
-    assert main(["train", "--out", str(folder), *SHORT, "--seed", "3"]) == 0
+    with drawing():
+        assert main(["train", "--out", str(folder), *SHORT, "--seed", "3"]) == 0
     return folder
 
 
@@ -59,7 +61,8 @@ def test_a_run_folder_tells_everything(run: Path) -> None:
 
 
 def test_eval_shows_and_writes_every_width(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", str(run), "--split", "calibration"]) == 0
+    with drawing():
+        assert main(["eval", str(run), "--split", "calibration"]) == 0
     shown = capsys.readouterr().out
     assert "top-1" in shown
     assert (run / "results" / "calibration.png").stat().st_size > 5000
@@ -312,7 +315,8 @@ def test_static_networks_are_drawn_beside(run: Path, tmp_path: Path, capsys) -> 
     words = ["--model.name", "mobilenet_v1", "--model.width", "0.25", "--data.image_size", "32"]
     static = tmp_path / "static"
     assert main(["train", "--out", str(static), *SHORT, *words]) == 0
-    assert main(["eval", str(run), "--static", str(static)]) == 0
+    with drawing():
+        assert main(["eval", str(run), "--static", str(static)]) == 0
     assert "1-seeds.png" in capsys.readouterr().out
     assert main(["eval", str(run), "--static", str(tmp_path)]) == 2
     assert "cannot be read" in capsys.readouterr().err

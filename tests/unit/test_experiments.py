@@ -198,26 +198,26 @@ def test_a_direction_holds_if_every_seed_shows_it(
     a: dict[int, float], b: dict[int, float], holds: bool | None, ours: str
 ) -> None:
     verdict = judged(CLAIM, TABLE, made_up({"a": a, "b": b}))
-    assert (verdict["holds"], verdict["ours"], verdict["paper"]) == (holds, ours, "+1.5")
+    assert (verdict.holds, verdict.ours, verdict.paper) == (holds, ours, "+1.5")
     opposite = judged(replace(CLAIM, paper=-1.2), TABLE, made_up({"a": a, "b": b}))
-    assert opposite["holds"] == (None if holds is None else not holds)
-    assert opposite["paper"] == "-1.2"
+    assert opposite.holds == (None if holds is None else not holds)
+    assert opposite.paper == "-1.2"
 
 
 def test_differences_in_cost_have_a_unit() -> None:
     claim = Claim("a costs more", "MAdds", "a", "b", 1.4e9)
     table = replace(TABLE, rows=(replace(TABLE.rows[0], measures={"MAdds": lambda run: 9e6}), *TABLE.rows[1:]))
     verdict = judged(claim, table, made_up({"a": {0: 0.5}, "b": {0: 0.5}}))
-    assert (verdict["ours"], verdict["paper"], verdict["holds"]) == ("+7.00M", "+1.40B", True)
+    assert (verdict.ours, verdict.paper, verdict.holds) == ("+7.00M", "+1.40B", True)
 
 
 def test_tables_have_mean_spread_and_the_papers_figure() -> None:
     table = laid_out(TABLE, made_up({"a": {0: 0.5, 1: 0.6}, "b": {0: 0.25}}))
-    assert table["columns"] == ["<", "top-1", "paper", "MAdds"]
-    assert table["rows"][0] == ["a", "55.00 ± 7.07", "70.1", "3.00M"]
-    assert table["rows"][1] == ["b", "25.00", "", "2.00M"]
-    assert table["rows"][2] == ["c", "not run", "", "not run"]
-    assert laid_out(TABLE, made_up({"a": {0: NAN}}))["rows"][0][1] == "out of range"
+    assert table.columns == ("<", "top-1", "paper", "MAdds")
+    assert table.rows[0] == ("a", "55.00 ± 7.07", "70.1", "3.00M")
+    assert table.rows[1] == ("b", "25.00", "", "2.00M")
+    assert table.rows[2] == ("c", "not run", "", "not run")
+    assert laid_out(TABLE, made_up({"a": {0: NAN}})).rows[0][1] == "out of range"
 
 
 def test_interpolation_stays_between_neighbours() -> None:

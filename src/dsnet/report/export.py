@@ -22,7 +22,9 @@ def figures_of(results: Sequence[Evaluation], static: Sequence[Evaluation] = ())
 
 
 def draw(results: Sequence[Evaluation], prefix: Path, static: Sequence[Evaluation] = ()) -> list[Path]:
-    """PREFIX.png and PREFIX-gates.png."""
+    """PREFIX.png and PREFIX-gates.png, unless figures are switched off."""
+    if not figures.enabled():
+        return []
     return [
         figures.save(each.content, prefix.with_name(f"{prefix.name}{each.name and f'-{each.name}'}.png"))
         for each in figures_of(results, static)
