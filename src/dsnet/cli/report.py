@@ -54,9 +54,10 @@ def run(args: Namespace) -> None:
 
 def example_images(root: str | None) -> Callable[[Path, Evaluation], list[Image.Image]]:
     """What reads the images of a run's examples from its data; data that several runs share is opened once."""
-    from dsnet.config import CONFIG, read_config
+    from dsnet.config import CONFIG
     from dsnet.data.dataset import Data
     from dsnet.data.splits import check_data
+    from dsnet.tasks import read_config
     from dsnet.tasks.assess import open_data, pictures, split_of
 
     opened: dict[str, Data] = {}
