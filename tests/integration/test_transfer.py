@@ -17,7 +17,7 @@ from dsnet.cli import main
 from dsnet.config import CONFIG
 from dsnet.data.dataset import DataConfig, open_dataset
 from dsnet.tasks import read_config
-from dsnet.tasks.classification import adapted_stem, transferred
+from dsnet.tasks.classification.transfer import adapted_stem, transferred
 
 GATED = ["--sgs.router", "gate", "--sgs.targets", "try_best"]
 FOLDER = ["--data.dataset", "folder", "--data.image_size", "16"]
