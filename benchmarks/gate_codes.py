@@ -23,13 +23,13 @@ from dsnet.config import CONFIG
 from dsnet.data.batches import plain_batches
 from dsnet.data.dataset import Batch
 from dsnet.data.splits import check_data
-from dsnet.evaluate.dynamic import auc
 from dsnet.models import Supernet
 from dsnet.nn.gate import Gate
 from dsnet.report.tables import markdown_table
+from dsnet.routing.traces import auc
 from dsnet.tasks import load, read_config
-from dsnet.tasks.assess import open_data
 from dsnet.tasks.classification.config import ClassificationConfig
+from dsnet.tasks.classification.task import open_data
 
 HIDDEN = 64
 READS = {
@@ -76,7 +76,7 @@ def reached(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], hidden: i
             loss.backward()
             optimizer.step()
     with torch.inference_mode():
-        return round(auc(head(seen)[:, 0], test[1]), 4)
+        return round(auc(head(seen)[:, 0].numpy(), test[1].numpy()), 4)
 
 
 def trained(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], points: int, widths: int, epochs: int) -> float:
@@ -95,7 +95,7 @@ def trained(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], points: i
         optimizer.param_groups[0]["lr"] *= optim.gamma
     with torch.inference_mode():
         scores = head(test[0])
-        return round(auc(scores[:, 0] - scores[:, -1], test[1]), 4)
+        return round(auc((scores[:, 0] - scores[:, -1]).numpy(), test[1].numpy()), 4)
 
 
 def measure(run: Path, root: str | None, epochs: int) -> dict[str, Any]:

@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from dsnet.bench.timing import interleaved
+from dsnet.bench.widths import machine
+from dsnet.export import dynamic, layers
+from dsnet.export.dynamic import export_onnx
+from dsnet.export.writer import Graph
 from dsnet.models import create_model
 from dsnet.nn import SliceGroupNorm
 from dsnet.nn.norm import EPS
-from dsnet.runtime import export_onnx
-from dsnet.runtime.bench import machine
-from dsnet.runtime.bench.timing import interleaved
-from dsnet.runtime.onnx import export, layers
-from dsnet.runtime.onnx.runner import open_session
-from dsnet.runtime.onnx.writer import Graph
+from dsnet.runtime.onnx import IMAGE, open_session
 from dsnet.schema import plain
 
 Form = Callable[[Graph, SliceGroupNorm, str, str, int], str]
@@ -112,7 +112,7 @@ def main() -> None:
             torch.nn.init.uniform_(module.weight, 0.5, 1.5)
             torch.nn.init.normal_(module.bias)
     x = torch.randn(1, 3, 224, 224)
-    image = {export.IMAGE: x.numpy()}
+    image = {IMAGE: x.numpy()}
     calls: dict[Any, Any] = {}
     failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -121,7 +121,7 @@ def main() -> None:
                 expected = net(x, path).numpy()
             for name, form in FORMS.items():
                 layers.group_norm = form  # type: ignore[assignment]
-                export.OPSET, export.IR_VERSION = (21, 10) if form is native else (18, 8)
+                dynamic.OPSET, dynamic.IR_VERSION = (21, 10) if form is native else (18, 8)
                 file = export_onnx(net, Path(folder) / f"{len(calls)}.onnx", path=path)
                 session = open_session(file, 1)
                 calls["onnxruntime", path, name] = partial(session.run, ["logits"], image)

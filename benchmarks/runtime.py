@@ -22,15 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dsnet.bench.candidates import Artefacts, forced_call
+from dsnet.bench.timing import Call, interleaved, ratio, summary
+from dsnet.bench.widths import BenchConfig, bench, machine
 from dsnet.models import Supernet, model_spec
 from dsnet.nn import RouterSpec
 from dsnet.report.bench import COLUMNS, width_cells, width_note
 from dsnet.report.tables import markdown_table
-from dsnet.runtime import OnnxRunner
-from dsnet.runtime.bench import Artefacts, BenchConfig, bench, machine
-from dsnet.runtime.bench.candidates import forced_call
-from dsnet.runtime.bench.timing import Call, interleaved, ratio, summary
-from dsnet.runtime.onnx.runner import open_session
+from dsnet.runtime.onnx import open_bundle, open_session
 from dsnet.schema import plain
 from dsnet.space import WidthPath
 
@@ -77,7 +76,7 @@ def batches(
     paths = [paths[row] for row in order]
     with tempfile.TemporaryDirectory() as folder:
         artefacts = Artefacts(net, Path(folder), size)
-        bundle = OnnxRunner(artefacts.bundle(), threads=threads)
+        bundle = open_bundle(artefacts.bundle(), threads)
         single = open_session(artefacts.dynamic(), threads)
         images = [image.numpy() for image in x.split(1)]
 

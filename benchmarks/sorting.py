@@ -20,14 +20,14 @@ from typing import Any
 import torch
 
 from dsnet.config import CONFIG
-from dsnet.cost import CostTable
 from dsnet.data.batches import plain_batches
 from dsnet.data.splits import check_data
-from dsnet.evaluate import accuracy
 from dsnet.models import Supernet, model_spec
+from dsnet.models.count import count
 from dsnet.report.tables import human, markdown_table
 from dsnet.tasks import load, read_config
-from dsnet.tasks.assess import calibration_images, open_data
+from dsnet.tasks.classification.accuracy import accuracy
+from dsnet.tasks.classification.task import calibration_images, open_data
 from dsnet.training import recalibrate
 from dsnet.weights.sorting import IMPORTANCES, order_of, sort_channels, spaces
 from dsnet.weights.transfer import transfer
@@ -52,7 +52,7 @@ def measure(run: Path, name: str, root: str | None, orders: int) -> dict[str, An
     spec = replace(model_spec(name, **wishes), activation=source.spec.activation)
     images = list(calibration_images(data, config))
     batches = list(plain_batches(data.test, 256))
-    table = CostTable(spec, data.image_size)
+    table = count(spec, data.image_size)
     rows = []
     candidates = {"none": source} | {by: sort_channels(deepcopy(source), by) for by in IMPORTANCES}
     candidates |= {f"random {seed}": shuffled(source, seed) for seed in range(orders)}
@@ -61,7 +61,7 @@ def measure(run: Path, name: str, root: str | None, orders: int) -> dict[str, An
         net, report = transfer(network, spec)
         recalibrate(net, images)
         measured = accuracy(net, batches, net.space.uniform)
-        rows.append({"order": order, "top1": [round(row["top1"], 4) for row in measured]})
+        rows.append({"order": order, "top1": [round(top1, 4) for top1 in measured]})
     return {
         "source": source.spec.name,
         "seed": config.seed,

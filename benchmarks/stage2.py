@@ -19,8 +19,9 @@ from torch import Tensor
 import dsnet
 from dsnet.cost import CostTable
 from dsnet.models import Supernet
+from dsnet.models.count import count
 from dsnet.training import SGS, SGSConfig, with_fresh_router
-from dsnet.training.sgs import Draw, straight_through
+from dsnet.training.sgs import Draw, expected, straight_through
 
 
 def plain_step(net: Supernet, table: CostTable, x: Tensor, labels: Tensor, seed: int) -> None:
@@ -34,7 +35,7 @@ def plain_step(net: Supernet, table: CostTable, x: Tensor, labels: Tensor, seed:
     logits, raws, mixes = net.forward_mixed(x, choose)
     goal = torch.where(slim.argmax(1) == labels, 0, net.spec.widths[0] - 1)
     guidance = torch.stack([F.cross_entropy(raw, goal) for raw in raws if raw is not None]).mean()
-    complexity = (table.expected(mixes) / table.widest).square().mean()
+    complexity = (expected(table, mixes) / table.widest).square().mean()
     (F.cross_entropy(logits, labels) + 0.5 * complexity + guidance).backward()
 
 
@@ -49,7 +50,7 @@ def main() -> None:
     made = dsnet.create_model(args.model, image_size=args.image_size)
     ours = with_fresh_router(made, replace(made.spec, router=SGSConfig("gate").spec))
     stage, plain = SGS(ours, SGSConfig("gate")).train(), with_fresh_router(ours, ours.spec).eval()
-    table, size = CostTable(plain), ours.spec.image_size
+    table, size = count(plain), ours.spec.image_size
     x = torch.randn(args.batch, ours.spec.in_channels, size, size)
     labels = torch.randint(ours.spec.num_classes, (args.batch,))
 

@@ -12,7 +12,8 @@ from support import randomised
 from torch import nn
 
 from dsnet.nn import RouterSpec
-from dsnet.tasks.detection import Detector, DetectorSpec, with_backbone
+from dsnet.tasks.detection.detector import Detector, with_backbone
+from dsnet.tasks.detection.spec import DetectorSpec
 
 SIZE = 64
 Box = tuple[str, int, int, int, int]

@@ -11,10 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsnet.models import Supernet, create_model, list_models
+from dsnet.data.dataset import Batch
+from dsnet.models import Supernet, create_model, eager, list_models
 from dsnet.nn import Gate, RouterSpec, SliceBatchNorm2d, SliceNorm, SlimFirstHead
 from dsnet.report.figures import SWITCH
+from dsnet.routing.policy import Prices
+from dsnet.routing.traces import Traces
 from dsnet.space import WidthPath
+from dsnet.tasks.classification.accuracy import AccuracyScorer
 from dsnet.training import with_fresh_router
 
 MODELS = list_models()
@@ -75,6 +79,11 @@ def some_paths(net: Supernet, count: int = 3, seed: int = 0) -> list[WidthPath]:
     return list(dict.fromkeys(paths))
 
 
+def prices_of(net: Supernet, image_size: int | None = None) -> Prices:
+    """What a router pays for each width."""
+    return eager(net).prices(image_size or net.spec.image_size)
+
+
 def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-9) -> None:
     """Difference relative to the spread of the expected values."""
     assert actual.shape == expected.shape
@@ -110,3 +119,20 @@ def varied(net: Supernet, count: int, seed: int = 1) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     contrast, brightness = torch.rand(2, count, 1, 1, 1, generator=generator, dtype=x.dtype)
     return x * 3 * contrast + 6 * (brightness - 0.5)
+
+
+ROUTERS = [RouterSpec("gate"), RouterSpec("slim_first", "correctness"), RouterSpec("slim_first", "kl")]
+
+
+def load_from(x: Tensor, labels: Tensor):
+    return lambda ids: Batch(x[ids], labels[ids], ids)
+
+
+def traces_on(net: Supernet, count: int = 40, seed: int = 1) -> Traces:
+    x = varied(net, count, seed)
+    labels = torch.randint(7, (count,), generator=torch.Generator().manual_seed(seed))
+    load = load_from(x, labels)
+    runner = eager(net)
+    batches = (load(part) for part in torch.arange(count).split(16))
+    scorer = AccuracyScorer(runner.manifest)
+    return Traces(runner, batches, scorer, load=lambda ids: load(torch.from_numpy(ids)), image_size=side(net))

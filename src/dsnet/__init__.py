@@ -8,41 +8,36 @@ from typing import TYPE_CHECKING, Any
 from dsnet.version import __version__
 
 if TYPE_CHECKING:
-    from dsnet.cost import CostTable
-    from dsnet.extraction import extract
+    from dsnet.export.bundle import export_bundle
+    from dsnet.export.dynamic import export_onnx
     from dsnet.hub import from_pretrained, push_to_hub, save_pretrained
-    from dsnet.models import create_model, list_models
+    from dsnet.models import DynamicRunner, count, create_model, extract, list_models, route
     from dsnet.opening import open_runner
-    from dsnet.routing import policy_for, route
-    from dsnet.runtime import DynamicRunner, OnnxRunner, export_bundle, export_onnx
     from dsnet.tasks import load, save
     from dsnet.weights.sorting import sort_channels
 
 _ROOMS = {
-    "CostTable": "dsnet.cost",
-    "DynamicRunner": "dsnet.runtime",
-    "OnnxRunner": "dsnet.runtime",
+    "DynamicRunner": "dsnet.models",
+    "count": "dsnet.models",
     "create_model": "dsnet.models",
-    "export_bundle": "dsnet.runtime",
-    "export_onnx": "dsnet.runtime",
-    "extract": "dsnet.extraction",
+    "export_bundle": "dsnet.export.bundle",
+    "export_onnx": "dsnet.export.dynamic",
+    "extract": "dsnet.models",
     "from_pretrained": "dsnet.hub",
     "list_models": "dsnet.models",
     "load": "dsnet.tasks",
     "open_runner": "dsnet.opening",
-    "policy_for": "dsnet.routing",
     "push_to_hub": "dsnet.hub",
-    "route": "dsnet.routing",
+    "route": "dsnet.models",
     "save": "dsnet.tasks",
     "save_pretrained": "dsnet.hub",
     "sort_channels": "dsnet.weights.sorting",
 }
 
 __all__ = [
-    "CostTable",
     "DynamicRunner",
-    "OnnxRunner",
     "__version__",
+    "count",
     "create_model",
     "export_bundle",
     "export_onnx",
@@ -51,7 +46,6 @@ __all__ = [
     "list_models",
     "load",
     "open_runner",
-    "policy_for",
     "push_to_hub",
     "route",
     "save",

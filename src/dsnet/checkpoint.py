@@ -18,7 +18,8 @@ from torch import Tensor
 
 from dsnet.errors import CheckpointError
 from dsnet.files import digest, write_whole
-from dsnet.models import Card
+from dsnet.manifest import Card
+from dsnet.schema import parse, plain
 from dsnet.version import __version__
 
 WEIGHTS = "model.safetensors"
@@ -73,7 +74,7 @@ def _describe(spec: Spec, card: Card, weights: Mapping[str, Any]) -> bytes:
         "format": FORMAT,
         "dsnet": __version__,
         "spec": spec.to_dict(),
-        "card": card.to_dict(),
+        "card": plain(card),
         "weights": dict(weights),
     }
     try:
@@ -118,11 +119,12 @@ def task_in(content: Mapping[str, Any]) -> str:
     return str(spec.get("task", "classification")) if isinstance(spec, Mapping) else "classification"
 
 
-def card_in(folder: Path, content: Mapping[str, Any]) -> Card:
-    try:
-        return Card.from_dict(content["card"])
-    except (ValueError, KeyError) as error:
-        raise CheckpointError(f"{folder / MODEL}: {error}") from error
+def card_in(folder: Path, content: Mapping[str, Any], *, fit: str) -> Card:
+    """The card; fit: how images are fitted where it does not say, as cards of 0.1 do not."""
+    card = content.get("card")
+    if isinstance(card, Mapping) and isinstance(card.get("preprocessing"), Mapping):
+        card = {**card, "preprocessing": {"fit": fit, **card["preprocessing"]}}
+    return parse(Card, card, str(folder / MODEL), error=CheckpointError, remedy="restore it from a copy")
 
 
 def check_tensors(file: Path, given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

@@ -11,9 +11,9 @@ from huggingface_hub import ModelCard, ModelCardData, ModelHubMixin, snapshot_do
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 
 from dsnet.checkpoint import MODEL, WEIGHTS
-from dsnet.cost import CostTable
 from dsnet.errors import CheckpointError, ResultError
 from dsnet.models import Supernet
+from dsnet.models.count import count
 from dsnet.report.tables import budgets_table, human, markdown_table, paths_table
 from dsnet.results import Evaluation, read
 from dsnet.tasks import load, save
@@ -114,7 +114,7 @@ def model_card(
     net: Supernet, result: Evaluation | None = None, *, license: str = "unknown", repo_id: str | None = None
 ) -> str:
     """A README.md for the Hub: what the network is, how accurate, at what cost, and how to use it."""
-    spec, table = net.spec, CostTable(net)
+    spec, table = net.spec, count(net)
     data = ModelCardData(license=license, library_name="dsnet", pipeline_tag="image-classification", tags=TAGS)
     points = len(spec.widths)
     what = f"{spec.space.size} paths over {points} choice point{'s' * (points > 1)}" if points else "one static path"

@@ -1,20 +1,22 @@
-"""Whatever dsnet wrote, ready to run."""
+"""Whatever dsnet wrote, ready to run. Torch is imported for run folders only."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
-from dsnet.runtime.dynamic import DynamicRunner
-from dsnet.runtime.onnx.bundle import is_artefact
-from dsnet.runtime.onnx.runner import OnnxRunner
+from dsnet.runtime.onnx import is_artefact, open_onnx
 from dsnet.runtime.runner import Runner
-from dsnet.tasks import load
 
 
-def open_runner(where: str | Path, *, threads: int = 0) -> Runner:
-    """A runner for a run folder, an ONNX file or a bundle; `threads` are ONNX Runtime's, 0 takes all cores."""
-    return (
-        OnnxRunner(where, threads=threads)
-        if is_artefact(where)
-        else DynamicRunner(load(where, "classification").float())
-    )
+def open_runner(where: str | Path, *, threads: int = 0, eager: bool = False) -> Runner:
+    """A runner for a run folder, an ONNX file or a bundle; `threads` are ONNX Runtime's, 0 takes all cores.
+
+    eager: run a folder's network itself, sliced at every call, instead of cached copies of its parts.
+    """
+    if is_artefact(where):
+        return open_onnx(where, threads=threads)
+    net = import_module("dsnet.tasks").load(where)
+    models = import_module("dsnet.models")
+    runner: Runner = models.eager(net) if eager else models.DynamicRunner(net.float())
+    return runner

@@ -626,3 +626,33 @@ def averaged(records: Sequence[T]) -> T:
         parts = {each.name: averaged([getattr(record, each.name) for record in records]) for each in fields(first)}
         return replace(first, **parts)  # type: ignore[type-var]
     return first
+
+
+# The hull of several operating points.
+
+Corner = tuple[float, float, WidthPath]
+
+
+def concave(points: Sequence[Corner]) -> list[Corner]:
+    """The corners of the upper concave hull, as far as it rises."""
+    kept: list[Corner] = []
+    for point in sorted(points):
+        while len(kept) > 1 and slope(kept[-2], kept[-1]) <= slope(kept[-2], point):
+            kept.pop()
+        kept.append(point)
+    rising = kept[:1]
+    for point in kept[1:]:
+        if point[1] > rising[-1][1]:
+            rising.append(point)
+    return rising
+
+
+def slope(a: Corner, b: Corner) -> float:
+    return (b[1] - a[1]) / (b[0] - a[0])
+
+
+def together(results: Sequence[Evaluation]) -> list[Evaluation]:
+    """Runs that differ in their seed as one result; runs of different kinds side by side."""
+    if len({repr(kind(result)) for result in results}) == 1:
+        return [combine(results)]
+    return list(results)

@@ -35,7 +35,8 @@ def make_loop(model: str, folder: Path, size: int) -> Loop:
 def make_detection_loop(folder: Path) -> Loop:
     from dsnet.data.boxes import BoxAugmentConfig
     from dsnet.data.voc import DetectionDataConfig
-    from dsnet.tasks.detection import DetectionConfig, WidthsConfig, WidthsStage
+    from dsnet.tasks.detection.config import DetectionConfig
+    from dsnet.tasks.detection.stages import WidthsConfig, WidthsStage
     from dsnet.tasks.detection.task import new_detector, task
 
     torch.manual_seed(0)
@@ -114,7 +115,7 @@ def die(folder: Path, words: list[str]) -> int:
 def medians(folder: Path, words: list[str]) -> int:
     """dsnet train of a detector; every rank notes the median by which its gate tells hard images."""
     from dsnet.cli import main
-    from dsnet.tasks.detection import GatesStage
+    from dsnet.tasks.detection.stages import GatesStage
 
     real = GatesStage.__init__
 

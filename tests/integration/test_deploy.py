@@ -13,14 +13,14 @@ from integration.test_train_cli import SHORT
 from PIL import Image
 
 import dsnet
+from dsnet.bench.runs import climbing, equal_accuracy
 from dsnet.cli import main
 from dsnet.config import CONFIG
-from dsnet.pipeline.latency import climbing, equal_accuracy
 from dsnet.predict import prepare
 from dsnet.results import RoutedTime, Times
 from dsnet.schema import plain
 from dsnet.tasks import read_config
-from dsnet.tasks.assess import open_data
+from dsnet.tasks.classification.task import open_data
 
 ROOT = Path(__file__).parents[2]
 
@@ -236,7 +236,7 @@ def test_bench_refuses_what_it_cannot_measure(
 
 
 def test_table1_runs_every_way(capsys: pytest.CaptureFixture[str]) -> None:
-    from dsnet.runtime.bench import table1
+    from dsnet.bench.table1 import table1
 
     result = table1("ds_mobilenet_v1_tiny", repeats=2, image_size=32)
     ways = {row.way: row for row in result.rows}
@@ -246,8 +246,8 @@ def test_table1_runs_every_way(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_all_ways_of_table1_compute_the_same() -> None:
-    from dsnet.runtime.bench.candidates import eager_call, static_call
-    from dsnet.runtime.bench.table1 import indexed, masking_call
+    from dsnet.bench.candidates import eager_call, static_call
+    from dsnet.bench.table1 import indexed, masking_call
 
     net = dsnet.create_model("s_resnet50").eval()
     x = torch.randn(1, 3, 64, 64)
@@ -282,7 +282,7 @@ def test_equal_accuracy_is_interpolated_between_operating_points() -> None:
 
 
 def test_interleaving_calls_each_candidate_once_a_round() -> None:
-    from dsnet.runtime.bench.timing import interleaved, summary
+    from dsnet.bench.timing import interleaved, summary
 
     calls: list[str] = []
     times = interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 20, warmup=1)

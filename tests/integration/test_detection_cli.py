@@ -17,10 +17,11 @@ from support import drawing, randomised
 
 import dsnet
 from dsnet.cli import main
+from dsnet.models.count import count
 from dsnet.nn import RouterSpec
 from dsnet.results import Evaluation, read
+from dsnet.tasks import load as load_detector
 from dsnet.tasks import read_config
-from dsnet.tasks.detection import DetectorCost, load_detector
 from dsnet.training import Interrupted, with_fresh_router
 from dsnet.training.state import load_state
 
@@ -282,8 +283,8 @@ def test_info_reads_files(files: dict[str, str], capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--bundle"], "a detector is not exported as a bundle"),
-        (["--image_size", "96"], "--image_size is 96 but a detector keeps its own, 64"),
+        (["--bundle", "--budget", "0.5"], "a bundle takes its budget, cap and path when it runs"),
+        (["--image_size", "96"], "image_size is 96 but this detector keeps its own, 64"),
         (["--path", "9"], "9"),
         (["--path", "2", "--budget", "0.5"], "leave budget and max_width out"),
         (["--no_defaults", "--max_width", "2"], "leaves budget, cap and path to whoever runs the file"),
@@ -309,14 +310,13 @@ def test_bench_measures_widths_and_budgets(
     result = printed(capsys, *words)
     rows = result["widths"]["rows"]  # type: ignore[index]
     alone, batched = ({row["runtime"] for row in rows if row["batch"] == batch} for batch in (1, 2))
-    assert alone == {"static", "eager", "static onnx", "onnx"}
-    assert batched == {"static", "eager", "static onnx"}  # the dynamic file takes one image at a time
-    table = DetectorCost(load_detector(files[""]))
+    assert alone == batched == {"static", "eager", "runner", "static onnx", "onnx"}
+    table = count(load_detector(files[""]))
     for row in rows:
         assert row["madds"] == table.madds(row["path"])
         assert (row["ratio"] is None) == row["runtime"].startswith("static")
     routed = result["routed"]["rows"]  # type: ignore[index]
-    assert [row["name"] for row in routed] == ["eager"] * 5 + ["onnx"] * 5
+    assert [row["name"] for row in routed] == [files[""]] * 5
     assert all(row["ideal"] > 0 for row in routed)
     assert {file.name for file in tmp_path.iterdir()} == {
         "page.json",
@@ -330,9 +330,9 @@ def test_bench_measures_widths_and_budgets(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--runtimes", "runner"], "detectors are not run by 'runner'; choose from eager, onnx, openvino"),
-        (["--against", "mobilenet_v1"], "--against times networks for classification"),
-        (["--routers", "run"], "--routers compares networks for classification"),
+        (["--runtimes", "slow"], "runtime 'slow' is unknown; choose from eager, runner"),
+        (["--against", "ds_resnet50"], "has several widths; name a static network"),
+        (["--routers", "nowhere"], "nowhere/config.yaml does not exist"),
         (["--image_size", "96"], "image_size is 96 but this detector keeps its own, 64"),
         (["--paths", "7"], "7"),
     ],

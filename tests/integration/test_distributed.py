@@ -15,7 +15,7 @@ from integration.distributed_worker import STEPS, one_step
 from support import randomised
 
 import dsnet
-from dsnet.tasks.detection import load_detector
+from dsnet.tasks import load as load_detector
 
 HERE = Path(__file__).parent
 WORKER = HERE / "distributed_worker.py"

@@ -10,8 +10,8 @@ import torch
 from support import MODELS, assert_close, images, randomised, some_paths
 from torch import nn
 
-from dsnet.extraction import extract
 from dsnet.models import create_model
+from dsnet.models.extract import extract
 
 SMALL = ["ds_mobilenet_v1_tiny", "ds_resnet_tiny", "ds_efficientnet_tiny"]
 

@@ -9,12 +9,13 @@ import torch
 from support import CHOOSING, MODELS, assert_close, images, randomised, some_paths
 from torch import Tensor, nn
 
-from dsnet.cost import CostTable, _tables
-from dsnet.extraction import extract
 from dsnet.models import Supernet, create_model
+from dsnet.models.count import clear_counts, count
+from dsnet.models.extract import extract
 from dsnet.models.segment import Segment
 from dsnet.nn import SliceBatchNorm2d, SliceDepthwise, SliceGroupNorm
 from dsnet.space import WidthPath
+from dsnet.training.sgs import expected
 
 
 def one_hot_choice(net: Supernet, paths: list[WidthPath]):
@@ -179,7 +180,7 @@ def test_layers_cost_what_the_flop_counter_counts(name: str) -> None:
     with torch.device("meta"):
         net = create_model(name).eval()
     for size in (net.spec.image_size, 2 * net.spec.stride + 5):  # also sizes that no stride divides
-        table = CostTable(net, size)
+        table = count(net, size)
         for path in some_paths(net, 2):
             with FlopCounterMode(display=False) as counter:
                 net(torch.empty(1, 3, size, size, device="meta"), path)
@@ -189,19 +190,19 @@ def test_layers_cost_what_the_flop_counter_counts(name: str) -> None:
 def test_a_miscounted_layer_breaks_the_law_of_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     right = SliceDepthwise.madds
     monkeypatch.setattr(SliceDepthwise, "madds", lambda self, shape, w: right(self, shape, w) + 1)
-    _tables.cache_clear()
+    clear_counts()
     try:
         with pytest.raises(AssertionError):
             test_layers_cost_what_the_flop_counter_counts("ds_mobilenet_v1_tiny")
     finally:
-        _tables.cache_clear()
+        clear_counts()
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters_of_a_path_are_those_of_the_extracted_network(name: str) -> None:
     with torch.device("meta"):
         net = create_model(name)
-    table = CostTable(net)
+    table = count(net)
     for path in some_paths(net, 2):
         assert table.params(path) == sum(p.numel() for p in extract(net, path).parameters())
     total = sum(p.numel() for p in net.parameters())
@@ -212,17 +213,17 @@ def test_parameters_of_a_path_are_those_of_the_extracted_network(name: str) -> N
 def test_expected_cost_is_exact_on_one_hots_and_differentiable(name: str) -> None:
     with torch.device("meta"):
         net = create_model(name)
-    table = CostTable(net, 64)
+    table = count(net, 64)
     rng = random.Random(0)
     paths = [net.space.sample(rng) for _ in range(8)]
     mixes = [
-        torch.nn.functional.one_hot(torch.tensor([path[i] for path in paths]), count).float().requires_grad_()
-        for i, count in enumerate(net.spec.widths)
+        torch.nn.functional.one_hot(torch.tensor([path[i] for path in paths]), widths).float().requires_grad_()
+        for i, widths in enumerate(net.spec.widths)
     ]
     for dynamic in (False, True):
-        expected = table.expected(mixes, dynamic=dynamic)
-        assert expected.tolist() == [table.madds(path, dynamic=dynamic) for path in paths]
-    expected.sum().backward()
+        cost = expected(table, mixes, dynamic=dynamic)
+        assert cost.tolist() == [table.madds(path, dynamic=dynamic) for path in paths]
+    cost.sum().backward()
     assert all(mix.grad is not None and (mix.grad > 0).all() for mix in mixes)
 
 
@@ -230,7 +231,7 @@ def test_expected_cost_is_exact_on_one_hots_and_differentiable(name: str) -> Non
 def test_wider_costs_more(name: str) -> None:
     with torch.device("meta"):
         net = create_model(name)
-    table = CostTable(net)
+    table = count(net)
     costs = [table.madds(path) for path in net.space.uniform]
     assert costs == sorted(costs)
     assert table.slimmest == costs[0]

@@ -72,7 +72,7 @@ def test_eval_shows_and_writes_every_width(run: Path, capsys: pytest.CaptureFixt
     assert result == json.loads((run / "results" / "test.json").read_text())
     assert [row.path for row in found.rows] == [(k,) for k in range(6)]
     assert found.images == 359
-    table = dsnet.CostTable(dsnet.load(run))
+    table = dsnet.count(dsnet.load(run))
     for row in found.rows:
         assert row.madds == table.madds(row.path)
         assert 0 <= row.score.mean <= row.more["top-5"].mean <= 1
@@ -334,7 +334,7 @@ def test_predict_tells_class_path_and_cost(run: Path, tmp_path: Path, capsys) ->
     rows = json.loads(capsys.readouterr().out)
     assert [row["file"] for row in rows] == names
     net = dsnet.load(run)
-    table = dsnet.CostTable(net)
+    table = dsnet.count(net)
     for row in rows:
         assert row["madds"] == table.madds(row["path"], dynamic=True)
         assert 0 < row["confidence"] <= 1

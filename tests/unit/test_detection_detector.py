@@ -15,20 +15,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import dsnet
 from dsnet.errors import CheckpointError
-from dsnet.models import model_spec
+from dsnet.manifest import Policy
+from dsnet.models import eager, extract, model_spec, route
+from dsnet.models.count import count, count_parts
 from dsnet.nn import RouterSpec, Sliceable
 from dsnet.nn.tracing import materialise
-from dsnet.routing import Policy, Prices
-from dsnet.tasks.detection import (
-    Detector,
-    DetectorCost,
-    DetectorSpec,
-    extract_detector,
-    is_detector,
-    load_detector,
-    route_detector,
-    save_detector,
-)
+from dsnet.tasks.detection.detector import NAMED, Detector
+from dsnet.tasks.detection.spec import DetectorSpec
 
 GATE = RouterSpec("gate", "try_best")
 BACKBONES = ["ds_mobilenet_v1_small", "mobilenet_v1", "us_mobilenet_v1", "ds_resnet_tiny"]
@@ -43,12 +36,12 @@ def ends(detector: Detector) -> list[tuple[int, ...]]:
 def test_an_extracted_detector_equals_the_sliced_one(name: str, fold: bool) -> None:
     detector, x = random_detector(name), pictures()
     for path in ends(detector):
-        plain = extract_detector(detector, path, fold=fold)
+        plain = extract(detector, path, fold=fold)
         assert not any(isinstance(module, Sliceable) for module in plain.modules())
         for mine, theirs in zip(plain(x), detector(x, path), strict=True):
             assert_close(mine, theirs, 1e-6)
         params = sum(p.numel() for p in plain.parameters())
-        assert fold or params == DetectorCost(detector).params(path)
+        assert fold or params == count(detector).params(path)
 
 
 def test_parts_can_be_materialised_one_by_one() -> None:
@@ -70,7 +63,7 @@ def test_parts_can_be_materialised_one_by_one() -> None:
     end = materialise(detector, lambda maps: tuple(detector.finish({tap: maps[k] for k, tap in enumerate(taps)})))
     for mine, theirs in zip(end((first, *others)), detector(x, (3,)), strict=True):
         assert_close(mine, theirs)
-    assert_close(scores, route_detector(detector, x).scores[0])
+    assert_close(scores, route(detector, x).scores[0])
 
 
 @pytest.mark.parametrize("name", BACKBONES)
@@ -85,54 +78,54 @@ def test_several_paths_at_once_equal_each_alone(name: str) -> None:
 @pytest.mark.parametrize("lam", [-1.0, 0.0, 1.0])
 def test_grouped_routing_equals_routing_each_sample_alone(name: str, lam: float) -> None:
     detector, x = random_detector(name, router=GATE), pictures(8)
-    routed = route_detector(detector, x, Policy(lam))
+    routed = route(detector, x, Policy(lam))
     for row in range(len(x)):
-        alone = route_detector(detector, x[row : row + 1], Policy(lam))
+        alone = route(detector, x[row : row + 1], Policy(lam))
         assert torch.equal(alone.paths[0], routed.paths[row])
         assert int(alone.madds[0]) == int(routed.madds[row])
-        sliced = detector(x[row : row + 1], tuple(routed.paths[row].tolist()))
-        for mine, single, fixed in zip(routed.answer, alone.answer, sliced, strict=True):
+        with torch.no_grad():
+            sliced = detector.boxes_of(detector(x[row : row + 1], tuple(routed.paths[row].tolist())))
+        for mine, single, fixed in zip(routed.outputs.values(), alone.outputs.values(), sliced, strict=True):
             assert_close(mine[row], single[0])
             assert_close(mine[row], fixed[0])
 
 
 def test_samples_of_a_batch_take_different_ways() -> None:
     detector, x = random_detector(router=GATE), pictures(8)
-    assert len(route_detector(detector, x).paths.unique()) > 1
-    capped = route_detector(detector, x, Policy(max_width=1))
+    assert len(route(detector, x).paths.unique()) > 1
+    capped = route(detector, x, Policy(max_width=1))
     assert int(capped.paths.max()) <= 1
 
 
 @pytest.mark.parametrize("name", BACKBONES)
 def test_cost_is_what_the_flop_counter_counts(name: str) -> None:
     detector = random_detector(name)
-    table = DetectorCost(detector)
+    table = count(detector)
     for path in ends(detector):
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             detector(pictures(1), path)
         assert table.cost(path).layers == counter.get_total_flops() // 2
-        parts = table.of_parts(path)
-        assert sum(cost.madds for cost in parts.values()) == table.madds(path)
-        assert parts["backbone"].madds == table.backbone_madds(path)
+        assert sum(cost.madds for cost in count_parts(detector, path, NAMED).values()) == table.madds(path)
 
 
 def test_neck_and_heads_cost_the_same_at_every_width() -> None:
-    table = DetectorCost(random_detector())
-    slim, wide = (table.of_parts(path) for path in ((0,), (5,)))
+    detector = random_detector(router=GATE)
+    slim, wide = (count_parts(detector, path, NAMED) for path in ((0,), (5,)))
     assert slim["neck"] == wide["neck"]
     assert slim["heads"] == wide["heads"]
     assert slim["projections"].madds < wide["projections"].madds
     assert slim["backbone"].madds < wide["backbone"].madds
-    prices = Prices(table).at(0, 0)
-    assert bool((prices.diff() > 0).all())
+    prices = eager(detector).prices(64).at(0, 0)
+    assert bool((prices[1:] > prices[:-1]).all())
 
 
 def test_the_papers_detectors_cost_what_the_documentation_says() -> None:
-    dynamic = DetectorCost(DetectorSpec(model_spec("ds_mobilenet_v1", image_size=300), 20))
+    spec = DetectorSpec(model_spec("ds_mobilenet_v1", image_size=300), 20)
+    dynamic = count(spec)
     assert [round(dynamic.madds((width,)) / 1e9, 2) for width in (1, 7, 13)] == [2.56, 2.89, 3.36]
-    static = DetectorCost(DetectorSpec(model_spec("mobilenet_v1", image_size=300), 20))
+    static = count(DetectorSpec(model_spec("mobilenet_v1", image_size=300), 20))
     assert round(static.madds(()) / 1e9, 2) == 3.38
-    assert dynamic.detector.sides == (38, 19, 10, 5, 3, 1)
+    assert spec.sides == (38, 19, 10, 5, 3, 1)
 
 
 @pytest.mark.parametrize(
@@ -177,9 +170,8 @@ def test_the_backbones_batch_norm_stays_frozen() -> None:
 def test_a_saved_detector_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     detector, x = random_detector(router=GATE), pictures()
     detector.card = replace(detector.card, classes=("a", "b", "c"))
-    save_detector(detector, tmp_path)
-    assert is_detector(tmp_path)
-    loaded = load_detector(tmp_path)
+    dsnet.save(detector, tmp_path)
+    loaded = dsnet.load(tmp_path, "detection")
     assert loaded.spec == detector.spec
     assert loaded.card == detector.card
     for mine, theirs in zip(loaded.double()(x, (3,)), detector(x, (3,)), strict=True):
@@ -191,10 +183,8 @@ def test_a_saved_detector_is_the_same_bit_for_bit(tmp_path: Path) -> None:
 
 def test_files_of_other_networks_are_refused(tmp_path: Path) -> None:
     dsnet.save(dsnet.create_model("ds_mobilenet_v1_tiny"), tmp_path)
-    assert not is_detector(tmp_path)
-    assert not is_detector(tmp_path / "nothing")
     with pytest.raises(CheckpointError, match="holds a network for classification, not for detection"):
-        load_detector(tmp_path)
+        dsnet.load(tmp_path, "detection")
 
 
 def test_specs_survive_json() -> None:
@@ -223,4 +213,4 @@ def test_inputs_of_another_size_are_refused() -> None:
     with pytest.raises(ValueError, match=r"takes \[batch, 3, 64, 64\]; resize"):
         random_detector()(torch.randn(1, 3, 96, 96, dtype=torch.float64), (0,))
     with pytest.raises(ValueError, match="has not learned to route"):
-        route_detector(random_detector(), pictures())
+        route(random_detector(), pictures())

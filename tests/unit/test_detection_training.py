@@ -12,20 +12,14 @@ from detection_support import pictures, random_detector, voc_folder
 
 from dsnet.data.batches import plain_batches
 from dsnet.data.voc import DetectionDataConfig, open_detection_data
-from dsnet.nn import RouterSpec
-from dsnet.routing import Policy, calibrate
-from dsnet.tasks.detection import (
-    DetectionTraces,
-    GatesConfig,
-    GatesStage,
-    WidthsConfig,
-    WidthsStage,
-    evaluate_detector,
-    median_gap,
-    route_detector,
-)
-from dsnet.tasks.detection.average_precision import Detections
-from dsnet.tasks.detection.stages import goals
+from dsnet.manifest import Policy, RouterSpec
+from dsnet.models import eager, route
+from dsnet.predict.answers import Detections
+from dsnet.routing.budgets import calibrate
+from dsnet.routing.traces import Traces
+from dsnet.runs.evaluate import evaluate_dynamic, row_of
+from dsnet.tasks.detection.scorer import PrecisionScorer
+from dsnet.tasks.detection.stages import GatesConfig, GatesStage, WidthsConfig, WidthsStage, goals, median_gap
 from dsnet.training import OptimConfig, learning_rate
 
 EXCESS = GatesConfig(targets="excess").spec
@@ -101,60 +95,58 @@ def test_gates_with_several_choice_points_are_refused() -> None:
 
 
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> DetectionTraces:
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Traces:
     root = voc_folder(tmp_path_factory.mktemp("voc"), {"train": 4, "test": 10}, colours=("red", "blue", "green"))
     data = open_detection_data(DetectionDataConfig(root=str(root), image_size=64, calibration_share=0.5))
     detector = random_detector(router=TRY_BEST).float()
+    detector.card = replace(detector.card, classes=("a", "b", "c"))
     assert isinstance(median_gap(detector, plain_batches(data.train, 2)), float)
-    return DetectionTraces(detector, plain_batches(data.test, 4))
+    runner = eager(detector)
+    return Traces(runner, plain_batches(data.test, 4), PrecisionScorer(runner.manifest))
 
 
 @pytest.mark.parametrize("lam", [-2.0, 0.0, 2.0])
-def test_remembered_routes_are_the_real_ones(traces: DetectionTraces, lam: float) -> None:
+def test_remembered_routes_are_the_real_ones(traces: Traces, lam: float) -> None:
     outcome = traces.at(Policy(lam))
-    data = traces.scores[()]
-    assert len(outcome.paths) == len(data) == 10
+    assert len(outcome.paths) == len(traces.scores[()]) == 10
     spent = [traces.table.madds(tuple(path), dynamic=True) for path in outcome.paths.tolist()]
     assert outcome.madds.tolist() == spent
 
 
-def test_remembered_detections_are_those_of_the_chosen_width(traces: DetectionTraces) -> None:
-    outcome = traces.at(Policy(0.0))
-    for row, found in enumerate(traces.routed(outcome)):
-        assert found is traces.found[tuple(outcome.paths[row].tolist())][row]
+def test_a_perfect_detector_has_a_precision_of_one(traces: Traces) -> None:
+    scorer = traces.scorer
+    perfect = [
+        Detections(truth.boxes, torch.ones(len(truth.classes)), truth.classes) for truth in scorer.truths.values()
+    ]
+    assert scorer.precision(perfect) == (1.0, [1.0, 1.0, 1.0])
 
 
-def test_a_perfect_detector_has_a_precision_of_one(traces: DetectionTraces) -> None:
-    perfect = [Detections(truth.boxes, torch.ones(len(truth.classes)), truth.classes) for truth in traces.truths]
-    assert traces.precision(perfect) == (1.0, [1.0, 1.0, 1.0])
-
-
-def test_evaluation_has_a_row_per_width_and_per_budget(traces: DetectionTraces) -> None:
-    detector = traces.detector
-    detector.card = replace(detector.card, classes=("a", "b", "c"), budgets=calibrate(traces, 5))
-    result = evaluate_detector(traces, split="test")
-    assert [row.path for row in result.rows] == [(width,) for width in range(6)]
-    assert all(sum(row.parts.values()) == row.madds for row in result.rows)
-    assert all(list(row.more) == ["a", "b", "c"] for row in result.rows)
-    assert result.dynamic is not None
-    assert [row.name for row in result.dynamic.rows] == ["S", "M", "L"]
-    madds = [row.madds.mean for row in result.dynamic.rows]
+def test_evaluation_has_a_row_per_width_and_per_budget(traces: Traces) -> None:
+    detector = traces.runner.parts.owner
+    detector.card = replace(detector.card, budgets=calibrate(traces, 5))
+    rows = [row_of(traces, path) for path in detector.space.uniform]
+    assert all(sum(row.parts.values()) == row.madds for row in rows)
+    assert all(list(row.more) == ["a", "b", "c"] for row in rows)
+    dynamic = evaluate_dynamic(traces)
+    assert [row.name for row in dynamic.rows] == ["S", "M", "L"]
+    madds = [row.madds.mean for row in dynamic.rows]
     assert madds == sorted(madds)
-    assert all(sum(row.gates[0].shares) == pytest.approx(1) for row in result.dynamic.rows)
-    assert all(row.p50.mean <= row.p95.mean for row in result.dynamic.rows)
-    assert all(row.gain.mean == 100 * (row.score.mean - row.hull.mean) for row in result.dynamic.rows)
-    capped = evaluate_detector(traces, split="test", budgets=[1.0], max_width=0).dynamic
-    assert capped is not None
-    assert capped.rows[0].name == "1.0"
-    assert capped.rows[0].gates[0].shares == (1, 0, 0, 0, 0, 0)
+    assert all(sum(row.gates[0].shares) == pytest.approx(1) for row in dynamic.rows)
+    assert all(row.p50.mean <= row.p95.mean for row in dynamic.rows)
+    assert all(row.gain.mean == 100 * (row.score.mean - row.hull.mean) for row in dynamic.rows)
+    assert dynamic.auc is None
+    assert not dynamic.difficulty
+    (capped,) = evaluate_dynamic(traces, [1.0], max_width=0).rows
+    assert capped.name == "1.0"
+    assert capped.gates[0].shares == (1, 0, 0, 0, 0, 0)
 
 
-def test_routing_and_traces_agree(traces: DetectionTraces, tmp_path: Path) -> None:
+def test_routing_and_traces_agree(traces: Traces, tmp_path: Path) -> None:
     root = voc_folder(tmp_path, {"train": 4, "test": 10}, colours=("red", "blue", "green"))
     data = open_detection_data(DetectionDataConfig(root=str(root), image_size=64, calibration_share=0.5))
     batch = next(plain_batches(data.test, 10))
-    routed = route_detector(traces.detector, batch.images, Policy(0.0))
-    assert torch.equal(routed.paths, traces.at(Policy(0.0)).paths)
+    routed = route(traces.runner.parts.owner, batch.images, Policy(0.0))
+    assert routed.paths.tolist() == traces.at(Policy(0.0)).paths.tolist()
 
 
 def test_the_papers_schedule_falls_at_its_milestones() -> None:

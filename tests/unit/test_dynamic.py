@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
-import torch
-from unit.test_routing import ROUTERS, router_net, traces_on
+from support import ROUTERS, router_net, traces_on
 
-from dsnet.evaluate import evaluate_dynamic, examples
-from dsnet.evaluate.dynamic import auc, concave, difficulties, health, histograms, hull, oracle, row_of
-from dsnet.results import BudgetRow, Point, Stat
-from dsnet.routing import Policy, calibrate
+from dsnet.manifest import Policy, Router, RouterSpec
+from dsnet.results import BudgetRow, Point, Stat, concave
+from dsnet.routing.budgets import calibrate
+from dsnet.routing.traces import auc
+from dsnet.runs.evaluate import belief, budget_row, difficulties, evaluate_dynamic, health, histograms, hull, oracle
+from dsnet.space import WidthSpace
 
 
 def fake(right: list[list[int]], madds: list[int]) -> SimpleNamespace:
     """Traces of a network with one choice point; right[k][n]: is width k right on image n?"""
-    paths = [(k,) for k in range(len(madds))]
-    table = SimpleNamespace(madds=lambda path: madds[path[0]])
-    net = SimpleNamespace(
-        space=SimpleNamespace(uniform=paths),
-        candidates=paths,
-        routing=SimpleNamespace(widest=paths[-1]),
-        spec=SimpleNamespace(widths=(3,)),
+    space = WidthSpace.full([len(madds)])
+    table = SimpleNamespace(madds=lambda path: madds[path[0]], steps=[[range(len(madds))]])
+    answers = {path: np.array(right[path[0]], bool) for path in space}
+    return SimpleNamespace(
+        manifest=SimpleNamespace(space=space),
+        router=Router(RouterSpec(), space),
+        table=table,
+        right=lambda path: answers[path],
+        scorer=SimpleNamespace(right=lambda path: answers[path]),
     )
-    answers = {path: torch.tensor(right[path[0]], dtype=torch.bool) for path in paths}
-    return SimpleNamespace(net=net, table=table, right=lambda path: answers[path])
 
 
 def test_the_hull_is_concave_and_rises() -> None:
@@ -52,25 +55,25 @@ def test_difficulty_and_oracle_by_hand() -> None:
 
 
 def test_auc_counts_pairs() -> None:
-    scores = torch.tensor([0.1, 0.4, 0.4, 0.8, 0.3])
-    positive = torch.tensor([False, True, False, True, False])
+    scores = np.array([0.1, 0.4, 0.4, 0.8, 0.3])
+    positive = np.array([False, True, False, True, False])
     wins = sum((p > n) + 0.5 * (p == n) for p in scores[positive].tolist() for n in scores[~positive].tolist())
     assert auc(scores, positive) == pytest.approx(wins / 6)
-    assert auc(scores, torch.ones(5, dtype=torch.bool)) == 0.5
+    assert auc(scores, np.ones(5, bool)) == 0.5
 
 
 def test_histograms_and_health() -> None:
-    net = SimpleNamespace(spec=SimpleNamespace(widths=(3, 2), routing=((0, 1, 2), (0, 1))))
-    gates = histograms(net, torch.tensor([[0, 1], [0, 1], [2, 1], [2, 1]]))
+    traces = SimpleNamespace(table=SimpleNamespace(steps=[[range(3)], [range(2)]]))
+    gates = histograms(traces, np.array([[0, 1], [0, 1], [2, 1], [2, 1]]))
     assert [gate.shares for gate in gates] == [(0.5, 0, 0.5), (0, 1)]
     assert [gate.entropy for gate in gates] == [pytest.approx(1.0), pytest.approx(0.0)]
     none = Stat(0.0)
     row = BudgetRow("", 0.0, 0.0, "", none, none, none, none, none, none, None, gates)
-    (warning,) = health(net, row, "without a budget")
+    (warning,) = health(Router(RouterSpec(), WidthSpace(((0, 1, 2), (0, 1)))), row, "without a budget")
     assert "gate 1 sends 100.0% of the images to width 1" in warning
     assert "use sgs.router slim_first" in warning
-    net.spec.routing = ((0, 1, 2), (1,))  # a gate without a choice cannot collapse
-    assert not health(net, row, "without a budget")
+    lone = Router(RouterSpec(), WidthSpace(((0, 1, 2), (1,))))  # a gate without a choice cannot collapse
+    assert not health(lone, row, "without a budget")
 
 
 @pytest.mark.parametrize("router", ROUTERS, ids=lambda r: f"{r.kind}-{r.targets}")
@@ -78,26 +81,27 @@ def test_histograms_and_health() -> None:
 def test_a_result_is_consistent_with_its_traces(name: str, router: object) -> None:
     net = router_net(name, router)
     traces = traces_on(net, 60)
-    net.card = type(net.card)(budgets=calibrate(traces), preprocessing=net.card.preprocessing)
+    net.card = replace(net.card, budgets=calibrate(traces))
     result = evaluate_dynamic(traces, [1.0, 0.6, 0.3])
     for row in result.rows:
         outcome = traces.at(Policy(row.lam))
-        assert row.score.mean == pytest.approx(outcome.correct.double().mean().item())
-        assert row.madds.mean == pytest.approx(outcome.madds.double().mean().item())
+        assert row.score.mean == pytest.approx(traces.score(outcome))
+        assert row.madds.mean == pytest.approx(outcome.spent)
         groups = [(result.difficulty[key], part.madds) for key, part in row.groups.items()]
         assert sum(share * (madds or 0) for share, madds in groups) == pytest.approx(row.madds.mean)
-    shown = examples(traces, Policy(result.rows[1].lam))
+    middle = traces.at(Policy(result.rows[1].lam))
+    right = traces.correct(middle)
+    shown = traces.scorer.examples(traces, middle, belief(traces))
     for name in ("slimmest", "widest"):
         group = [example for example in shown if example.group == name]
-        middle = traces.at(Policy(result.rows[1].lam))
-        costs = middle.madds.sort(descending=name == "widest").values[: len(group)].tolist()
+        costs = sorted(middle.madds.tolist(), reverse=name == "widest")[: len(group)]
         assert len(group) == 12
         assert [traces.table.madds(example.path, dynamic=True) for example in group] == costs
         for example in group:
-            place = int((traces.ids == example.id).nonzero())
+            place = int(np.flatnonzero(traces.ids == example.id)[0])
             assert example.path == tuple(middle.paths[place].tolist())
-            assert example.label == traces.labels[place]
-            assert (example.answer == example.label) == bool(middle.correct[place])
+            assert example.label == traces.scorer.labels[place]
+            assert (example.answer == example.label) == bool(right[place])
     assert sum(one.images for one in result.classes) == len(traces)
     for number, row in enumerate(result.rows):
         scores = sum(one.images * (one.scores[number] or 0) for one in result.classes) / 60
@@ -109,5 +113,5 @@ def test_a_result_is_consistent_with_its_traces(name: str, router: object) -> No
     assert result.as_trained is not None
     assert result.as_trained.lam == 0
     assert result == evaluate_dynamic(traces, [1.0, 0.6, 0.3])
-    difference = row_of(traces, Policy(0.1), difficulties(traces))
+    difference = budget_row(traces, Policy(0.1), difficulties(traces))
     assert difference.gain.mean == pytest.approx(100 * (difference.score.mean - difference.hull.mean))

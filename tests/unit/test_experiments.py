@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from dsnet.evaluate.uniform import METRIC
 from dsnet.experiments import EXPERIMENTS, SCALES, measures
 from dsnet.experiments.catalogue.networks import MBNET, RESNET
 from dsnet.experiments.catalogue.routers import PAPER_GATES
@@ -22,6 +21,7 @@ from dsnet.experiments.run import cells_of, flat_list
 from dsnet.layers import flat, nested, packaged, read_yaml
 from dsnet.results import BudgetRow, Dynamic, Evaluation, Made, PathRow, Stat, write
 from dsnet.tasks import read_config
+from dsnet.tasks.classification.accuracy import METRIC
 from dsnet.tasks.classification.config import ClassificationConfig
 
 ROOT = Path(__file__).parents[2]

@@ -18,9 +18,9 @@ import dsnet
 from dsnet import hub
 from dsnet.checkpoint import MODEL, WEIGHTS
 from dsnet.errors import CheckpointError
-from dsnet.evaluate.uniform import METRIC
 from dsnet.models import Budget, Supernet
 from dsnet.results import Evaluation, Made, PathRow, Stat, write
+from dsnet.tasks.classification.accuracy import METRIC
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -4,52 +4,54 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from support import CHOOSING, assert_close, images, randomised, router_net, side, varied
-from torch import Tensor
+from support import (
+    CHOOSING,
+    ROUTERS,
+    assert_close,
+    images,
+    prices_of,
+    randomised,
+    router_net,
+    side,
+    traces_on,
+    varied,
+)
 
-from dsnet.cost import CostTable
-from dsnet.data.dataset import Batch
 from dsnet.errors import RoutingError
-from dsnet.models import Budget, Supernet
+from dsnet.manifest import Policy
+from dsnet.models import Budget, route
+from dsnet.models.count import count
 from dsnet.nn import RouterSpec
-from dsnet.routing import Policy, Prices, Traces, calibrate, decide, fit_threshold, parse_budget, policy_for, route
+from dsnet.routing.budgets import calibrate, fit_threshold, parse_budget, policy_for
+from dsnet.routing.policy import decide
+from dsnet.tasks import threshold_width
+from dsnet.training.sgs import expected
 
 GATED = [name for name in CHOOSING if name.startswith("ds_")]
 TINY = [name for name in GATED if name.endswith("tiny")]
 SMALL = ["ds_mobilenet_v1_tiny", "ds_resnet_tiny"]
-ROUTERS = [RouterSpec("gate"), RouterSpec("slim_first", "correctness"), RouterSpec("slim_first", "kl")]
-
-
-def load_from(x: Tensor, labels: Tensor):
-    return lambda ids: Batch(x[ids], labels[ids], ids)
-
-
-def traces_on(net: Supernet, count: int = 40, seed: int = 1) -> Traces:
-    x = varied(net, count, seed)
-    labels = torch.randint(7, (count,), generator=torch.Generator().manual_seed(seed))
-    load = load_from(x, labels)
-    return Traces(net, (load(part) for part in torch.arange(count).split(16)), load, image_size=side(net))
 
 
 # decide
 
 
 def test_decide_takes_the_best_score_less_its_price() -> None:
-    scores, prices = torch.tensor([[0.1, 0.5, 0.6]]), torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
+    scores, prices = np.float32([[0.1, 0.5, 0.6]]), np.array([0.0, 0.5, 1.0])
     assert decide(scores, prices, Policy(0.0)).item() == 2
     assert decide(scores, prices, Policy(0.3)).item() == 1  # 0.1, 0.35, 0.3
     assert decide(scores, prices, Policy(2.0)).item() == 0
-    assert decide(torch.zeros(1, 3), prices, Policy(0.0)).item() == 0  # equal: the slimmest
+    assert decide(np.zeros((1, 3)), prices, Policy(0.0)).item() == 0  # equal: the slimmest
     assert decide(scores, prices, Policy(-5.0)).item() == 2
-    assert decide(scores, prices, Policy(0.0), torch.tensor([True, True, False])).item() == 1
+    assert decide(scores, prices, Policy(0.0), np.array([True, True, False])).item() == 1
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_scores_that_are_not_finite_never_route(bad: float) -> None:
     with pytest.raises(RoutingError, match="scores of 1 of 2 inputs are not finite"):
-        decide(torch.tensor([[0.0, 1.0], [bad, 1.0]]), torch.zeros(2), Policy())
+        decide(np.array([[0.0, 1.0], [bad, 1.0]]), np.zeros(2), Policy())
     net = router_net("ds_mobilenet_v1_tiny", ROUTERS[1])
     x = images(net)
     x[1, 0, 0, 0] = torch.nan
@@ -60,8 +62,8 @@ def test_scores_that_are_not_finite_never_route(bad: float) -> None:
 @pytest.mark.parametrize("name", GATED)
 def test_prices_are_the_cost_of_going_on_uniformly(name: str) -> None:
     net = router_net(name, RouterSpec("gate"))
-    table = CostTable(net, side(net))
-    prices = Prices(table)
+    table = count(net, side(net))
+    prices = prices_of(net, side(net))
     width = net.spec.widths[0] - 1
     uniform = (width,) * len(net.space)
     start = table.madds(uniform, dynamic=True) - table.front.madds - table.routers[0][0].madds
@@ -77,7 +79,7 @@ def test_prices_are_the_cost_of_going_on_uniformly(name: str) -> None:
 @pytest.mark.parametrize("name", [*SMALL, "us_mobilenet_v1", "ds_efficientnet_tiny"])
 def test_a_probe_is_always_charged_and_what_is_shared_only_once(name: str) -> None:
     net = router_net(name, RouterSpec("slim_first", "correctness"))
-    table = CostTable(net, side(net))
+    table = count(net, side(net))
     slimmest, *wider = net.candidates
     head = net.probe.madds()
     assert head == (7 + 7 + 1) * 32 + 32 * len(net.candidates)
@@ -86,10 +88,10 @@ def test_a_probe_is_always_charged_and_what_is_shared_only_once(name: str) -> No
         extra = table.madds(path, dynamic=True) - table.madds(slimmest, dynamic=True)
         assert extra == table.madds(path) - table.shared.madds
         mixes = [torch.eye(k)[[w]] for k, w in zip(net.spec.widths, path, strict=True)]
-        assert table.expected(mixes).item() == table.madds(path, dynamic=True)
+        assert expected(table, mixes).item() == table.madds(path, dynamic=True)
     mixes = [torch.eye(k)[[w]] for k, w in zip(net.spec.widths, slimmest, strict=True)]
-    assert table.expected(mixes).item() == table.madds(slimmest, dynamic=True)
-    static = CostTable(replace(net.spec, router=None), side(net))
+    assert expected(table, mixes).item() == table.madds(slimmest, dynamic=True)
+    static = count(replace(net.spec, router=None), side(net))
     assert all(table.madds(path) == static.madds(path) for path in net.candidates)
 
 
@@ -100,7 +102,7 @@ def test_what_all_paths_share_is_what_enter_runs(name: str) -> None:
     net = router_net(name, RouterSpec("slim_first", "correctness"))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         net.enter(images(net, 1))
-    assert CostTable(net, side(net)).shared.layers == counter.get_total_flops() // 2
+    assert count(net, side(net)).shared.layers == counter.get_total_flops() // 2
 
 
 # route
@@ -109,14 +111,14 @@ def test_what_all_paths_share_is_what_enter_runs(name: str) -> None:
 @pytest.mark.parametrize("router", ROUTERS, ids=lambda r: f"{r.kind}-{r.targets}")
 @pytest.mark.parametrize("name", TINY)
 def test_routing_a_batch_equals_running_every_sample_alone(name: str, router: RouterSpec) -> None:
-    count = 24
+    samples = 24
     net = router_net(name, router)
-    x = varied(net, count)
-    table = CostTable(net, side(net))
+    x = varied(net, samples)
+    table = count(net, side(net))
     policy = Policy()
     routed = route(net, x, policy)
     assert len(routed.paths.unique(dim=0)) > 1, "the test needs samples that take different paths"
-    for row in range(count):
+    for row in range(samples):
         path = tuple(routed.paths[row].tolist())
         assert path in net.routing
         assert routed.madds[row] == table.madds(path, dynamic=True)
@@ -171,12 +173,12 @@ def test_an_unrouted_network_says_so() -> None:
 def test_traces_tell_what_route_does(name: str, router: RouterSpec) -> None:
     net = router_net(name, router)
     traces = traces_on(net)
-    batch = traces.load(torch.arange(40))
+    batch = traces.load(np.arange(40))
     for policy in (Policy(), Policy(0.5), Policy(-2.0), Policy(5.0), Policy(0.2, 1)):
         outcome, routed = traces.at(policy), route(net, batch.images, policy)
-        assert torch.equal(outcome.paths, routed.paths)
-        assert torch.equal(outcome.madds, routed.madds)
-        assert torch.equal(outcome.correct, routed.logits.argmax(1) == batch.labels)
+        assert np.array_equal(outcome.paths, routed.paths)
+        assert np.array_equal(outcome.madds, routed.madds)
+        assert np.array_equal(traces.correct(outcome), routed.logits.argmax(1) == batch.labels)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -189,19 +191,19 @@ def test_budgets_are_met_on_the_images_they_were_calibrated_on(name: str, router
     assert [row.madds for row in rows] == sorted(row.madds for row in rows)
     net.card = replace(net.card, budgets=rows)
     for row in rows:
-        policy = policy_for(net, row.madds, image_size=side(net))
+        policy = policy_for(net.manifest(side(net)), row.madds)
         outcome = traces.at(policy)
-        assert outcome.madds.double().mean().item() == pytest.approx(row.madds, rel=1e-6)
-        assert outcome.correct.double().mean().item() == pytest.approx(row.accuracy)
+        assert outcome.spent == pytest.approx(row.madds, rel=1e-6)
+        assert traces.score(outcome) == pytest.approx(row.accuracy)
     middle = (rows[3].madds + rows[4].madds) / 2 if len(rows) > 4 else rows[1].madds
-    spent = traces.at(policy_for(net, middle, image_size=side(net))).madds.double().mean().item()
+    spent = traces.at(policy_for(net.manifest(side(net)), middle)).spent
     assert rows[2].madds <= spent <= rows[-1].madds
 
 
 def test_the_threshold_router_escalates_below_one_probability_to_one_width() -> None:
     net = router_net("ds_mobilenet_v1_tiny", RouterSpec("threshold"))
     traces = traces_on(net, 60)
-    fit_threshold(traces)
+    fit_threshold(traces, threshold_width(net, traces))
     chosen = int(net.probe.width)
     for lam in (-2e5, -1.0, 2e5):
         assert set(traces.at(Policy(lam)).paths[:, 0].tolist()) <= {0, chosen}
@@ -217,7 +219,7 @@ def test_the_threshold_router_escalates_below_one_probability_to_one_width() -> 
 
 def test_budgets_are_understood_clamped_and_interpolated() -> None:
     net = router_net("ds_mobilenet_v1_tiny", ROUTERS[1])
-    table = CostTable(net)
+    table = count(net)
     assert parse_budget("1.5M", table) == 1.5e6
     assert parse_budget("300k", table) == 3e5
     assert parse_budget("0.002B", table) == 2e6
@@ -228,17 +230,17 @@ def test_budgets_are_understood_clamped_and_interpolated() -> None:
         with pytest.raises(RoutingError, match="is not understood; write MAdds such as 150M"):
             parse_budget(bad, table)
     with pytest.raises(RoutingError, match="has no calibrated budgets"):
-        policy_for(net, "1M")
+        policy_for(net.manifest(), "1M")
     rows = [Budget(1e6 + 1e5 * step, 2.0 - 0.1 * step, 0.5, 32) for step in range(11) if step not in (7, 8)]
     net.card = replace(net.card, budgets=tuple(rows))
-    assert policy_for(net, "1.25M").lam == pytest.approx(1.75)
-    assert policy_for(net, "1.25M", max_width=3) == Policy(policy_for(net, "1.25M").lam, 3)
-    assert policy_for(net, "1.85M").lam == rows[6].lam  # in a gap: the cheaper neighbour
-    assert policy_for(net, "1.9M").lam == rows[7].lam
-    low, high = policy_for(net, "10k"), policy_for(net, "3M")
+    assert policy_for(net.manifest(), "1.25M").lam == pytest.approx(1.75)
+    assert policy_for(net.manifest(), "1.25M", max_width=3) == Policy(policy_for(net.manifest(), "1.25M").lam, 3)
+    assert policy_for(net.manifest(), "1.85M").lam == rows[6].lam  # in a gap: the cheaper neighbour
+    assert policy_for(net.manifest(), "1.9M").lam == rows[7].lam
+    low, high = policy_for(net.manifest(), "10k"), policy_for(net.manifest(), "3M")
     assert (low.lam, high.lam) == (rows[0].lam, rows[-1].lam)
     assert "budget 3M is out of reach: on average this router spends 1M to 2M MAdds; taking 2M" in high.note
     with pytest.raises(RoutingError, match=r"calibrated for image sizes \[32\] but not for 64"):
-        policy_for(net, "1M", image_size=64)
+        policy_for(net.manifest(), "1M", image_size=64)
     with pytest.raises(RoutingError, match="max_width is -1"):
-        policy_for(net, max_width=-1)
+        policy_for(net.manifest(), max_width=-1)

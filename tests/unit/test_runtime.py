@@ -15,15 +15,17 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from support import MODELS, assert_close, randomised, side, some_paths, varied
+from support import MODELS, assert_close, prices_of, randomised, side, some_paths, varied
 from torch import Tensor
 
-from dsnet import DynamicRunner, OnnxRunner, export_bundle, export_onnx, open_runner, save
+from dsnet import DynamicRunner, export_bundle, export_onnx, open_runner, route, save
 from dsnet.errors import CheckpointError, RoutingError
-from dsnet.models import Budget, Card, Preprocessing, Supernet
+from dsnet.manifest import Policy
+from dsnet.models import Budget, Card, Preprocessing, Supernet, count
 from dsnet.nn import Gate, RouterSpec, SlimFirstHead, ThresholdHead
-from dsnet.routing import Policy, Prices, Routed, route
-from dsnet.runtime import Runner
+from dsnet.routing.route import Routed
+from dsnet.runtime.onnx import open_onnx
+from dsnet.runtime.runner import Runner
 from dsnet.training import recalibrate, with_fresh_router
 
 SMALL = ["ds_mobilenet_v1_tiny", "ds_resnet_tiny"]
@@ -76,17 +78,18 @@ def routed_net(name: str, router: RouterSpec, *, routing: object = None) -> Supe
 def runners(net: Supernet, folder: Path) -> Iterator[Runner]:
     size = side(net)
     yield DynamicRunner(net)
-    yield OnnxRunner(export_onnx(net, folder / "dynamic.onnx", image_size=size), threads=1)
-    yield OnnxRunner(export_bundle(net, folder / "bundle", image_size=size), threads=1)
+    yield open_onnx(export_onnx(net, folder / "dynamic.onnx", image_size=size), threads=1)
+    yield open_onnx(export_bundle(net, folder / "bundle", image_size=size), threads=1)
 
 
 def clear(net: Supernet, routed: Routed, policy: Policy) -> Tensor:
     """Samples whose decisions are not close: the best two values differ by more than rounding can."""
-    prices = Prices.of(net, side(net))
+    prices = prices_of(net, side(net))
     clear = torch.ones(len(routed.logits), dtype=torch.bool)
     for point, scores in enumerate(routed.scores):
         for row, path in enumerate(routed.paths.tolist()):
-            values = scores[row].double() - policy.lam * prices.at(point, path[point - 1] if point else 0)
+            at = torch.from_numpy(prices.at(point, path[point - 1] if point else 0))
+            values = scores[row].double() - policy.lam * at
             best = values.topk(2).values
             clear[row] &= bool(best[0] - best[1] > 1e-5)
     return clear
@@ -95,7 +98,7 @@ def clear(net: Supernet, routed: Routed, policy: Policy) -> Tensor:
 def lambdas(net: Supernet, x: Tensor) -> list[float]:
     """Two prices, exact in single precision: those that spread the images over most paths without ties."""
     if isinstance(net.probe, ThresholdHead):
-        top, price = route(net, x).scores[0][:, 0], Prices.of(net, side(net)).at(0, 0)[2]
+        top, price = route(net, x).scores[0][:, 0], prices_of(net, side(net)).at(0, 0)[2]
         return [float(np.float32((1 - top.quantile(share)) / price)) for share in (0.3, 0.6)]
     sizes = (0.05, 0.1, 0.2, 0.4, 0.6, 0.9, 1.5)
     found = [0.0, *(float(np.float32(sign * size)) for sign in (-1, 1) for size in sizes)]
@@ -138,7 +141,7 @@ def test_all_runners_agree_with_the_network(name: str, router: RouterSpec, tmp_p
 def pinned_paths(runner: Runner) -> list[tuple[int, ...]]:
     """Paths that reach every width of every choice point."""
     held = list(runner.paths)
-    uniform = [path for path in runner.space.uniform if path in held]
+    uniform = [path for path in runner.manifest.space.uniform if path in held]
     return uniform + [path for path in held if path not in uniform][:: max(1, len(held) // 4)]
 
 
@@ -163,8 +166,8 @@ def test_a_static_file_is_its_path_for_any_batch(name: str, tmp_path: Path) -> N
     x = varied(net, 3).float()
     for path in some_paths(net, 1):
         file = export_onnx(net, tmp_path / "static.onnx", path=path, image_size=side(net))
-        runner = OnnxRunner(file, threads=1)
-        assert runner.kind == "static"
+        runner = open_onnx(file, threads=1)
+        assert runner.manifest.kind == "static"
         for batch in (1, 3):
             with torch.no_grad():
                 assert_close(runner(x[:batch], path=path).logits, net(x[:batch], path), 1e-4)
@@ -175,13 +178,13 @@ def test_a_network_without_a_router_becomes_a_file_of_widths(name: str, tmp_path
     net = randomised(name).float()
     x = varied(net, 1).float()
     file = export_onnx(net, tmp_path / "widths.onnx", image_size=side(net))
-    runner = OnnxRunner(file, threads=1)
-    assert not runner.routes
+    runner = open_onnx(file, threads=1)
+    assert not runner.manifest.routes
     for path in (net.space.slimmest, net.space.widest):
         assert_close(runner(x, path=path).logits, net(x, path).detach(), 1e-4)
     path, madds = session(file).run(["path", "madds"], {"image": x.numpy()})
     assert tuple(path) == net.space.widest
-    assert int(madds) == Prices.of(net, side(net)).table.madds(net.space.widest)
+    assert int(madds) == count(net, side(net)).madds(net.space.widest)
     with pytest.raises(ValueError, match="has not learned to route"):
         runner(x)
 
@@ -193,7 +196,7 @@ def session(file: Path) -> onnxruntime.InferenceSession:
 
 
 def with_budgets(net: Supernet, size: int) -> Supernet:
-    table = Prices.of(net, size).table
+    table = count(net, size)
     ends = ((net.candidates[0], 0.5), (net.candidates[-1], -0.5))
     budgets = tuple(Budget(table.madds(path, dynamic=True), lam, 0.5, size) for path, lam in ends)
     net.card = Card(tuple("abcdefg"), Preprocessing(crop=0.9, interpolation="bicubic"), budgets)
@@ -225,7 +228,7 @@ def test_a_restricted_routing_space_is_all_that_a_file_holds(tmp_path: Path) -> 
     whole = export_onnx(routed_net("ds_mobilenet_v1_tiny", GATE), tmp_path / "whole.onnx", image_size=side(net))
     for runner in runners(net, tmp_path):
         assert {path[0] for path in runner.run(x, Policy(lambdas(net, x)[0])).paths.tolist()} <= {1, 3, 4}
-        if isinstance(runner, OnnxRunner):
+        if runner.manifest.kind != "live":
             assert list(runner.paths) == [(1,), (3,), (4,)]
             with pytest.raises(ValueError, match=r"path \(0,\) is not in this file, which holds 3 paths"):
                 runner(x, path=(0,))
@@ -242,12 +245,14 @@ def test_the_model_card_is_inside(tmp_path: Path) -> None:
         export_bundle(net, tmp_path / "bundle", image_size=32),
     ):
         runner = open_runner(where)
-        assert isinstance(runner, OnnxRunner)
-        assert runner.spec == net.spec
-        assert runner.card == net.card
+        live, held = net.manifest(32), runner.manifest
+        assert (held.costs, held.routers, held.widths) == (live.costs, live.routers, live.widths)
+        assert (held.classes, held.preprocessing) == (net.card.classes, net.card.preprocessing)
+        assert held.routers[0].budgets == net.card.budgets
     about = session(tmp_path / "a.onnx").get_modelmeta().custom_metadata_map
     assert json.loads(about["classes"]) == list("abcdefg")
-    assert json.loads(about["widths"])[-1] == {"path": [3, 3, 3, 3], "madds": Prices.of(net, 32).table.widest}
+    widest = json.loads(about["dsnet.manifest"])["widths"][-1]
+    assert (widest["path"], widest["madds"]) == ([3, 3, 3, 3], prices_of(net, 32).table.widest)
     assert json.loads(about["budgets"])[0]["lam"] == 0.5
     assert about["image_size"] == "32"
 
@@ -401,12 +406,12 @@ def test_wrong_inputs_get_one_clear_error(tmp_path: Path) -> None:
     x = varied(net, 2).float()
     holed = x.clone()
     holed[1, 0, 0, 0] = torch.nan
-    static = OnnxRunner(export_onnx(net, tmp_path / "static.onnx", path=(2,), image_size=size))
+    static = open_onnx(export_onnx(net, tmp_path / "static.onnx", path=(2,), image_size=size))
     for runner in runners(net, tmp_path):
         for bad, message in (
             (x[0], "takes \\[batch, 3, height, width\\]"),
             (x[:, :2], "takes \\[batch, 3, height, width\\]"),
-            (x.double(), "input is torch.float64 but"),
+            (x.double(), "input is float64 but"),
             ((255 * x).to(torch.uint8), "normalise it as the model's card says"),
             (holed, "1 of 2 inputs hold NaN or infinite values"),
         ):
@@ -418,9 +423,9 @@ def test_wrong_inputs_get_one_clear_error(tmp_path: Path) -> None:
             runner(x, budget=0.5)
         with pytest.raises(ValueError, match="9"):
             runner(x, path=(9,))
-        if isinstance(runner, OnnxRunner):
+        if runner.manifest.kind != "live":
             larger = torch.zeros(1, 3, 2 * size, 2 * size)
-            with pytest.raises(ValueError, match=f"was exported for {size}; resize it, or export again"):
+            with pytest.raises(ValueError, match=f"takes {size}; resize it, or export again"):
                 runner(larger)
     with pytest.raises(ValueError, match="holds one path and cannot route"):
         static(x)
@@ -440,7 +445,7 @@ def test_wrong_files_get_one_clear_error(tmp_path: Path) -> None:
     for prop in newer.metadata_props:
         prop.value = "99" if prop.key == "dsnet.format" else prop.value
     for prop in damaged.metadata_props:
-        prop.value = "[" if prop.key == "classes" else prop.value
+        prop.value = "[" if prop.key == "dsnet.manifest" else prop.value
     for name, proto in (("foreign", foreign), ("newer", newer), ("damaged", damaged)):
         onnx.save(proto, tmp_path / f"{name}.onnx")
     for file, message in (
@@ -448,11 +453,11 @@ def test_wrong_files_get_one_clear_error(tmp_path: Path) -> None:
         ("truncated.onnx", "cannot be read as an ONNX file"),
         ("text.onnx", "cannot be read as an ONNX file"),
         ("foreign.onnx", "was not written by dsnet"),
-        ("newer.onnx", "is of format 99, this dsnet reads 1"),
+        ("newer.onnx", "is of format 99, this dsnet reads 2; export it again"),
         ("damaged.onnx", "damaged model card"),
     ):
         with pytest.raises(CheckpointError, match=message):
-            OnnxRunner(tmp_path / file)
+            open_onnx(tmp_path / file)
 
 
 def test_a_damaged_bundle_gets_one_clear_error(tmp_path: Path) -> None:
@@ -461,14 +466,14 @@ def test_a_damaged_bundle_gets_one_clear_error(tmp_path: Path) -> None:
     bundle = export_bundle(net, tmp_path / "bundle", image_size=side(net))
     (bundle / "rest.0.2.onnx").unlink()
     with pytest.raises(CheckpointError, match=r"rest\.0\.2\.onnx does not exist"):
-        OnnxRunner(bundle)(x, path=(2,))
+        open_onnx(bundle)(x, path=(2,))
     with (bundle / "weights.bin").open("r+b") as stream:
         stream.truncate(5000)
     with pytest.raises(CheckpointError, match="has 5000 bytes instead of"):
-        OnnxRunner(bundle)
+        open_onnx(bundle)
     (bundle / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match="is not a bundle"):
-        OnnxRunner(bundle)
+        open_onnx(bundle)
     other = tmp_path / "photos"
     other.mkdir()
     (other / "cat.jpg").write_bytes(b"")
@@ -504,7 +509,7 @@ def test_a_run_folder_opens_as_a_runner(tmp_path: Path) -> None:
     assert isinstance(runner, DynamicRunner)
     x = varied(net, 2).float()
     assert_close(runner(x, path=(1,)).logits, net(x, (1,)).detach(), 1e-4)
-    assert replace(runner.card, budgets=()) == replace(net.card, budgets=())
+    assert runner.manifest.classes == net.card.classes
 
 
 def test_a_file_keeps_to_what_it_was_exported_with(tmp_path: Path) -> None:
@@ -513,10 +518,10 @@ def test_a_file_keeps_to_what_it_was_exported_with(tmp_path: Path) -> None:
     net = with_budgets(net, size)
     x = varied(net, 6).float()
     reference = DynamicRunner(net)
-    cheap = OnnxRunner(export_onnx(net, tmp_path / "cheap.onnx", image_size=size, budget=0.3, max_width=2))
+    cheap = open_onnx(export_onnx(net, tmp_path / "cheap.onnx", image_size=size, budget=0.3, max_width=2))
     assert torch.equal(cheap(x).paths, reference(x, budget=0.3, max_width=2).paths)
     assert torch.equal(cheap(x, budget=0.8).paths, reference(x, budget=0.8, max_width=2).paths)
-    bare = OnnxRunner(export_onnx(net, tmp_path / "bare.onnx", image_size=size, defaults=False))
+    bare = open_onnx(export_onnx(net, tmp_path / "bare.onnx", image_size=size, defaults=False))
     assert torch.equal(bare(x).paths, reference(x).paths)
     assert_close(bare(x, path=(1,)).logits, net(x, (1,)).detach(), 1e-4)
 
@@ -556,7 +561,7 @@ def test_networks_that_cannot_be_watched_are_refused() -> None:
 def test_a_bundle_that_was_exported_anew_is_not_mixed_with_the_old_one(tmp_path: Path) -> None:
     net = routed_net("ds_mobilenet_v1_tiny", GATE)
     x = varied(net, 1).float()
-    runner = OnnxRunner(export_bundle(net, tmp_path / "bundle", image_size=side(net)))
+    runner = open_onnx(export_bundle(net, tmp_path / "bundle", image_size=side(net)))
     runner(x, path=(2,))
     export_bundle(net, tmp_path / "bundle", image_size=side(net))
     with pytest.raises(CheckpointError, match="exported anew since it was opened"):
@@ -573,8 +578,8 @@ def test_an_export_that_fails_leaves_the_old_bundle(tmp_path: Path, monkeypatch:
         if file.name.startswith("rest"):
             raise OSError("no space left on device")
 
-    monkeypatch.setattr("dsnet.runtime.onnx.bundle.write_model", full)
+    monkeypatch.setattr("dsnet.export.bundle.write_model", full)
     with pytest.raises(OSError, match="no space"):
         export_bundle(net, bundle, image_size=side(net))
     assert {file.name: file.read_bytes() for file in bundle.iterdir()} == before
-    OnnxRunner(bundle)(x, path=(2,))
+    open_onnx(bundle)(x, path=(2,))

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from support import images, randomised
 
-from dsnet.cost import CostTable
 from dsnet.models import Supernet
+from dsnet.models.count import count
 from dsnet.nn import RouterSpec
 from dsnet.training import SGS, SGSConfig, with_fresh_router
 from dsnet.training.sgs import Draw, goals, score_loss, straight_through
@@ -160,7 +160,7 @@ def test_the_three_losses_equal_hand_computed_ones(name: str) -> None:
     losses = stage(x, labels, Draw(11, 0.8), net)
     # every sample alone, along the path that the same noise draws, sliced
     generator = torch.Generator().manual_seed(11)
-    table, mean_loss, complexity, guidance = CostTable(net), [], [], []
+    table, mean_loss, complexity, guidance = count(net), [], [], []
     raws: list[torch.Tensor] = []
     with torch.no_grad():
         _, raws, mixes = net.forward_mixed(x, lambda point, raw: straight_through(raw, 0.8, generator))

@@ -19,32 +19,31 @@ ROOMS = [
     ["version", "errors"],
     ["files", "images"],
     ["space", "schema"],
-    ["layers"],
-    ["results"],
-    ["nn"],
-    ["models"],
-    ["cost"],
-    ["extraction"],
-    ["checkpoint"],
-    ["weights"],
-    ["data"],
+    ["cost", "results", "layers"],
+    ["manifest"],
     ["routing"],
     ["runtime"],
     ["predict"],
+    ["opening"],
+    ["nn"],
+    ["models"],
+    ["checkpoint"],
+    ["weights"],
+    ["data"],
     ["training"],
-    ["evaluate"],
+    ["export"],
     ["report"],
     ["config"],
     ["tasks"],
-    ["opening", "hub"],
+    ["hub"],
     ["runs"],
-    ["pipeline"],
+    ["bench"],
     ["experiments"],
     ["cli"],
 ]
 
 # Rooms that a light install has: what they import, wherever in the file, does without these packages.
-LIGHT = ["version", "errors", "files", "images", "space", "schema", "layers", "results"]
+LIGHT = [*(room for line in ROOMS[: ROOMS.index(["nn"])] for room in line)]
 HEAVY = {"torch", "torchvision", "onnx", "safetensors", "kornia", "sklearn"}
 
 

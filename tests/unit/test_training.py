@@ -12,10 +12,10 @@ from support import images, randomised
 from dsnet.data.batches import TrainBatches
 from dsnet.data.dataset import DataConfig, open_dataset
 from dsnet.errors import TrainingError
-from dsnet.evaluate import evaluate
-from dsnet.models import Supernet, create_model, model_spec
+from dsnet.models import Supernet, create_model, eager, model_spec
+from dsnet.models.parts import uncalibrated
 from dsnet.nn import Gate
-from dsnet.training import IEB, IEBConfig, Loop, OptimConfig, learning_rate, make_optimizer, recalibrate, uncalibrated
+from dsnet.training import IEB, IEBConfig, Loop, OptimConfig, learning_rate, make_optimizer, recalibrate
 from dsnet.training.display import Display
 
 CONFIG = OptimConfig(epochs=1, batch_size=64, lr=0.02, warmup_epochs=0)
@@ -203,7 +203,7 @@ def test_an_uncalibrated_width_is_not_evaluated(digits) -> None:
     net.train()(torch.randn(4, 1, 16, 16), (2,))
     assert uncalibrated(net, net.space) == [(w,) for w in range(6) if w != 2]
     with pytest.raises(ValueError, match=r"5 widths were never calibrated \(the first is \(0,\)\).*dsnet recalibrate"):
-        evaluate(net, [], list(net.space), image_size=16, split="test")
+        eager(net.eval()).check_paths(list(net.space))
     assert uncalibrated(create_model("ds_resnet_tiny"), [(0, 0, 0, 0)]) == []
     assert recalibrate(create_model("ds_resnet_tiny"), []) == 0
     with pytest.raises(ValueError, match="at least one batch"):

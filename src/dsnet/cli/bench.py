@@ -1,4 +1,4 @@
-"""dsnet bench: honest milliseconds."""
+"""dsnet bench: milliseconds of every width and budget."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from dsnet.cli.arguments import several, whole
 
 if TYPE_CHECKING:
-    from dsnet.models import Supernet
     from dsnet.results import RoutedTimes
 
 
@@ -23,7 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="+",
         metavar="NAME",
         help="How the network is run: eager (sliced at every call), runner, compiled, onnx or openvino. By default "
-        "eager, runner (not for detectors) and onnx.",
+        "eager, runner and onnx.",
     )
     parser.add_argument(
         "--paths",
@@ -67,16 +66,15 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    from dsnet.cli.info import parse_path
+    from dsnet.bench.table1 import table1
+    from dsnet.bench.widths import BenchConfig, bench, bench_file
     from dsnet.config import CONFIG
     from dsnet.models import list_models
     from dsnet.report.bench import export_bench, show_bench
     from dsnet.report.tables import print_json
     from dsnet.results import Bench, as_json, write
     from dsnet.runs.folder import BENCH
-    from dsnet.runtime import is_artefact
-    from dsnet.runtime.bench import BenchConfig, bench, bench_file, table1
-    from dsnet.tasks.detection import is_detector
+    from dsnet.runtime.onnx import is_artefact
 
     common: dict[str, Any] = {
         "threads": tuple(args.threads),
@@ -85,30 +83,22 @@ def run(args: Namespace) -> None:
         "against": tuple(args.against),
     }
     result = Bench(shlex.join(["dsnet", *without_places(sys.argv[1:])]))
-    if is_detector(args.model):
-        from dsnet.cli.detection import bench_parts
-
-        widths, budgets = bench_parts(args, common)
-        result = replace(result, widths=widths, routed=budgets)
-    elif is_artefact(args.model):
+    if is_artefact(args.model):
         if args.routers is not None or args.against:
             raise ValueError(f"{args.model} is a file: --routers and --against need the run it came from")
         result = replace(result, widths=bench_file(args.model, BenchConfig(**common), paths=args.paths))
     else:
         net = network(args.model)
+        manifest = net.manifest(args.image_size)
         paths: tuple[Any, ...] | None = None
         if args.paths == ["all"]:
-            paths = tuple(net.routing.uniform if net.spec.router is not None else net.space.uniform)
+            paths = tuple(manifest.space.uniform if manifest.router is None else manifest.router.candidates)
         elif args.paths is not None:
-            paths = tuple(parse_path(net.spec, text) for text in args.paths)
-        config = BenchConfig(
-            runtimes=tuple(args.runtimes or ("eager", "runner", "onnx")),
-            paths=paths,
-            image_size=args.image_size,
-            **common,
-        )
+            paths = tuple(manifest.parse_path(text) for text in args.paths)
+        runtimes = tuple(args.runtimes or ("eager", "runner", "onnx"))
+        config = BenchConfig(runtimes=runtimes, paths=paths, image_size=args.image_size, **common)
         result = replace(result, widths=bench(net, config))
-        if Path(args.model).exists() and net.spec.router is not None:
+        if args.model not in list_models() and manifest.routes:
             result = replace(result, routed=routed(args))
     if args.table1:
         result = replace(result, table1=table1(threads=args.threads[0], repeats=args.repeats))
@@ -132,29 +122,26 @@ def without_places(words: list[str]) -> list[str]:
     return kept
 
 
-def network(name: str) -> Supernet:
+def network(name: str) -> Any:
     """A saved network, or a fresh one; a fresh one that could route gets a router, whose decisions then cost time."""
-    from dsnet.models import Supernet, list_models, model_spec
-    from dsnet.nn import RouterSpec
+    from dsnet.manifest import RouterSpec
+    from dsnet.models import list_models, model_spec
     from dsnet.tasks import load
 
     if name not in list_models() and Path(name).exists():
-        return load(name, "classification")
+        return load(name).float()
     spec = model_spec(name)
     gated = spec.gate is not None and spec.gate.slimming is not None and spec.widths
-    return Supernet(replace(spec, router=RouterSpec()) if gated else spec).eval()
+    return (replace(spec, router=RouterSpec()) if gated else spec).build().eval()
 
 
 def routed(args: Namespace) -> RoutedTimes | None:
     """The dynamic network on its own test images; None, and a word about it, where the data cannot be had."""
-    from dsnet.pipeline.latency import bench_detection, bench_runs
-    from dsnet.tasks.detection import is_detector
+    from dsnet.bench.runs import bench_runs
 
     how = {"root": args.root, "threads": args.threads[0], "rounds": max(1, args.repeats // 30)}
     try:
-        if is_detector(args.model):
-            return bench_detection(args.model, **how)
-        return bench_runs([args.model, *(args.routers or [])], accuracy=args.routers is not None, **how)
+        return bench_runs([args.model, *(args.routers or [])], scored=args.routers is not None, **how)
     except (ValueError, OSError) as error:
         if args.routers is not None:
             raise

@@ -68,65 +68,48 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    from dsnet.config import CONFIG
-    from dsnet.data.splits import check_data
     from dsnet.opening import open_runner
     from dsnet.report.export import draw, export_evaluations
     from dsnet.report.tables import print_json, show_evaluation
-    from dsnet.results import as_json, combine
-    from dsnet.runtime import Runner, is_artefact
-    from dsnet.tasks import load, read_config
-    from dsnet.tasks.assess import evaluate_split, open_data, record
-    from dsnet.tasks.detection import is_detector
+    from dsnet.results import Evaluations, as_json, together
+    from dsnet.runs.evaluate import Asked, evaluate_run
+    from dsnet.runs.folder import RunFolder
+    from dsnet.runs.record import draw_examples
 
-    if is_detector(args.runs[0]):
-        from dsnet.cli.detection import evaluate_runs
-
-        return evaluate_runs(args)
-    for option in ("rule", "overlap"):
-        if getattr(args, option) is not None:
-            raise ValueError(f"--{option} is for detectors, which find boxes; {args.runs[0]} classifies whole images")
+    options = {"rule": args.rule, "overlap": args.overlap}
+    asked = Asked(args.split, args.budgets, args.max_width, args.sample, args.seed, options)
     static = [read_result(Path(name), args.split) for name in args.static]
-    results, folders = [], []
-    for name in args.runs:
-        folder, label = run_of(name, args)
-        net = open_runner(name) if is_artefact(name) else load(folder, "classification")
-        config = read_config(folder / CONFIG)
-        data = open_data(config, args.root)
-        if isinstance(net, Runner) and net.image_size != data.image_size:
-            raise ValueError(
-                f"{name} takes {net.image_size}-pixel images but the run in {folder} was trained and calibrated with "
-                f"{data.image_size}; evaluate a file that was exported without --image_size"
-            )
-        check_data(folder, data)
-        result = evaluate_split(
-            net,
-            data,
-            config,
-            split=args.split,
-            sample=args.sample,
-            seed=args.seed,
-            budgets=args.budgets,
-            max_width=args.max_width,
-        )
-        pictures = record(folder, label, result, data)
+    results = []
+    for where in args.runs:  # run folders, ONNX files, bundles
+        place, label = run_of(where, args)
+        folder = RunFolder.of(place)
+        config = folder.config()
+        data = folder.task.open_data(config, args.root)
+        folder.reopen(data)
+        result = evaluate_run(open_runner(where, eager=True), data, folder.task, config, asked)
+        pictures = folder.record(label, result, data)
         results.append(result)
-        folders.append(folder)
-    result = combine(results)
-    if len(results) > 1 or static:
-        pictures = draw([result], folders[0] / "results" / f"{args.split}-{len(args.runs)}-seeds", static)
+    shown = together(results)
+    if len(shown) < len(results) or static:
+        place, _ = run_of(args.runs[0], args)
+        pictures = draw(shown, place / "results" / f"{args.split}-{len(args.runs)}-seeds", static)
     if args.json:
-        print_json(as_json(result))
+        print_json(as_json(shown[0] if len(shown) == 1 else Evaluations(tuple(shown))))
     else:
-        show_evaluation(result, pictures)
+        for number, result in enumerate(shown, start=1):
+            show_evaluation(result, pictures if number == len(shown) else ())
     if args.export:
-        export_evaluations([result], Path(args.export), static=static)
+        prefix = Path(args.export)
+        sheet = None
+        if shown[-1].objects is not None:
+            sheet = draw_examples(shown[-1], data, prefix.with_name(f"{prefix.name}-examples.png"))
+        export_evaluations(shown, prefix, sheet=sheet, static=static)
 
 
 def run_of(name: str, args: Namespace) -> tuple[Path, str]:
     """The run folder of what is evaluated, which a file may lie in, and the name of the result."""
     from dsnet.config import CONFIG
-    from dsnet.runtime import is_artefact
+    from dsnet.runtime.onnx import is_artefact
 
     if not is_artefact(name):
         return Path(name), args.split

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from dsnet.cli.arguments import whole
 
 if TYPE_CHECKING:
-    from dsnet.models import Supernet
-    from dsnet.runtime import OnnxRunner
     from dsnet.space import WidthPath
 
 
@@ -41,42 +39,40 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    from dsnet.cli.info import parse_path
+    from dsnet.export.bundle import export_bundle
+    from dsnet.export.check import difference
+    from dsnet.export.dynamic import export_onnx
     from dsnet.report.tables import human, print_json
-    from dsnet.routing import policy_for
-    from dsnet.runtime import OnnxRunner, export_bundle, export_onnx, is_artefact
+    from dsnet.routing.budgets import policy_for
+    from dsnet.runtime.onnx import is_artefact, open_onnx
     from dsnet.tasks import load
-    from dsnet.tasks.detection import is_detector
 
     if is_artefact(args.run):
         raise ValueError(f"{args.run} is exported already; give its run folder")
-    if is_detector(args.run):
-        from dsnet.cli.detection import export_file
-
-        return export_file(args)
-    net = load(args.run, "classification").float()
+    net = load(args.run).float()
+    manifest = net.manifest(args.image_size)
     knobs = {"budget": args.budget, "max_width": args.max_width}
     if args.bundle:
         if args.path is not None or args.no_defaults or any(value is not None for value in knobs.values()):
             raise ValueError("a bundle takes its budget, cap and path when it runs; leave them out")
         where = export_bundle(net, args.out or Path(args.run) / "bundle", image_size=args.image_size)
     else:
-        path = None if args.path is None else parse_path(net.spec, args.path)
-        file = out_file(args, path)
-        size = args.image_size
+        path = None if args.path is None else manifest.parse_path(args.path)
+        file, size = out_file(args, path), args.image_size
         where = export_onnx(net, file, path=path, image_size=size, defaults=not args.no_defaults, **knobs)
-    if args.budget is not None and (note := policy_for(net, args.budget, image_size=args.image_size).note):
+    if args.budget is not None and (note := policy_for(manifest, args.budget).note):
         print(note, file=sys.stderr)
-    runner = OnnxRunner(where)
-    off = difference(net, runner)
-    held = sum(file.stat().st_size for file in ([where] if where.is_file() else where.iterdir()))
+    runner = open_onnx(where)
+    off, kind, held = difference(net, runner), runner.manifest.kind, len(runner.paths)
+    size = sum(file.stat().st_size for file in ([where] if where.is_file() else where.iterdir()))
     if args.json:
-        held_paths = len(list(runner.paths))
-        print_json({"out": str(where), "kind": runner.kind, "bytes": held, "paths": held_paths, "off": off})
+        print_json({"out": str(where), "kind": kind, "bytes": size, "paths": held, "off": off})
         return
-    print(f"{where}: {runner.kind}, {len(list(runner.paths))} paths of {net.spec.name}, {human(held)} bytes")
-    print(f"  takes {runner.image_size} px images" + (", one at a time" if runner.kind == "dynamic" else " in batches"))
-    print(f"  logits of slimmest and widest path differ from PyTorch by {off:.1e} of their spread")
+    print(f"{where}: {kind}, {held} paths of {manifest.model}, {human(size)} bytes")
+    answers = " and ".join(manifest.outputs)
+    how = "one at a time" if kind == "dynamic" else "in batches"
+    print(f"  takes {runner.manifest.image_size} px images, {how}; gives {answers}")
+    print(f"  {answers} of slimmest and widest path differ from PyTorch by {off:.1e} of their spread")
 
 
 def out_file(args: Namespace, path: WidthPath | None) -> Path:
@@ -88,19 +84,3 @@ def out_file(args: Namespace, path: WidthPath | None) -> Path:
     if file.suffix != ".onnx":
         raise ValueError(f"{file} does not end in .onnx; name the file so, or use --bundle for a folder")
     return file
-
-
-def difference(net: Supernet, runner: OnnxRunner) -> float:
-    """The largest difference of logits between network and file, relative to their spread; refuses a wrong file."""
-    import torch
-
-    shape = (2, net.spec.in_channels, runner.image_size, runner.image_size)
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    found = 0.0
-    for path in {runner.space.slimmest, runner.space.widest}:
-        with torch.no_grad():
-            expected = net(x, path)
-        found = max(found, float((runner.run_path(x, path).logits - expected).abs().max() / expected.std()))
-    if not found < 1e-3:
-        raise ValueError(f"{runner.file} answers otherwise than the network, by {found:.2g} of the logits' spread")
-    return found

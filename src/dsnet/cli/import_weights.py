@@ -109,10 +109,10 @@ def read(args: Namespace) -> tuple[Supernet, Account]:
 
 
 def show(net: Supernet, account: Account, out: str) -> None:
-    from dsnet.cost import CostTable
+    from dsnet.models.count import count
     from dsnet.report.tables import human
 
-    table = CostTable(net)
+    table = count(net)
     print(f"{net.spec.name}: {len(account.loaded)} tensors loaded into {out}")
     routes = f", gates route among widths {net.routing.choices[0]}" if net.spec.router is not None else ""
     print(

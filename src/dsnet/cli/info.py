@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsnet.cli.arguments import number, whole
 
 if TYPE_CHECKING:
-    from dsnet.models import ModelSpec
-    from dsnet.space import WidthPath
+    from dsnet.manifest import Manifest
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -22,107 +23,95 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    from dsnet.cost import CostTable
-    from dsnet.models import describe, list_models
     from dsnet.report.tables import human, print_json, print_table
-    from dsnet.tasks.detection import is_detector
 
-    if args.model not in list_models() and is_detector(args.model):
-        from dsnet.cli.detection import show_widths
-
-        return show_widths(args)
-    spec = find_spec(args)
-    table = CostTable(spec, args.image_size)
-    paths = spec.space.uniform if args.path is None else [parse_path(spec, args.path)]
+    manifest, about = find(args)
+    table, router = manifest.table, manifest.router
+    paths = manifest.space.uniform if args.path is None else [manifest.parse_path(args.path)]
+    known = {row.path: row for row in manifest.widths}
     rows: list[dict[str, Any]] = []
     for path in paths:
-        cost = table.cost(path)
+        cost, row = table.cost(path), known.get(path)
         rows.append(
             {
                 "path": list(path),
-                "channels": channels(spec, path),
+                "channels": list(row.channels) if row else [],
                 "madds": cost.madds,
                 "madds_layers": cost.layers,
                 "madds_pools": cost.pools,
                 "madds_routers": table.madds(path, dynamic=True) - cost.madds,
+                "madds_parts": dict(row.parts) if row else {},
                 "params": cost.params,
                 "share": cost.madds / table.widest,
             }
         )
-    summary = {
-        "model": spec.name,
-        "image_size": table.image_size,
-        "num_classes": spec.num_classes,
-        "choice_points": len(spec.widths),
-        "paths": spec.space.size,
-        "routing": [list(allowed) for allowed in spec.routing],
-        "front_madds": table.front.madds,
-    }
     if args.json:
+        summary = {
+            "task": manifest.task,
+            "model": manifest.model,
+            "image_size": manifest.image_size,
+            "num_classes": manifest.num_classes,
+            "choice_points": manifest.points,
+            "paths": manifest.space.size,
+            "routing": [list(widths) for widths in (manifest.space if router is None else router.routing).choices],
+            "front_madds": table.front.madds,
+        }
         print_json({**summary, "widths": rows})
         return
-    shown = (
-        ""
-        if args.path or len(paths) == spec.space.size
-        else f"; {len(paths)} of {spec.space.size} paths shown, see --path"
-    )
-    if args.model in list_models():
-        print(describe(args.model))
+    size = manifest.space.size
+    shown = "" if args.path or len(paths) == size else f"; {len(paths)} of {size} paths shown, see --path"
+    if about:
+        print(about)
+    parts = list(manifest.widths[0].parts) if manifest.widths else []
+    channels = "<channels behind the choice" if manifest.points else "<channels"
     print_table(
-        f"{spec.name} at {table.image_size} px, {spec.num_classes} classes{shown}",
-        ["<path", "<channels behind the choice" if spec.widths else "<channels", "MAdds", "parameters", "of widest"],
+        f"{manifest.model} at {manifest.image_size} px, {manifest.num_classes} classes{shown}",
+        ["<path", channels, "MAdds", *parts, "parameters", "of widest"],
         [
             [
                 ",".join(map(str, row["path"])) or "-",
                 " ".join(map(str, row["channels"])),
                 human(row["madds"]),
+                *(human(row["madds_parts"][part]) if row["madds_parts"] else "" for part in parts),
                 human(row["params"]),
                 f"{row['share']:.1%}",
             ]
             for row in rows
         ],
         note=f"Every path shares a front of {human(table.front.madds)} MAdds."
-        if spec.widths and table.front.madds
+        if manifest.points and table.front.madds
         else "",
     )
 
 
-def find_spec(args: Namespace) -> ModelSpec:
-    from pathlib import Path
+def find(args: Namespace) -> tuple[Manifest, str]:
+    """The manifest of a file, a run folder or a model's name, and what is said of the latter."""
+    from dsnet.runtime.onnx import is_artefact, open_onnx
 
-    from dsnet.models import list_models, model_spec
-    from dsnet.opening import open_runner
-    from dsnet.runtime import is_artefact
-    from dsnet.tasks import load_spec
+    fixed = args.width is not None or args.num_classes is not None
+    if is_artefact(args.model):  # without torch
+        if fixed or args.image_size is not None:
+            raise ValueError(f"{args.model} is exported: its image size, width and classes are fixed")
+        return open_onnx(args.model).manifest, ""
+    from dsnet.models import create_model, describe, list_models
 
-    if args.model in list_models():
-        return model_spec(args.model, width=args.width, num_classes=args.num_classes, image_size=args.image_size)
-    if args.model and Path(args.model).exists():
-        if args.width is not None or args.num_classes is not None:
-            raise ValueError(f"{args.model} is a saved model: its width and classes are fixed; name a model instead")
-        if is_artefact(args.model):
-            return open_runner(args.model).spec
-        return load_spec(args.model, "classification")
-    if Path(args.model).name != args.model:
-        raise ValueError(f"{args.model} does not exist; give a folder that dsnet wrote, or a name from `dsnet models`")
-    return model_spec(args.model)  # says which names are close
+    if args.model in list_models() or not Path(args.model).exists():
+        if args.model not in list_models() and Path(args.model).name != args.model:
+            raise ValueError(
+                f"{args.model} does not exist; give a folder that dsnet wrote, or a name from `dsnet models`"
+            )
+        wishes = {"width": args.width, "num_classes": args.num_classes, "image_size": args.image_size}
+        with meta():
+            return create_model(args.model, **wishes).manifest(), describe(args.model)
+    if fixed:
+        raise ValueError(f"{args.model} is a saved model: its width and classes are fixed; name a model instead")
+    from dsnet.tasks import blank
 
-
-def parse_path(spec: ModelSpec, text: str) -> WidthPath:
-    try:
-        path = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"path {text!r} is not a list of width indices; write for example 0,1,2,3") from None
-    return spec.space.validate(path)
+    return blank(args.model).manifest(args.image_size), ""
 
 
-def channels(spec: ModelSpec, path: WidthPath) -> list[int]:
-    """Output channels of the stages that a choice reaches (of all stages in a static model), repeats left out."""
-    counts: list[int] = []
-    for stage in spec.stages:
-        if stage.block == "max_pool" or (spec.widths and stage.choice is None):
-            continue
-        out = stage.out if isinstance(stage.out, int) else stage.out[path[stage.choice or 0]]
-        if not counts or counts[-1] != out:
-            counts.append(out)
-    return counts
+def meta() -> AbstractContextManager[Any]:
+    """Networks that are built here have no weights: only what they cost is asked for."""
+    import torch
+
+    return torch.device("meta")

@@ -11,14 +11,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    from dsnet.cost import CostTable
     from dsnet.models import describe, list_models, model_spec
+    from dsnet.models.count import count
     from dsnet.report.tables import human, print_json, print_table
 
     rows: list[dict[str, Any]] = []
     for name in list_models():
         spec = model_spec(name)
-        table = CostTable(spec)
+        table = count(spec)
         rows.append(
             {
                 "name": name,

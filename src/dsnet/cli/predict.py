@@ -1,18 +1,13 @@
-"""dsnet predict: classes of images, and what each of them cost."""
+"""dsnet predict: classes of images, or objects in them, and what each image cost."""
 
 from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from dsnet.cli.arguments import number, whole
 from dsnet.errors import must
-
-if TYPE_CHECKING:
-    from dsnet.runtime import Runner
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -41,61 +36,56 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from dsnet.cli.info import parse_path
+    from dsnet.images import read_image
+    from dsnet.manifest import Policy
     from dsnet.opening import open_runner
     from dsnet.predict import image_files, predict
+    from dsnet.predict.answers import CONFIDENCE, Sighting, drawn, finds_boxes, plain
     from dsnet.report.tables import human, print_json, print_table
-    from dsnet.routing import Policy
-    from dsnet.tasks.detection import is_detector
 
     must("--batch_size", args.batch_size, args.batch_size >= 1, "be at least 1")
     if args.path is not None and (args.budget is not None or args.max_width is not None):
         raise ValueError("--path pins the widths; leave --budget and --max_width out")
+    confidence = CONFIDENCE if args.confidence is None else args.confidence
+    must("--confidence", confidence, 0 < confidence < 1, "lie between 0 and 1")
     files = image_files(args.images)
-    if is_detector(args.run):
-        from dsnet.cli.detection import predict_objects
-
-        return predict_objects(args, files)
-    for option in ("draw", "confidence"):
-        if getattr(args, option) is not None:
-            raise ValueError(f"--{option} is for detectors, which find boxes; {args.run} classifies whole images")
     runner = open_runner(args.run)
-    path = None if args.path is None else parse_path(runner.spec, args.path)
-    policy = Policy()
-    if runner.routes and path is None:
+    manifest, policy = runner.manifest, Policy()
+    for option in ("draw", "confidence"):
+        if getattr(args, option) is not None and not finds_boxes(manifest):
+            raise ValueError(f"--{option} is for detectors, which find boxes; {args.run} classifies whole images")
+    path = None if args.path is None else manifest.parse_path(args.path)
+    if manifest.routes and path is None:
         policy = runner.policy(args.budget, args.max_width)
     elif path is None:
         if args.budget is not None or args.max_width is not None:
-            raise ValueError(f"{args.run} {why_fixed(runner)}, so it has no budgets and no cap")
+            raise ValueError(f"{args.run} {manifest.why_fixed()}, so it has no budgets and no cap")
         *_, path = runner.paths
-        print(f"{args.run} {why_fixed(runner)}: path {','.join(map(str, path)) or '-'} runs", file=sys.stderr)
+        print(f"{args.run} {manifest.why_fixed()}: path {','.join(map(str, path)) or '-'} runs", file=sys.stderr)
     if policy.note:
         print(policy.note, file=sys.stderr)
     refused: list[str] = []
-    rows = list(predict(runner, files, policy, path=path, batch_size=args.batch_size, refused=refused))
+    options = {"batch_size": args.batch_size, "confidence": confidence}
+    found = list(predict(runner, files, policy, path=path, refused=refused, **options))
+    if args.draw is not None:
+        out = Path(args.draw)
+        out.mkdir(parents=True, exist_ok=True)
+        for place, answer in enumerate(found):
+            assert isinstance(answer, Sighting)
+            file = out / f"{place:04d}-{Path(answer.file).stem}.png"  # names may repeat in different folders
+            drawn(read_image(Path(answer.file)), answer, manifest.num_classes).save(file)
+        print(f"{len(found)} images with boxes in {out}", file=sys.stderr)
     if args.json:
-        print_json([asdict(row) for row in rows])
-    elif rows:
+        print_json([plain(answer) for answer in found])
+    elif found:
+        objects = [f"<objects of {confidence:.0%} confidence or more"]
+        columns = ["<image", *(objects if finds_boxes(manifest) else ["<class", "confidence"]), "<path", "MAdds"]
         print_table(
-            f"{runner.spec.name} on {len(rows)} images",
-            ["<image", "<class", "confidence", "<path", "MAdds"],
-            [
-                [row.file, row.name, f"{row.confidence:.1%}", ",".join(map(str, row.path)) or "-", human(row.madds)]
-                for row in rows
-            ],
-            note=f"{human(sum(row.madds for row in rows) / len(rows))} MAdds per image on average.",
+            f"{manifest.model} on {len(found)} images",
+            columns,
+            [[one.file, *one.words, ",".join(map(str, one.path)) or "-", human(one.madds)] for one in found],
+            note=f"{human(sum(one.madds for one in found) / len(found))} MAdds per image on average.",
         )
-    return tell_refused(refused)
-
-
-def tell_refused(refused: Sequence[str]) -> int:
-    """The exit code: files that could not be read are an error, but the answers for the others were given."""
-    for why in refused:
+    for why in refused:  # an error, but the answers for the others were given
         print(f"dsnet predict: error: {why}", file=sys.stderr)
     return 2 if refused else 0
-
-
-def why_fixed(runner: Runner) -> str:
-    if runner.spec.router is None:
-        return "has not learned to route (`dsnet train --stage gate --from` teaches it)"
-    return "holds a single path"

@@ -22,8 +22,8 @@ def run(args: Namespace) -> None:
 
     from dsnet.config import CONFIG
     from dsnet.data.splits import check_data
-    from dsnet.tasks import load, read_config, save
-    from dsnet.tasks.assess import calibrate_budgets, calibration_images, open_data
+    from dsnet.tasks import calibrated, load, read_config, save
+    from dsnet.tasks.classification.task import calibration_images, open_data, task
     from dsnet.training import recalibrate
 
     folder = Path(args.run)
@@ -38,7 +38,7 @@ def run(args: Namespace) -> None:
         print(f"{net.spec.name} has no batch norm: there is nothing to recalibrate")
         return
     if net.spec.router is not None:
-        calibrate_budgets(net, data, config)
+        net.card = calibrated(task, net, data, config)
     save(net, folder)
     print(f"{folder}: statistics of {net.space.size} widths averaged over {batches} batches; weights are unchanged")
     if net.spec.router is not None:

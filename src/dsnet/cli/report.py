@@ -54,21 +54,20 @@ def run(args: Namespace) -> None:
 
 def example_images(root: str | None) -> Callable[[Path, Evaluation], list[Image.Image]]:
     """What reads the images of a run's examples from its data; data that several runs share is opened once."""
-    from dsnet.config import CONFIG
     from dsnet.data.dataset import Data
-    from dsnet.data.splits import check_data
-    from dsnet.tasks import read_config
-    from dsnet.tasks.assess import open_data, pictures, split_of
+    from dsnet.runs.folder import RunFolder
+    from dsnet.runs.record import pictures
 
     opened: dict[str, Data] = {}
 
     def read(folder: Path, result: Evaluation) -> list[Image.Image]:
-        config = read_config(folder / CONFIG)
-        key = repr((config.data, config.model))
+        run = RunFolder.of(folder)
+        config = run.config()
+        key = repr((config.data, result.image_size))
         if key not in opened:
-            opened[key] = open_data(config, root)
-        check_data(folder, opened[key])
-        ids = [example.id for example in result.examples]
-        return pictures(opened[key], split_of(opened[key], result.split), ids)
+            opened[key] = run.task.open_data(config, root)
+        run.reopen(opened[key])
+        part = opened[key].split(result.split)
+        return pictures(opened[key], part, [example.id for example in result.examples])
 
     return read

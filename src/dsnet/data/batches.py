@@ -74,6 +74,32 @@ def plain_batches(split: Split, batch_size: int, *, workers: int = 0, rank: int 
     yield from load_all(split, [(part, None) for part in ids.split(batch_size)], workers)
 
 
+class PlainImages:
+    """A split in plain batches. Damaged files are listed in `skipped`; too many of them stop.
+
+    name: of the split, for the error. max_skipped: share of damaged files that is let pass.
+    """
+
+    def __init__(self, split: Split, batch_size: int, *, name: str, workers: int = 0, max_skipped: float = 0.0) -> None:
+        self.split, self.batch_size, self.name = split, batch_size, name
+        self.workers, self.max_skipped = workers, max_skipped
+        self.skipped: tuple[str, ...] = ()
+
+    def batches(self) -> Iterator[Batch]:
+        self.skipped = ()
+        for batch in plain_batches(self.split, self.batch_size, workers=self.workers):
+            self.skipped += batch.skipped
+            if len(self.skipped) > self.max_skipped * len(self.split):
+                raise ValueError(
+                    f"{len(self.skipped)} of {len(self.split)} {self.name} images are damaged, more than "
+                    f"data.max_skipped allows ({self.max_skipped:.2%}); the first is {self.skipped[0]}"
+                )
+            yield batch
+
+    def load(self, ids: np.ndarray) -> Batch:
+        return self.split.load(torch.from_numpy(ids))
+
+
 Job = tuple[Tensor, int | None]
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from dsnet.bench.table1 import PAPER, table1
+from dsnet.bench.widths import BenchConfig, bench
 from dsnet.experiments.layout import Findings
 from dsnet.experiments.recipe import Scale
 from dsnet.models import Supernet, model_spec
 from dsnet.nn import RouterSpec
 from dsnet.report.tables import human, path_name
 from dsnet.results import Bench, Chart, Claim, Dot, Series, Table, WidthTimes
-from dsnet.runtime.bench import BenchConfig, bench, table1
-from dsnet.runtime.bench.table1 import PAPER
 
 EASY, HARD = 0.6, 3.0  # compute, in units of the static network's, at which accuracy has covered 1 - 1/e of its range
 SCHEMES = 20

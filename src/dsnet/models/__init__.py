@@ -1,7 +1,11 @@
 """Model families. A model is a spec plus a registered name; a family is one file."""
 
+from dsnet.manifest import Budget, Card, Preprocessing
 from dsnet.models import efficientnet, mobilenet, resnet
-from dsnet.models.card import Budget, Card, Preprocessing
+from dsnet.models.cached import DynamicRunner
+from dsnet.models.count import count
+from dsnet.models.extract import extract
+from dsnet.models.parts import eager, route
 from dsnet.models.registry import create_model, describe, list_models, model_spec, register
 from dsnet.models.spec import ModelSpec, StageSpec
 from dsnet.models.supernet import Choose, Entered, Supernet
@@ -10,17 +14,22 @@ __all__ = [
     "Budget",
     "Card",
     "Choose",
+    "DynamicRunner",
     "Entered",
     "ModelSpec",
     "Preprocessing",
     "StageSpec",
     "Supernet",
+    "count",
     "create_model",
     "describe",
+    "eager",
     "efficientnet",
+    "extract",
     "list_models",
     "mobilenet",
     "model_spec",
     "register",
     "resnet",
+    "route",
 ]

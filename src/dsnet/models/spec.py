@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from dsnet.manifest import RouterSpec
 from dsnet.nn.gate import ACTIVATIONS, Activation, GateSpec
 from dsnet.nn.norm import NormSpec
-from dsnet.nn.router import RouterSpec
 from dsnet.space import Channels, WidthPath, WidthSpace
+
+if TYPE_CHECKING:
+    from dsnet.models.supernet import Supernet
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,17 @@ class ModelSpec:
             total *= stage.stride
         return total
 
+    def channels(self, path: WidthPath) -> list[int]:
+        """Output channels of the stages that a choice reaches (of all stages in a static model), repeats left out."""
+        counts: list[int] = []
+        for stage in self.stages:
+            if stage.block == "max_pool" or (self.widths and stage.choice is None):
+                continue
+            out = stage.out if isinstance(stage.out, int) else stage.out[path[stage.choice or 0]]
+            if not counts or counts[-1] != out:
+                counts.append(out)
+        return counts
+
     def check_input(self, shape: Sequence[int]) -> None:
         """Refuse inputs of a shape that the network does not take."""
         if len(shape) != 4 or shape[1] != self.in_channels:
@@ -167,6 +181,15 @@ class ModelSpec:
                     f"image size {side} is too small for {self.name!r}, which divides it by {self.stride}; "
                     f"use at least {self.stride} pixels"
                 )
+
+    def without_router(self) -> ModelSpec:
+        return replace(self, router=None)
+
+    def build(self) -> Supernet:
+        """The network, with fresh weights."""
+        from dsnet.models.supernet import Supernet
+
+        return Supernet(self)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

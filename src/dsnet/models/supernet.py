@@ -8,8 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dsnet.manifest import Card, Manifest, Preprocessing
 from dsnet.models.build import build
-from dsnet.models.card import Card, Preprocessing
+from dsnet.models.count import FRONT, HEAD
+from dsnet.models.parts import LiveParts, describe
 from dsnet.models.segment import Features, Segment
 from dsnet.models.spec import ModelSpec
 from dsnet.nn import Mix, SlimmingHead, Width, probe_head
@@ -26,10 +28,6 @@ class Entered(NamedTuple):
     x: Tensor
     scaled: Tensor
     code: Tensor | None = None
-
-    def rows(self, chosen: Tensor) -> Entered:
-        """Some samples of the batch."""
-        return Entered(self.x[chosen], self.scaled[chosen], None if self.code is None else self.code[chosen])
 
 
 class Supernet(nn.Module):
@@ -106,6 +104,11 @@ class Supernet(nn.Module):
         widths = (0, *path)[: len(path)]
         return logits, [s.score(code, w) for s, code, w in zip(self.chain, codes, widths, strict=True)]
 
+    def place_of(self, layer: str) -> int:
+        """The choice point that a layer belongs to, by its name."""
+        room, number, *_ = layer.split(".")
+        return int(number) if room == "segments" else FRONT if room == "front" else HEAD
+
     def forward_features(self, x: Tensor, path: Sequence[int] = ()) -> Features:
         """The tapped feature maps of the sub-network `path`, by name, in the order of the network."""
         self.check_input(x)
@@ -151,7 +154,7 @@ class Supernet(nn.Module):
 
         `choose` turns a gate's logits into weights [B, R] over the routing space, one-hot in the forward
         pass. All samples run at the widest candidate with channels masked; with one-hot weights this
-        equals slicing. Returned mixes are [B, K] over all widths of each choice point, as CostTable takes them.
+        equals slicing. Returned mixes are [B, K] over all widths of each choice point.
         """
         self.check_input(x)
         return self.run_mixed(self.enter(x), choose)
@@ -188,3 +191,13 @@ class Supernet(nn.Module):
 
     def check_input(self, x: Tensor) -> None:
         self.spec.check_input(x.shape)
+
+    def parts(self, *, routed: bool = True) -> LiveParts:
+        """The pieces between choices, with these weights."""
+        return LiveParts(self, routed=routed)
+
+    def manifest(self, image_size: int | None = None) -> Manifest:
+        """All that the rest of the house may know of this network."""
+        outputs: dict[str, tuple[int, ...]] = {"logits": (self.spec.num_classes,)}
+        channels = self.spec.channels
+        return describe(self, task="classification", outputs=outputs, channels=channels, image_size=image_size)

@@ -1,9 +1,10 @@
 """Layers and blocks that know widths, not networks."""
 
+from dsnet.manifest import RouterSpec
 from dsnet.nn.blocks import Block, Bottleneck, ConvBlock, DepthwiseSeparable, InvertedResidual, MaxPool
 from dsnet.nn.gate import Gate, GateSpec, SlimmingHead
 from dsnet.nn.norm import NormSpec, SliceBatchNorm2d, SliceGroupNorm, SliceNorm
-from dsnet.nn.router import ProbeHead, RouterSpec, SlimFirstHead, ThresholdHead, probe_head
+from dsnet.nn.router import ProbeHead, SlimFirstHead, ThresholdHead, link, probe_head
 from dsnet.nn.slicing import Fixed, GlobalPool, Mix, Sliceable, SliceConv2d, SliceDepthwise, SliceLinear, Width
 
 __all__ = [
@@ -32,5 +33,6 @@ __all__ = [
     "SlimmingHead",
     "ThresholdHead",
     "Width",
+    "link",
     "probe_head",
 ]

@@ -2,57 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dsnet.errors import must
+from dsnet.manifest import RouterSpec
 from dsnet.nn.slicing import Shape, SliceLinear
 from dsnet.space import Channels
 
-KINDS = ("gate", "slim_first", "threshold")
-TARGETS = ("try_best", "give_up", "narrowest", "correctness", "kl")
-Kind = Literal["gate", "slim_first", "threshold"]
-Targets = Literal["try_best", "give_up", "narrowest", "correctness", "kl"]
 
-
-@dataclass(frozen=True)
-class RouterSpec:
-    """How a trained network chooses its widths, and what its scores mean.
-
-    kind: `gate` scores widths before they run, by the slimming heads; `slim_first` runs the slimmest path and scores
-    the uniform paths by its logits; `threshold` escalates where the slimmest path's top probability is low.
-    targets: what the scores learned; `correctness` makes them probabilities, `kl` negative divergences.
-    hidden: hidden units of the slim_first head.
-    """
-
-    kind: Kind = "gate"
-    targets: Targets = "try_best"
-    hidden: int = 32
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"router {self.kind!r} is unknown; choose from {', '.join(KINDS)}")
-        if self.targets not in TARGETS:
-            raise ValueError(f"targets {self.targets!r} are unknown; choose from {', '.join(TARGETS)}")
-        good = type(self.hidden) is int and self.hidden >= 1
-        must("the router's hidden size", repr(self.hidden), good, "be at least 1")
-
-    @property
-    def probes(self) -> bool:
-        """Whether the slimmest path runs first, on every input."""
-        return self.kind != "gate"
-
-    def link(self, raw: Tensor) -> Tensor:
-        """Raw outputs [B, R] as scores that a price can be taken from."""
-        if self.kind == "threshold":
-            return raw
-        if self.targets == "correctness":
-            return raw.sigmoid()
-        return -F.softplus(raw) if self.targets == "kl" else raw
+def link(spec: RouterSpec, raw: Tensor) -> Tensor:
+    """Raw outputs [B, R] as scores that a price can be taken from."""
+    if spec.kind == "threshold":
+        return raw
+    if spec.targets == "correctness":
+        return raw.sigmoid()
+    return -F.softplus(raw) if spec.targets == "kl" else raw
 
 
 class ProbeHead(nn.Module):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from dsnet.evaluate.dynamic import concave
 from dsnet.report.tables import gain, human
-from dsnet.results import Bench, BudgetRow, Evaluation, PathRow
+from dsnet.results import Bench, BudgetRow, Evaluation, PathRow, concave
 
 KeyFigure = tuple[str, str, str]  # label, value, note
 

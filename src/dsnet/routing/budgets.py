@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from dsnet.cost import CostTable
 from dsnet.errors import RoutingError
-from dsnet.models import Budget, Supernet
-from dsnet.nn import ThresholdHead
-from dsnet.routing.decision import Policy
-from dsnet.routing.traces import Described, Traces
+from dsnet.manifest import Budget, Manifest, Policy
+from dsnet.routing.traces import Traces
 
 POINTS = 25
 GAP = 0.15  # of the whole range, between neighbouring rows: scores so much alike that images change width together
@@ -29,8 +27,7 @@ def calibrate(traces: Traces, points: int = POINTS) -> tuple[Budget, ...]:
         share = min(max(number / (points - 1), 0.002), 0.998)
         lam = solve(traces, low + share * (high - low), near=NEAR * (high - low))
         outcome = traces.at(Policy(lam))
-        madds, accuracy = outcome.madds.double().mean().item(), traces.accuracy(outcome)
-        rows.setdefault(round(madds), Budget(madds, lam, accuracy, traces.table.image_size))
+        rows.setdefault(round(outcome.spent), Budget(outcome.spent, lam, traces.score(outcome), traces.image_size))
     return tuple(rows[key] for key in sorted(rows))
 
 
@@ -43,7 +40,7 @@ def unfold(position: float) -> float:
 
 
 def spent(traces: Traces, policy: Policy) -> float:
-    return traces.at(policy).madds.double().mean().item()
+    return traces.at(policy).spent
 
 
 def solve(traces: Traces, madds: float, *, near: float = 0.0) -> float:
@@ -65,26 +62,21 @@ def solve(traces: Traces, madds: float, *, near: float = 0.0) -> float:
     return unfold(min(tried, key=lambda position: abs(tried[position] - madds)))
 
 
-def fit_threshold(traces: Traces, budgets: int = 5) -> None:
-    """Set the width that a threshold router escalates to: the best one on average over budgets."""
-    low, high = (traces.table.madds(traces.net.candidates[end]) for end in (0, -1))
+def fit_threshold(traces: Traces, escalate: Callable[[int], None], budgets: int = 5) -> None:
+    """Set the width that a threshold router escalates to: the best one on average over budgets.
+
+    escalate: sets the position of that width in the network and in the scores that its traces remember.
+    """
+    router, table = traces.router, traces.prices.table
+    assert router is not None
+    low, high = (table.madds(router.candidates[end]) for end in (0, -1))
     asked = [low + (high - low) * number / (budgets + 1) for number in range(1, budgets + 1)]
     found: dict[int, float] = {}
-    for position in range(1, len(traces.net.candidates)):
-        set_threshold_width(traces, position)
+    for position in range(1, len(router.candidates)):
+        escalate(position)
         outcomes = [traces.at(Policy(solve(traces, madds))) for madds in asked]
-        found[position] = sum(outcome.correct.double().mean().item() for outcome in outcomes)
-    set_threshold_width(traces, max(found, key=lambda position: found[position]))
-
-
-def set_threshold_width(traces: Traces, position: int) -> None:
-    """Escalate to this candidate, in the network and in the scores that its traces remember."""
-    assert isinstance(traces.net, Supernet)
-    head = traces.net.probe
-    assert isinstance(head, ThresholdHead)
-    head.width.fill_(position)
-    traces.scores[()][:, 1:] = ThresholdHead.NEVER
-    traces.scores[()][:, position] = 1.0
+        found[position] = sum(traces.score(outcome) for outcome in outcomes)
+    escalate(max(found, key=lambda position: found[position]))
 
 
 def parse_budget(budget: str | float, table: CostTable) -> float:
@@ -103,40 +95,41 @@ def parse_budget(budget: str | float, table: CostTable) -> float:
 
 
 def policy_for(
-    net: Described,
+    manifest: Manifest,
     budget: str | float | None = None,
     *,
     max_width: int | None = None,
     image_size: int | None = None,
     table: CostTable | None = None,
 ) -> Policy:
-    """The policy that meets an average budget, by the card's table; without a budget, see `default_lambda`.
+    """The policy that meets an average budget, by the router's table; without a budget, the manifest's default.
 
     Between calibrated points lambda is interpolated; outside of them it is clamped, which the policy's note tells.
-    table: what shares are of; by default the costs of the network itself.
+    table: what shares are of; by default the costs at the manifest's image size.
     """
     if max_width is not None and max_width < 0:
         raise RoutingError(f"max_width is {max_width}; it is a width index, 0 = slimmest")
+    cap = manifest.defaults.max_width if max_width is None else max_width
     if budget is None:
-        return Policy(default_lambda(net), max_width)
-    size = image_size or net.spec.image_size
-    rows = [row for row in net.card.budgets if row.image_size == size]
+        return Policy(manifest.defaults.lam, cap)
+    size = image_size or manifest.image_size
+    budgets = manifest.router.budgets if manifest.router is not None else ()
+    rows = [row for row in budgets if row.image_size == size]
     if not rows:
-        sizes = sorted({row.image_size for row in net.card.budgets})
+        sizes = sorted({row.image_size for row in budgets})
         raise RoutingError(
-            f"this {net.spec.name} has budgets calibrated for image sizes {sizes} but not for {size}"
+            f"this {manifest.model} has budgets calibrated for image sizes {sizes} but not for {size}"
             if sizes
-            else f"this {net.spec.name} has no calibrated budgets; train it with `dsnet train --stage gate`"
+            else f"this {manifest.model} has no calibrated budgets; train it with `dsnet train --stage gate`"
         )
-    return _interpolated(rows, parse_budget(budget, table or CostTable(net.spec, size)), max_width)
+    return _interpolated(rows, parse_budget(budget, table or manifest.table), cap)
 
 
-def default_lambda(net: Described) -> float:
+def default_lambda(kind: str, targets: str, budgets: Sequence[Budget], image_size: int) -> float:
     """Where nothing was asked: the paper's gate as it is (lambda 0), other routers at half of their range."""
-    router = net.spec.router
-    if router is None or (router.targets in ("try_best", "give_up") and router.kind == "gate") or not net.card.budgets:
+    if (targets in ("try_best", "give_up") and kind == "gate") or not budgets:
         return 0.0
-    rows = [row for row in net.card.budgets if row.image_size == net.spec.image_size] or list(net.card.budgets)
+    rows = [row for row in budgets if row.image_size == image_size] or list(budgets)
     return _interpolated(rows, (rows[0].madds + rows[-1].madds) / 2, None).lam
 
 

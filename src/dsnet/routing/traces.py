@@ -2,165 +2,262 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from dsnet.cost import CostTable
-from dsnet.data.dataset import Batch
-from dsnet.models import Card, ModelSpec, Supernet
-from dsnet.routing.decision import Policy, Prices, decide
-from dsnet.routing.route import Routed, check_routes, first_scores, route
-from dsnet.space import WidthPath, WidthSpace
+from dsnet.manifest import Manifest, Policy, Router
+from dsnet.results import Example
+from dsnet.routing.policy import Prices, decide
+from dsnet.routing.route import Outputs, Routed, as_array
+from dsnet.space import WidthPath
 
-Load = Callable[[Tensor], Batch]
 BATCH = 256
+
+
+class Batch(Protocol):
+    """Images [B, C, S, S], labels [B, ...] and sample numbers [B]."""
+
+    @property
+    def images(self) -> Any: ...
+
+    @property
+    def labels(self) -> Any: ...
+
+    @property
+    def ids(self) -> Any: ...
+
+
+class Scorer(Protocol):
+    """Remembers per path and image what the metric of a task needs."""
+
+    def add(self, path: WidthPath, rows: np.ndarray, outputs: Outputs, labels: Any) -> None:
+        """The answers of a path for some images; rows are their places among all images."""
+        ...
+
+    def of(self, path: WidthPath) -> dict[str, float]:
+        """Every image along one path: the metric first, then what is reported beside it."""
+        ...
+
+    def along(self, paths: np.ndarray) -> float:
+        """The metric with every image along its own path [N, points]."""
+        ...
+
+    def right(self, path: WidthPath) -> np.ndarray | None:
+        """Which images [N] a path gets right; None where the metric is not a mean over images."""
+        ...
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """The class of every image [N]; None where an image has no single one."""
+        ...
+
+    def budgets(self, traces: Traces) -> dict[str, float]:
+        """The average MAdds that a dynamic network is judged at, by name."""
+        ...
+
+    def examples(self, traces: Traces, outcome: Outcome | None, belief: np.ndarray | None) -> tuple[Example, ...]:
+        """A few images and their answers; belief: how much the router believes in the slimmest candidate [N]."""
+        ...
+
+
+class Surveyed(Protocol):
+    """A runner, as far as traces need one."""
+
+    @property
+    def manifest(self) -> Manifest: ...
+
+    def survey(self, x: Any, paths: Sequence[WidthPath]) -> tuple[list[Outputs], Any]: ...
+
+    def run(self, x: Any, policy: Policy) -> Routed: ...
+
+    def prices(self, image_size: int) -> Prices: ...
+
+    def table(self, image_size: int) -> CostTable: ...
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a policy makes of N images: paths [N, points], correct [N], madds [N]."""
+    """What a policy makes of N images: paths [N, points] and MAdds [N]."""
 
-    paths: Tensor
-    correct: Tensor
-    madds: Tensor
-
-
-class Described(Protocol):
-    """A network, or whatever runs one."""
+    paths: np.ndarray
+    madds: np.ndarray
 
     @property
-    def spec(self) -> ModelSpec: ...
-
-    @property
-    def card(self) -> Card: ...
-
-    @property
-    def space(self) -> WidthSpace: ...
-
-    @property
-    def routing(self) -> WidthSpace: ...
-
-    @property
-    def candidates(self) -> list[WidthPath]: ...
+    def spent(self) -> float:
+        """Average MAdds."""
+        return float(self.madds.astype(np.float64).mean())
 
 
 class Traces:
     """Scores by the choices made before them, answers by path; both fill up as policies ask for them.
 
-    One pass at the start gives the answers of all uniform paths and the scores of the first decision: all there is to
+    One pass at the start gives the answers of all `paths` and the scores of the first decision: all there is to
     know where only one decision is taken. Behind later gates, images are run again along paths not yet seen.
     """
 
-    @torch.no_grad()
-    def __init__(self, net: Described, batches: Iterable[Batch], load: Load, *, image_size: int) -> None:
-        check_routes(net.spec)
-        self.net, self.load = net, load
-        self.table = CostTable(net.spec, image_size)
-        self.prices = Prices(self.table)
-        uniform = list(dict.fromkeys([*net.space.uniform, *net.candidates, net.routing.widest]))
-        right: dict[WidthPath, list[Tensor]] = {path: [] for path in uniform}
-        scores, kept, labels = [], [], []
+    def __init__(
+        self,
+        runner: Surveyed,
+        batches: Iterable[Batch],
+        scorer: Scorer,
+        *,
+        paths: Sequence[WidthPath] = (),
+        load: Callable[[np.ndarray], Batch] | None = None,
+        image_size: int | None = None,
+        routed: bool = True,
+    ) -> None:
+        """routed: whether policies will be asked for; without it, only `paths` are run."""
+        self.runner, self.scorer, self.load, self.routed = runner, scorer, load, routed
+        self.image_size = image_size or self.manifest.image_size
+        self.paths = list(dict.fromkeys([*paths, *self.needed()]))
+        self.scores: dict[WidthPath, np.ndarray] = {}
+        first, kept = [], []
+        count = 0
         for batch in batches:
             if not len(batch.images):
                 continue
-            answers, first = self._look(batch.images, uniform)
-            for path, logits in zip(uniform, answers, strict=True):
-                right[path].append(logits.argmax(1).cpu() == batch.labels)
-            scores.append(first.cpu())
-            kept.append(batch.ids)
-            labels.append(batch.labels)
+            rows = np.arange(count, count + len(batch.images))
+            answers, seen = runner.survey(batch.images, self.paths)
+            for path, outputs in zip(self.paths, answers, strict=True):
+                scorer.add(path, rows, outputs, batch.labels)
+            if seen is not None:
+                first.append(as_array(seen))
+            kept.append(as_array(batch.ids))
+            count += len(rows)
         if not kept:
-            raise ValueError("there are no images to route")
-        self.ids, self.labels = torch.cat(kept), torch.cat(labels)
-        self.scores: dict[WidthPath, Tensor] = {(): torch.cat(scores)}
-        self.correct = {path: torch.cat(parts).to(torch.int8) for path, parts in right.items()}  # -1: not known yet
+            raise ValueError("there are no images to evaluate")
+        self.ids = np.concatenate(kept)
+        if first:
+            self.scores[()] = np.concatenate(first)
+        self.known = {path: np.ones(count, bool) for path in self.paths}
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.runner.manifest
+
+    @property
+    def router(self) -> Router | None:
+        return self.manifest.router if self.routed and self.manifest.routes else None
+
+    def needed(self) -> list[WidthPath]:
+        """The paths that decisions and their judgement start from."""
+        if self.router is None:
+            return []
+        return [*self.manifest.space.uniform, *self.router.candidates, self.router.routing.widest]
+
+    @property
+    def prices(self) -> Prices:
+        return self.runner.prices(self.image_size)
+
+    @property
+    def table(self) -> CostTable:
+        return self.runner.table(self.image_size)
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def _look(self, images: Tensor, paths: list[WidthPath]) -> tuple[list[Tensor], Tensor]:
-        """Logits of several paths, the first candidate's among them, and the scores of the first decision."""
-        net = self.net
-        assert isinstance(net, Supernet)
-        entered = net.eval().enter(images.to(device_of(net)))
-        logits = net.run_paths(entered, paths)
-        return logits, first_scores(net, logits[paths.index(net.candidates[0])], entered.code)
+    def right(self, path: WidthPath) -> np.ndarray:
+        """Which images [N] a path that was run for all of them gets right."""
+        found = self.scorer.right(path)
+        assert found is not None
+        return found
 
-    def _route(self, images: Tensor, policy: Policy) -> Routed:
-        assert isinstance(self.net, Supernet)
-        return route(self.net, images.to(device_of(self.net)), policy, prices=self.prices)
+    def correct(self, outcome: Outcome) -> np.ndarray:
+        """Which images [N] are right along the paths of an outcome."""
+        found = np.zeros(len(self), bool)
+        for path, rows in by_path(outcome.paths):
+            found[rows] = self.right(path)[rows]
+        return found
 
-    def right(self, path: WidthPath) -> Tensor:
-        """Which images [N] a uniform path gets right."""
-        return self.correct[path] == 1
+    def score(self, outcome: Outcome) -> float:
+        """How good an outcome is, in one number."""
+        return self.scorer.along(outcome.paths)
 
     def at(self, policy: Policy) -> Outcome:
-        """Where every image goes under a policy, and what comes of it."""
+        """Where every image goes under a policy, and what it costs."""
         paths, unknown = self._walk(policy)
         if len(unknown):
             self._run(unknown, policy)
             paths, unknown = self._walk(policy)
             assert not len(unknown)
-        correct, madds = torch.zeros(len(self), dtype=torch.bool), torch.zeros(len(self), dtype=torch.long)
-        for path in paths.unique(dim=0).tolist():
-            rows = (paths == torch.tensor(path)).all(1)
-            correct[rows] = self.correct[tuple(path)][rows] == 1
-            madds[rows] = self.table.madds(path, dynamic=True)
-        return Outcome(paths, correct, madds)
+        madds = np.zeros(len(self), np.int64)
+        for path, rows in by_path(paths):
+            madds[rows] = self.prices.spent(path)
+        return Outcome(paths, madds)
 
-    def accuracy(self, outcome: Outcome) -> float:
-        """How good an outcome is, in one number."""
-        return outcome.correct.double().mean().item()
-
-    def _walk(self, policy: Policy) -> tuple[Tensor, Tensor]:
+    def _walk(self, policy: Policy) -> tuple[np.ndarray, np.ndarray]:
         """Paths [N, points] by remembered scores, and the rows that they do not lead to a known answer."""
-        spec = self.net.spec
-        assert spec.router is not None
-        if spec.router.probes:
-            chosen = decide(self.scores[()], self.prices.at(0, 0), policy, self.prices.allowed(0, policy.max_width))
-            return torch.tensor(spec.candidates)[chosen], torch.zeros(0, dtype=torch.long)
-        paths = torch.zeros(len(self), len(spec.widths), dtype=torch.long)
-        unknown: list[Tensor] = []
+        router, prices = self.router, self.prices
+        assert router is not None
+        if router.probes:
+            chosen = decide(self.scores[()], prices.at(0, 0), policy, prices.allowed(0, policy.max_width))
+            return np.array(router.candidates, np.int64)[chosen], np.zeros(0, np.int64)
+        routing = router.routing.choices
+        paths = np.zeros((len(self), len(routing)), np.int64)
+        unknown: list[np.ndarray] = []
 
-        def descend(rows: Tensor, prefix: WidthPath) -> None:
-            if len(prefix) == len(spec.widths):
-                unknown.append(rows[self.correct[prefix][rows] < 0] if prefix in self.correct else rows)
+        def descend(rows: np.ndarray, prefix: WidthPath) -> None:
+            if len(prefix) == len(routing):
+                unknown.append(rows[~self.known[prefix][rows]] if prefix in self.known else rows)
                 return
             if prefix not in self.scores:
                 unknown.append(rows)
                 return
             scores = self.scores[prefix][rows]
-            known = ~scores.isnan().any(1)
+            known = ~np.isnan(scores).any(1)
             unknown.append(rows[~known])
             rows, point = rows[known], len(prefix)
-            allowed = self.prices.allowed(point, policy.max_width)
-            chosen = decide(scores[known], self.prices.at(point, prefix[-1] if prefix else 0), policy, allowed)
-            for position in chosen.unique().tolist():
-                mine, width = rows[chosen == position], spec.routing[point][position]
+            allowed = prices.allowed(point, policy.max_width)
+            chosen = decide(scores[known], prices.at(point, prefix[-1] if prefix else 0), policy, allowed)
+            for position in np.unique(chosen):
+                mine, width = rows[chosen == position], routing[point][position]
                 paths[mine, point] = width
                 descend(mine, (*prefix, width))
 
-        descend(torch.arange(len(self)), ())
-        return paths, torch.cat(unknown)
+        descend(np.arange(len(self)), ())
+        return paths, np.concatenate(unknown)
 
-    def _run(self, rows: Tensor, policy: Policy) -> None:
+    def _run(self, rows: np.ndarray, policy: Policy) -> None:
         """Run images along the paths that a policy leads them, and remember."""
-        for part in rows.split(BATCH):
+        assert self.load is not None, "images behind several gates are run again: give `load`"
+        for start in range(0, len(rows), BATCH):
+            part = rows[start : start + BATCH]
             batch = self.load(self.ids[part])
-            routed = self._route(batch.images, policy)
-            right = (routed.logits.argmax(1).cpu() == batch.labels).to(torch.int8)
-            for path in map(tuple, routed.paths.unique(dim=0).tolist()):
-                mine = (routed.paths == torch.tensor(path)).all(1)
-                known = self.correct.setdefault(path, torch.full((len(self),), -1, dtype=torch.int8))
-                known[part[mine]] = right[mine]
-                for point, scores in enumerate(routed.scores):
-                    empty = torch.full((len(self), scores.shape[1]), torch.nan, dtype=scores.dtype)
-                    self.scores.setdefault(path[:point], empty)[part[mine]] = scores[mine].cpu()
+            routed = self.runner.run(batch.images, policy)
+            for path, mine in by_path(as_array(routed.paths)):
+                outputs = {name: array[mine] for name, array in routed.outputs.items()}
+                self.scorer.add(path, part[mine], outputs, batch.labels[mine])
+                self.known.setdefault(path, np.zeros(len(self), bool))[part[mine]] = True
+                for point, scores in enumerate(map(as_array, routed.scores)):
+                    empty = np.full((len(self), scores.shape[1]), np.nan, scores.dtype)
+                    self.scores.setdefault(path[:point], empty)[part[mine]] = scores[mine]
 
 
-def device_of(net: Supernet) -> torch.device:
-    return net.head.classifier.weight.device
+def by_path(paths: np.ndarray) -> list[tuple[WidthPath, np.ndarray]]:
+    """The paths that occur among [N, points], and the rows of each."""
+    if not paths.shape[1]:
+        return [((), np.arange(len(paths)))]
+    found, inverse = np.unique(paths, axis=0, return_inverse=True)
+    return [(tuple(path), np.flatnonzero(inverse.reshape(-1) == number)) for number, path in enumerate(found.tolist())]
+
+
+def slimmest_score(targets: str, scores: np.ndarray) -> np.ndarray:
+    """How much a router believes in the slimmest candidate [N], given the scores [N, R] of its first decision."""
+    if targets in ("correctness", "kl"):
+        return scores[:, 0]
+    shifted = scores - scores.max(1, keepdims=True)
+    return shifted[:, 0] - np.log(np.exp(shifted).sum(1))
+
+
+def auc(scores: np.ndarray, positive: np.ndarray) -> float:
+    """Area under the ROC curve: the chance that a positive outranks a negative, ties counting half."""
+    count, negatives = int(positive.sum()), int((~positive).sum())
+    if not count or not negatives:
+        return 0.5
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = counts.cumsum().astype(np.float64) - (counts.astype(np.float64) - 1) / 2
+    return float((ranks[inverse][positive].sum() - count * (count + 1) / 2) / (count * negatives))

@@ -20,8 +20,8 @@ from dsnet.data.splits import check_data, write_splits
 from dsnet.errors import CheckpointError
 from dsnet.files import write_whole
 from dsnet.results import Evaluation
-from dsnet.tasks import STATE, Plan, Task, load, save
-from dsnet.tasks.assess import record
+from dsnet.runs.record import record
+from dsnet.tasks import STATE, Plan, Task, load, named, read_config, save
 from dsnet.version import __version__, commit
 
 BENCH = "results/bench.json"
@@ -33,6 +33,14 @@ class RunFolder:
 
     folder: Path
     task: Task
+
+    @classmethod
+    def of(cls, folder: Path) -> RunFolder:
+        """A run that is there; its config says which task it is of."""
+        return cls(folder, named(read_config(folder / CONFIG).task))
+
+    def config(self) -> Any:
+        return read_config(self.folder / CONFIG)
 
     def claim(self, config: RunConfig, data: Data, sources: Mapping[str, Any]) -> None:
         """Write config, splits and versions into a new folder, and the networks that the run begins with."""

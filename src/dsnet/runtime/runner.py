@@ -1,64 +1,48 @@
-"""What runs a network for users: images in; logits, paths and MAdds out, in the caller's order."""
+"""What runs a network for users: images in; answers, paths and MAdds out, in the caller's order and kind of array."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from dsnet.models import Card, ModelSpec
-from dsnet.routing import Policy, Prices, Routed, policy_for
-from dsnet.routing.route import check_routes, check_square
-from dsnet.space import WidthPath, WidthSpace
+from dsnet.cost import CostTable
+from dsnet.manifest import Manifest, Policy
+from dsnet.routing.budgets import policy_for
+from dsnet.routing.policy import Prices
+from dsnet.routing.route import Outputs, Parts, Routed, as_array, like, run_grouped, run_paths
+from dsnet.space import WidthPath
 
 
 class Runner:
-    """A network with its router, whatever executes it.
+    """A network with its router, whatever executes it: live weights, cached modules, an ONNX file, a bundle.
 
-    spec: how the network is built. card: classes, preprocessing, budgets. runtime: what executes it, in words.
+    manifest: all that is known of the network. runtime: what executes it, in words.
     """
 
-    spec: ModelSpec
-    card: Card
     runtime: str
 
     def __init__(self) -> None:
-        self._prices: dict[int, Prices] = {}
-        self._policies: dict[tuple[object, ...], tuple[Card, Policy]] = {}
+        self._prices: dict[int, tuple[Manifest, Prices]] = {}
+        self._policies: dict[tuple[object, ...], tuple[Manifest, Policy]] = {}
 
     @property
-    def routes(self) -> bool:
-        """Whether each image can have a path of its own."""
-        return self.spec.router is not None
+    def manifest(self) -> Manifest:
+        raise TypeError(f"{type(self).__name__} has no manifest")
 
     @property
-    def image_size(self) -> int:
-        """Pixels of the side of the images that it was trained, or exported, for."""
-        return self.spec.image_size
-
-    @property
-    def space(self) -> WidthSpace:
-        """The widths that it holds."""
-        return self.spec.space
-
-    @property
-    def routing(self) -> WidthSpace:
-        return WidthSpace(self.spec.routing)
-
-    @property
-    def candidates(self) -> list[WidthPath]:
-        return self.spec.candidates
-
-    @property
-    def paths(self) -> Iterable[WidthPath]:
+    def paths(self) -> list[WidthPath]:
         """The paths that can be pinned, the widest last."""
-        return self.space
+        manifest = self.manifest
+        router = manifest.router if manifest.routes else None
+        probes = router is not None and router.probes and manifest.kind != "live"
+        return router.candidates if probes and router is not None else list(manifest.space)
 
     def __call__(
         self,
-        x: Tensor,
+        x: Any,
         *,
         budget: str | float | None = None,
         max_width: int | None = None,
@@ -77,67 +61,140 @@ class Runner:
             raise ValueError("a path pins the widths; leave budget and max_width out")
         return self.run_path(x, path)
 
-    def run(self, x: Tensor, policy: Policy | None = None) -> Routed:
+    def run(self, x: Any, policy: Policy | None = None) -> Routed:
         """Each image along the path that the router picks for it; without a policy, at lambda 0."""
-        check_routes(self.spec)
-        if not self.routes:
-            raise ValueError(f"{self.runtime} holds one path and cannot route; pin the path {next(iter(self.paths))}")
+        manifest = self.manifest
+        if not manifest.routers:
+            raise ValueError(
+                f"this {manifest.model} has not learned to route; train it with `dsnet train --stage gate`, "
+                f"or choose a path"
+            )
+        if not manifest.routes:
+            raise ValueError(f"{self.runtime} holds one path and cannot route; pin the path {self.paths[0]}")
         self.check_input(x)
         policy, prices = policy or Policy(), self.prices(x.shape[-1])
         prices.check_cap(policy.max_width)
         if not len(x):
-            empty = torch.zeros(0, self.spec.num_classes)
-            return Routed(empty, torch.zeros(0, len(self.spec.widths), dtype=torch.long), torch.zeros(0).long(), [])
-        return self._run(x, policy, prices)
+            return self._given(x, Routed(self._empty(), np.zeros((0, manifest.points), np.int64), no_rows(), []))
+        return self._given(x, self._run(x, policy, prices))
 
-    def run_path(self, x: Tensor, path: Sequence[int]) -> Routed:
+    def run_path(self, x: Any, path: Sequence[int]) -> Routed:
         """Every image along one path, which is charged as a static network."""
-        path = self.spec.space.validate(path)
-        if path not in self.paths:
-            held = list(self.paths)
-            raise ValueError(
-                f"path {path} is not in this file, which holds {len(held)} paths from {held[0]} to {held[-1]}; "
-                f"choose one of them, or export the path as a file of its own"
-            )
+        wanted = self._held(path)
         self.check_input(x)
-        logits = self._run_path(x, path) if len(x) else torch.zeros(0, self.spec.num_classes)
-        madds = self.prices(x.shape[-1]).table.madds(path)
-        paths = torch.tensor(path, dtype=torch.long).expand(len(x), -1)
-        return Routed(logits, paths, torch.full((len(x),), madds), [])
+        outputs = self._survey(x, [wanted], scored=False)[0][0] if len(x) else self._empty()
+        madds = self.table(x.shape[-1]).madds(wanted)
+        paths = np.tile(np.array(wanted, np.int64), (len(x), 1))
+        return self._given(x, Routed(outputs, paths, np.full(len(x), madds, np.int64), []))
+
+    def survey(self, x: Any, paths: Sequence[WidthPath]) -> tuple[list[Outputs], Any | None]:
+        """The answers of several paths, and the scores [B, R] of the first decision where there is a router."""
+        self.check_input(x)
+        return self._survey(x, [self._held(path) for path in paths], scored=self.manifest.routes)
 
     def policy(
         self, budget: str | float | None = None, max_width: int | None = None, image_size: int | None = None
     ) -> Policy:
         """`policy_for`, remembered."""
-        key = (budget, max_width, image_size)
-        card, policy = self._policies.get(key, (None, Policy()))
-        if card is not self.card:
-            policy = self._policy(budget, max_width, image_size)
-            self._policies[key] = self.card, policy
+        key, manifest = (budget, max_width, image_size), self.manifest
+        known, policy = self._policies.get(key, (None, Policy()))
+        if known is not manifest:
+            table = None if budget is None else self.table(image_size or manifest.image_size)
+            policy = policy_for(manifest, budget, max_width=max_width, image_size=image_size, table=table)
+            self._policies[key] = manifest, policy
         return policy
 
-    def _policy(self, budget: str | float | None, max_width: int | None, image_size: int | None) -> Policy:
-        return policy_for(self, budget, max_width=max_width, image_size=image_size)
-
     def prices(self, image_size: int) -> Prices:
-        if image_size not in self._prices:
-            self._prices[image_size] = Prices.of(self.spec, image_size)
-        return self._prices[image_size]
+        manifest = self.manifest
+        known, prices = self._prices.get(image_size, (None, None))
+        if known is not manifest or prices is None:
+            assert manifest.router is not None
+            prices = Prices(self.table(image_size), manifest.router)
+            self._prices[image_size] = manifest, prices
+        return prices
 
-    def check_input(self, x: Tensor) -> None:
-        self.spec.check_input(x.shape)
-        check_square(x.shape)
-        if x.dtype != torch.float32:
+    def table(self, image_size: int) -> CostTable:
+        """The costs at an image size."""
+        return next(table for table in self.manifest.costs if table.image_size == image_size)
+
+    def check_paths(self, paths: Sequence[WidthPath]) -> None:
+        """Refuse paths whose answers would mean nothing."""
+
+    def check_input(self, x: Any) -> None:
+        manifest = self.manifest
+        manifest.check_input(x.shape)
+        kind = str(x.dtype).removeprefix("torch.")
+        if kind != "float32":
             raise ValueError(
-                f"input is {x.dtype} but {self.spec.name!r} runs in torch.float32; convert it, and normalise it as "
-                f"the model's card says (dsnet.predict.prepare does for an image)"
+                f"input is {kind} but {manifest.model!r} runs in float32; convert it, and normalise it as "
+                f"the model's card says (dsnet.images.prepare does for an image)"
             )
-        if not bool(torch.isfinite(x.sum())) and not bool(torch.isfinite(x).all()):
-            bad = int((~torch.isfinite(x)).flatten(1).any(1).sum())
+        finite = np.isfinite(float(x.sum())) if len(x) else True
+        if not finite and not np.isfinite(as_array(x)).all():
+            bad = int((~np.isfinite(as_array(x))).reshape(len(x), -1).any(1).sum())
             raise ValueError(f"{bad} of {len(x)} inputs hold NaN or infinite values; check how they were made")
 
-    def _run(self, x: Tensor, policy: Policy, prices: Prices) -> Routed:
+    def _held(self, path: Sequence[int]) -> WidthPath:
+        """A path that can be pinned here, or a ValueError."""
+        wanted, held = self.manifest.table.space.validate(path), self.paths
+        if wanted not in held:
+            raise ValueError(
+                f"path {wanted} is not in this file, which holds {len(held)} paths from {held[0]} to {held[-1]}; "
+                f"choose one of them, or export the path as a file of its own"
+            )
+        return wanted
+
+    def _given(self, x: Any, routed: Routed) -> Routed:
+        """Answers in the kind of array that was given."""
+        outputs = {name: like(x, value) for name, value in routed.outputs.items()}
+        return Routed(outputs, like(x, routed.paths), like(x, routed.madds), [like(x, part) for part in routed.scores])
+
+    def _empty(self) -> Outputs:
+        return {name: np.zeros((0, *shape), np.float32) for name, shape in self.manifest.outputs.items()}
+
+    def _run(self, x: Any, policy: Policy, prices: Prices) -> Routed:
         raise TypeError(f"{type(self).__name__} does not route")
 
-    def _run_path(self, x: Tensor, path: WidthPath) -> Tensor:
+    def _survey(self, x: Any, paths: Sequence[WidthPath], *, scored: bool) -> tuple[list[Outputs], Any | None]:
         raise TypeError(f"{type(self).__name__} does not run")
+
+
+def no_rows() -> np.ndarray:
+    return np.zeros(0, np.int64)
+
+
+class GroupedRunner(Runner):
+    """Runs a network by its parts; batches are grouped by width."""
+
+    def __init__(self, parts: Parts, runtime: str) -> None:
+        super().__init__()
+        self.parts, self.runtime = parts, runtime
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.parts.manifest
+
+    def _run(self, x: Any, policy: Policy, prices: Prices, positions: np.ndarray | None = None) -> Routed:
+        override = None if positions is None else (lambda point, rows, _: positions[rows, point])
+        return run_grouped(self.parts, self.parts.take(x), policy, prices, override=override)
+
+    def run_forced(self, x: Any, positions: np.ndarray) -> Routed:
+        """Each image along given positions [B, points] in the routing space: gates decide, and are overruled."""
+        self.check_input(x)
+        return self._given(x, self._run(x, Policy(), self.prices(x.shape[-1]), positions))
+
+    def _survey(self, x: Any, paths: Sequence[WidthPath], *, scored: bool) -> tuple[list[Outputs], Any | None]:
+        start = self.parts.front(self.parts.take(x))
+        router = self.manifest.router
+        wanted = list(paths)
+        if scored and router is not None and router.probes and router.candidates[0] not in wanted:
+            wanted.append(router.candidates[0])
+        found = run_paths(self.parts, start, wanted)
+        if not scored or router is None:
+            return found, None
+        if router.probes:
+            scores = self.parts.probe(found[wanted.index(router.candidates[0])])
+        else:
+            assert start.fork is not None
+            scores = start.fork.scores
+        return found[: len(paths)], as_array(scores)

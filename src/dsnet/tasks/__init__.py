@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar, overload
@@ -19,11 +19,16 @@ from torch import nn
 
 from dsnet.checkpoint import MODEL, WEIGHTS, card_in, check_tensors, read_description, read_model, task_in, write_model
 from dsnet.config import RunConfig
+from dsnet.data.batches import PlainImages
 from dsnet.data.dataset import Data
 from dsnet.errors import CheckpointError
 from dsnet.layers import read_run, read_yaml, resolve
-from dsnet.models import Supernet
-from dsnet.results import Evaluation
+from dsnet.manifest import Card, Manifest
+from dsnet.models import Supernet, eager
+from dsnet.nn import ThresholdHead
+from dsnet.results import Metric
+from dsnet.routing.budgets import calibrate, fit_threshold
+from dsnet.routing.traces import Scorer, Traces
 from dsnet.training import OptimConfig, Stage
 
 TASKS = {"classification": "dsnet.tasks.classification.task", "detection": "dsnet.tasks.detection.task"}
@@ -66,8 +71,16 @@ class Task(Protocol):
     """What the pipeline asks of a task. The config and the network are the task's own."""
 
     name: str
-    config: type[RunConfig]
-    network: type[nn.Module]
+
+    @property
+    def config(self) -> type[RunConfig]: ...
+
+    @property
+    def network(self) -> type[nn.Module]: ...
+
+    metric: Metric
+    batch: int  # images that are evaluated together
+    fit: str  # of images, where a card of an older version does not say
 
     def read_spec(self, data: Mapping[str, Any]) -> Any:
         """The spec that model.json holds."""
@@ -85,8 +98,42 @@ class Task(Protocol):
 
     def plans(self, config: Any, data: Data, folder: Path) -> Sequence[Plan[Any]]: ...
 
-    def evaluate(self, net: Any, data: Data, config: Any) -> Evaluation:
-        """The evaluation on the test split, in this process alone."""
+    def scorer(self, manifest: Manifest, options: Mapping[str, Any]) -> Scorer:
+        """What judges answers. Refuses options that its metric does not have."""
+
+    def options(self, config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of the metric, as they were given or else as the run has them."""
+
+    def about(self, config: Any, manifest: Manifest) -> tuple[str, dict[str, Any]]:
+        """The name of the data, and how the network was trained."""
+
+
+def images_of(task: Task, data: Data, split: str, config: Any) -> PlainImages:
+    """A split as evaluation reads it."""
+    how = {"workers": config.data.workers, "max_skipped": config.data.max_skipped}
+    return PlainImages(data.split(split), task.batch, name=split, **how)
+
+
+def calibrated(task: Task, net: Any, data: Data, config: Any) -> Card:
+    """The card of a network with the lambdas of all budgets, found on the calibration split."""
+    net.card = replace(net.card, budgets=())
+    runner, images = eager(net), images_of(task, data, "calibration", config)
+    scorer = task.scorer(runner.manifest, {})
+    traces = Traces(runner, images.batches(), scorer, load=images.load)
+    if isinstance(getattr(net, "probe", None), ThresholdHead):
+        fit_threshold(traces, threshold_width(net, traces))
+    return replace(net.card, budgets=calibrate(traces))
+
+
+def threshold_width(net: Any, traces: Traces) -> Callable[[int], None]:
+    """Sets the candidate that a threshold router escalates to, in the network and in the scores of its traces."""
+
+    def escalate(position: int) -> None:
+        net.probe.width.fill_(position)
+        traces.scores[()][:, 1:] = ThresholdHead.NEVER
+        traces.scores[()][:, position] = 1.0
+
+    return escalate
 
 
 def named(name: str) -> Task:
@@ -149,9 +196,19 @@ def load(folder: str | os.PathLike[str], task: str | None = None, *, device: tor
     check_tensors(folder / WEIGHTS, tensors, expected)
     with torch.random.fork_rng(devices=[]):  # building draws initial weights; loading must not move the generator
         net = of.build(spec)
-    net.card = card_in(folder, content)
+    net.card = card_in(folder, content, fit=named(task_in(content)).fit)
     net.load_state_dict(tensors, assign=True)
     return net.to(device).eval()
+
+
+def blank(folder: str | os.PathLike[str]) -> Any:
+    """The network in a folder without its weights, which tells what it costs."""
+    folder = Path(folder)
+    content = read_description(folder)
+    with torch.device("meta"):
+        net = named(task_in(content)).build(spec_in(folder, content, None))
+    net.card = card_in(folder, content, fit=named(task_in(content)).fit)
+    return net.eval()
 
 
 def load_spec(folder: str | os.PathLike[str], task: str | None = None) -> Any:

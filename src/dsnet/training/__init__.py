@@ -1,6 +1,6 @@
 """Training: stages, the loop, the moving average, recalibration."""
 
-from dsnet.training.average import EMA, recalibrate, uncalibrated
+from dsnet.training.average import EMA, recalibrate
 from dsnet.training.ieb import IEB, IEBConfig, Stage
 from dsnet.training.loop import Interrupted, Loop
 from dsnet.training.optim import OptimConfig, learning_rate, make_optimizer
@@ -19,6 +19,5 @@ __all__ = [
     "learning_rate",
     "make_optimizer",
     "recalibrate",
-    "uncalibrated",
     "with_fresh_router",
 ]

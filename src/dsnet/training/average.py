@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from dsnet.models import Supernet
 from dsnet.nn import SliceBatchNorm2d
-from dsnet.space import WidthPath
 
 N = TypeVar("N", bound=nn.Module)
 
@@ -75,12 +74,3 @@ def recalibrate(net: Supernet, images: Iterable[Tensor]) -> int:
     if count == 0:
         raise ValueError("recalibration needs at least one batch of images")
     return count
-
-
-def uncalibrated(net: Supernet, paths: Iterable[WidthPath]) -> list[WidthPath]:
-    """The paths whose batch norm never saw an image, so that their outputs mean nothing."""
-    norms = [norm for norm in batch_norms(net) if len(norm.channels) > 1 or not net.spec.widths]
-    seen = [
-        all(bool(norm.num_batches_tracked[w] > 0) for norm in norms) for w in range(max(net.spec.widths, default=1))
-    ]
-    return [path for path in paths if norms and not seen[path[0] if path else 0]]

@@ -14,7 +14,7 @@ from torch import Tensor
 from dsnet.cost import CostTable
 from dsnet.data.batches import seed_of
 from dsnet.errors import must
-from dsnet.models import Entered, ModelSpec, Supernet
+from dsnet.models import Entered, ModelSpec, Supernet, count
 from dsnet.nn import RouterSpec
 from dsnet.schema import Typed
 from dsnet.training.ieb import Stage, full
@@ -115,7 +115,7 @@ class SGS(Stage[Supernet]):
         if net.spec.router is None or net.spec.router != config.spec:
             raise ValueError(f"the network has router {net.spec.router} but {config.spec} is to be trained")
         self.net, self.config, self.router = net.eval(), config, net.spec.router
-        self.table = CostTable(net)
+        self.table = count(net)
         for name, parameter in net.named_parameters():
             parameter.requires_grad_(name.startswith("probe.") if self.router.probes else ".slimming." in name)
 
@@ -184,7 +184,7 @@ class SGS(Stage[Supernet]):
         guidance = [score_loss(self.router, raw, goal) for raw in raws if raw is not None]
         return {
             "classification": F.cross_entropy(full(logits), labels),
-            "complexity": (self.table.expected(mixes) / self.table.widest).square().mean().to(full(logits).dtype),
+            "complexity": (expected(self.table, mixes) / self.table.widest).square().mean().to(full(logits).dtype),
             "guidance": torch.stack(guidance).mean(),
         }
 
@@ -225,3 +225,37 @@ def score_loss(router: RouterSpec, raw: Tensor, goal: Tensor) -> Tensor:
     if router.targets == "kl":
         return F.smooth_l1_loss(F.softplus(raw), goal)
     return F.cross_entropy(raw, torch.where(goal < 0, raw.shape[1] - 1, goal))
+
+
+def expected(table: CostTable, mixes: Sequence[Tensor], *, dynamic: bool = True) -> Tensor:
+    """MAdds [B] under one mix [B, K] per choice point: differentiable, exact on one-hot mixes."""
+    if not table.steps:
+        raise ValueError("the network has no choice points; use madds(())")
+    if len(mixes) != len(table.steps):
+        raise ValueError(
+            f"got {len(mixes)} mixes but the network has {len(table.steps)} choice points; give one for each"
+        )
+    for point, (mix, step) in enumerate(zip(mixes, table.steps, strict=True)):
+        if mix.shape != (len(mixes[0]), len(step[0])):
+            raise ValueError(
+                f"mix {point} has shape {tuple(mix.shape)}; expected {(len(mixes[0]), len(step[0]))}, "
+                f"one weight per sample and width"
+            )
+    if dynamic and table.probe is not None:
+        return _expected_probing(table, mixes)
+    total = torch.full((len(mixes[0]),), float(table.front.madds), dtype=torch.float64, device=mixes[0].device)
+    before = total.new_ones(len(total), 1)
+    for step, router, mix in zip(table.steps, table.routers, mixes, strict=True):
+        costs = [[cost.madds + (router[j].madds if dynamic else 0) for cost in row] for j, row in enumerate(step)]
+        after = mix.double()
+        total = total + torch.einsum("bi,ij,bj->b", before, total.new_tensor(costs), after)
+        before = after
+    return total + before @ total.new_tensor([head.madds for head in table.heads])
+
+
+def _expected_probing(table: CostTable, mixes: Sequence[Tensor]) -> Tensor:
+    """The probe for everyone; the rest of the chosen path for those who do not take the slimmest candidate."""
+    assert table.probe is not None
+    slim = torch.stack([mix[:, width].double() for mix, width in zip(mixes, table.probed, strict=True)]).prod(0)
+    rest = expected(table, mixes, dynamic=False) - table.shared.madds
+    return table.probe.madds + rest - slim * (table.madds(table.probed) - table.shared.madds)

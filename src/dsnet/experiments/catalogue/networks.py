@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dsnet.cost import CostTable
 from dsnet.experiments.layout import Claim, Column, Plot, Row, Table
 from dsnet.experiments.measures import (
     all_widths,
@@ -16,6 +15,7 @@ from dsnet.experiments.measures import (
 )
 from dsnet.experiments.recipe import Recipe, Scale
 from dsnet.models import model_spec
+from dsnet.models.count import count
 
 SUPERNET = {"stage": "supernet"}
 MBNET, RESNET, EFFNET, US = (Recipe(base, SUPERNET) for base in ("mbnet", "resnet", "effnet", "us"))
@@ -68,7 +68,7 @@ def static_madds(scale: Scale, base: str, width: float) -> float:
     size = keys.get("data.image_size") or {"digits": 16, "cifar10": 32}[keys["data.dataset"]]
     channels = 1 if keys["data.dataset"] == "digits" else 3
     spec = model_spec(keys["model.name"], width=width, image_size=size, in_channels=channels)
-    return float(CostTable(spec, size).madds(()))
+    return float(count(spec, size).madds(()))
 
 
 def against_static(scale: Scale, dynamic: Recipe, static: str, paper: dict[float, tuple[str, str]]) -> Table:

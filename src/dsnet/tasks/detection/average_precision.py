@@ -11,20 +11,9 @@ import torch
 from torch import Tensor
 
 from dsnet.data.boxes import iou
+from dsnet.predict.answers import Detections
 
 Rule = Literal["area", "11point"]
-
-
-@dataclass(frozen=True)
-class Detections:
-    """Of one image: boxes [D, 4] in corners, scores [D], classes [D]."""
-
-    boxes: Tensor
-    scores: Tensor
-    classes: Tensor
-
-    def __len__(self) -> int:
-        return len(self.scores)
 
 
 @dataclass(frozen=True)
@@ -62,12 +51,13 @@ def average_precision(
     counted: list[Tensor] = []
     objects = 0
     for one, truth in zip(found, truths, strict=True):
-        mine, own = one.classes == label, truth.classes == label
+        boxes, sure = torch.as_tensor(one.boxes), torch.as_tensor(one.scores)
+        mine, own = torch.as_tensor(one.classes) == label, truth.classes == label
         difficult = truth.difficult[own].bool()
         objects += int((~difficult).sum())
-        order = one.scores[mine].argsort(descending=True, stable=True)
-        hits, counts = judge(one.boxes[mine][order], truth.boxes[own], difficult, overlap)
-        scores.append(one.scores[mine][order])
+        order = sure[mine].argsort(descending=True, stable=True)
+        hits, counts = judge(boxes[mine][order], truth.boxes[own], difficult, overlap)
+        scores.append(sure[mine][order])
         right.append(hits)
         counted.append(counts)
     if not objects:

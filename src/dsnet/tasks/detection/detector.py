@@ -12,18 +12,22 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
-from dsnet.extraction import fold_batch_norm
-from dsnet.models import Card, Supernet
+from dsnet.manifest import Card, Manifest
+from dsnet.models import Supernet
+from dsnet.models.count import FRONT
+from dsnet.models.parts import LiveParts, describe
 from dsnet.models.segment import Features
 from dsnet.nn import SliceBatchNorm2d, SliceConv2d
-from dsnet.nn.tracing import materialise
+from dsnet.routing.route import Outputs, Step
 from dsnet.space import Channels, WidthPath, WidthSpace
 from dsnet.tasks.detection.boxes import decode
 from dsnet.tasks.detection.layers import Heads, Neck
 from dsnet.tasks.detection.priors import prior_boxes
-from dsnet.tasks.detection.spec import DetectorSpec
+from dsnet.tasks.detection.spec import TASK, DetectorSpec
+
+NAMED = ("backbone", "projections", "neck", "heads")  # parts whose MAdds are told apart
 
 
 class Answer(NamedTuple):
@@ -75,11 +79,6 @@ class Detector(nn.Module):
     @property
     def space(self) -> WidthSpace:
         return self.backbone.space
-
-    @property
-    def routes(self) -> bool:
-        """Whether each image can have a width of its own."""
-        return self.spec.backbone.router is not None
 
     def freeze_norms(self) -> None:
         for module in self.backbone.modules():
@@ -148,22 +147,83 @@ class Detector(nn.Module):
         """Boxes [B, P, 4] in corners, as shares of the image, clipped to it; probabilities [B, P, classes]."""
         return decode(answer.deltas, self.priors).clamp(0, 1), answer.logits.softmax(-1)[..., 1:]
 
-    def scores(self, point: int, code: Tensor | None, width: int) -> Tensor:
-        """Scores [B, R] of a gate, as `decide` takes them."""
-        router, raw = self.spec.backbone.router, self.backbone.chain[point].score(code, width)
-        assert router is not None
-        assert raw is not None
-        return router.link(raw)
+    def run_scored(self, x: Tensor, path: WidthPath) -> tuple[Answer, list[Tensor | None]]:
+        """The answer of a path, and the raw scores of the slimming heads on the way."""
+        x, scaled, code, projected = self.start(x)
+        w_in, scores = 0, []
+        for point, w_out in enumerate(path):
+            segment = self.backbone.chain[point]
+            if point:
+                x = segment.enter(x, w_in)
+                scaled, code = segment.attend(x, w_in)
+            scores.append(segment.score(code, w_in))
+            x, more = self.branch(point, x, scaled, w_in, w_out)
+            projected, w_in = projected | more, w_out
+        return self.finish(projected), scores
 
-    def look(self, x: Tensor, paths: Sequence[WidthPath]) -> tuple[list[tuple[Tensor, Tensor]], Tensor | None]:
-        """Boxes and scores of several paths, and the first gate's scores where it routes."""
-        self.check_input(x)
-        started = self.start(x)
-        found = [self.boxes_of(self.finish(self.widths(started, path))) for path in paths]
-        return found, self.scores(0, started.code, 0) if self.routes else None
+    def place_of(self, layer: str) -> int:
+        """The choice point that a layer belongs to, by its name; neck and heads are run by every path."""
+        room, name, *rest = layer.split(".")
+        if room == "backbone" and name == "segments":
+            return int(rest[0])
+        choice = self.spec.stage_of(name).choice if room == "projections" else None
+        return FRONT if choice is None else choice
+
+    def parts(self, *, routed: bool = True) -> DetectorParts:
+        """The pieces between choices, with these weights."""
+        return DetectorParts(self, routed=routed)
+
+    def manifest(self, image_size: int | None = None) -> Manifest:
+        """All that the rest of the house may know of this detector."""
+        if image_size not in (None, self.spec.image_size):
+            raise ValueError(
+                f"image_size is {image_size} but this detector keeps its own, {self.spec.image_size}; leave it out"
+            )
+        count = len(self.priors)
+        outputs: dict[str, tuple[int, ...]] = {"boxes": (count, 4), "scores": (count, self.spec.num_classes)}
+        channels = self.spec.backbone.channels
+        return describe(self, task=TASK, outputs=outputs, channels=channels, any_size=False, named=NAMED)
 
     def check_input(self, x: Tensor) -> None:
         self.spec.check_input(x.shape)
+
+
+class DetectorParts(LiveParts):
+    """The pieces of a detector between its choices: each leaves the maps that it projects; neck, heads and decoding
+    come once, behind all of them."""
+
+    def __init__(self, detector: Detector, *, routed: bool = True) -> None:
+        super().__init__(detector.backbone, routed=routed)
+        self.owner = self.detector = detector
+
+    @property
+    def device(self) -> torch.device:
+        return self.detector.priors.device
+
+    def front(self, x: Tensor) -> Step:
+        x, tapped = self.net.front.features(x, 0)
+        return Step(self.fork(0, 0, x) if self.net.chain else None, self.projected(tapped, 0))
+
+    def rest(self, point: int, width: int, x: Tensor) -> Step:
+        segment = self.net.chain[point]
+        mine = {} if segment.tap is None else {segment.tap: x}
+        x, tapped = segment.rest.features(x, width)
+        fork = None if point + 1 == len(self.net.chain) else self.fork(point + 1, width, x)
+        return Step(fork, self.projected(mine | tapped, width))
+
+    def projected(self, tapped: Features, width: int) -> Outputs:
+        maps = self.detector.project(tapped, width)
+        return {f"map.{tap}": maps[tap] for tap in self.detector.spec.taps if tap in maps}
+
+    def finish(self, left: Outputs) -> Outputs:
+        detector = self.detector
+        maps = {tap: left[f"map.{tap}"] for tap in detector.spec.taps}
+        boxes, scores = detector.boxes_of(detector.finish(maps))
+        return {"boxes": boxes, "scores": scores}
+
+    def left_at(self, point: int) -> list[str]:
+        spec, owner = self.detector.spec, point - 1 if point else None
+        return [f"map.{tap}" for tap in spec.taps if spec.stage_of(tap).choice == owner]
 
 
 def projection(channels: Channels, out: int) -> SliceConv2d:
@@ -187,11 +247,3 @@ def with_backbone(spec: DetectorSpec, net: Supernet) -> Detector:
     fitting = {name: tensor for name, tensor in kept.items() if mine[name].shape == tensor.shape}
     detector.backbone.load_state_dict(fitting, strict=False)
     return detector
-
-
-def extract_detector(detector: Detector, path: Sequence[int] = (), *, fold: bool = False) -> fx.GraphModule:
-    """The sub-network `path` as a plain module from images to (deltas, logits); `fold` merges batch norm."""
-    chosen = detector.space.validate(path)
-    with torch.no_grad():
-        plain = materialise(detector, lambda x: tuple(detector.run(x, chosen)))
-    return fold_batch_norm(plain) if fold else plain

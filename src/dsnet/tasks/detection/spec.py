@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dsnet.manifest import RouterSpec
 from dsnet.models import ModelSpec
 from dsnet.models.spec import StageSpec
 from dsnet.nn.slicing import out_side
-from dsnet.space import Channels
+from dsnet.space import Channels, WidthSpace
 from dsnet.tasks.detection.priors import RATIOS, SCALES, boxes_per_place
+
+if TYPE_CHECKING:
+    from dsnet.tasks.detection.detector import Detector
 
 TASK = "detection"
 TAPS = ("block5", "block11", "block13")
@@ -69,6 +73,39 @@ class DetectorSpec:
     @property
     def image_size(self) -> int:
         return self.backbone.image_size
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return self.backbone.widths
+
+    @property
+    def space(self) -> WidthSpace:
+        return self.backbone.space
+
+    @property
+    def routing(self) -> tuple[tuple[int, ...], ...]:
+        return self.backbone.routing
+
+    @property
+    def router(self) -> RouterSpec | None:
+        return self.backbone.router
+
+    @property
+    def stride(self) -> int:
+        return self.backbone.stride
+
+    def without_router(self) -> DetectorSpec:
+        return replace(self, backbone=self.backbone.without_router())
+
+    def build(self) -> Detector:
+        """The detector, with fresh weights."""
+        from dsnet.tasks.detection.detector import Detector
+
+        return Detector(self)
+
+    def check_size(self, *sides: int) -> None:
+        if any(side != self.image_size for side in sides):
+            raise ValueError(f"image_size is {sides[0]} but this detector keeps its own, {self.image_size}")
 
     def check_input(self, shape: Sequence[int]) -> None:
         size = self.image_size

@@ -11,19 +11,19 @@ import torch
 
 from dsnet.data.batches import TrainBatches
 from dsnet.data.dataset import Data
-from dsnet.errors import TrainingError
-from dsnet.models import Card, Preprocessing
-from dsnet.results import Evaluation
-from dsnet.routing import calibrate
-from dsnet.tasks import GATE, STATE, Note, Plan, load, load_spec
-from dsnet.tasks.detection.assess import evaluate_detection, open_data, plain
+from dsnet.data.voc import open_detection_data
+from dsnet.errors import TrainingError, must
+from dsnet.manifest import Card, Manifest, Preprocessing
+from dsnet.models import eager
+from dsnet.models.parts import uncalibrated
+from dsnet.routing.traces import Traces
+from dsnet.tasks import GATE, STATE, Note, Plan, calibrated, images_of, load, load_spec
 from dsnet.tasks.detection.config import DetectionConfig
 from dsnet.tasks.detection.detector import Detector, with_backbone
-from dsnet.tasks.detection.evaluate import DetectionTraces
-from dsnet.tasks.detection.route import route_detector
+from dsnet.tasks.detection.scorer import METRIC, PrecisionScorer
 from dsnet.tasks.detection.spec import DetectorSpec
 from dsnet.tasks.detection.stages import GatesStage, WidthsStage, median_gap
-from dsnet.training import OptimConfig, uncalibrated
+from dsnet.training import OptimConfig
 
 
 class Detection:
@@ -31,6 +31,9 @@ class Detection:
 
     name = "detection"
     config = DetectionConfig
+    metric = METRIC
+    batch = 32
+    fit = "squeeze"  # of images, where a card of an older version does not say
     network = Detector
 
     def read_spec(self, data: Mapping[str, Any]) -> DetectorSpec:
@@ -40,7 +43,7 @@ class Detection:
         return Detector(spec)
 
     def open_data(self, config: DetectionConfig, root: str | None = None) -> Data:
-        return open_data(config, root)
+        return open_detection_data(config.data if root is None else replace(config.data, root=root))
 
     def begin(self, config: DetectionConfig, data: Data, *, again: Path | None) -> Detector:
         """Fresh neck and heads on a backbone, also where a run goes on; for stage gate the source as it is."""
@@ -56,8 +59,17 @@ class Detection:
         routes = config.stage == "both" and ((folder / GATE / STATE).exists() or has_widths(config))
         return [widths_plan(config, data), *([gates_plan(config, data)] if routes else [])]
 
-    def evaluate(self, net: Detector, data: Data, config: DetectionConfig) -> Evaluation:
-        return evaluate_detection(net, data, config)
+    def scorer(self, manifest: Manifest, options: Mapping[str, Any]) -> PrecisionScorer:
+        return PrecisionScorer(manifest, **options)
+
+    def options(self, config: DetectionConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+        overlap = 0.5 if given.get("overlap") is None else given["overlap"]
+        must("--overlap", overlap, 0 < overlap < 1, "lie between 0 and 1")
+        return {"rule": given.get("rule") or config.rule, "overlap": overlap}
+
+    def about(self, config: DetectionConfig, manifest: Manifest) -> tuple[str, dict[str, Any]]:
+        optim = config.optim
+        return Path(config.data.root).name, {"epochs": optim.epochs, "batch_size": optim.batch_size, "lr": optim.lr}
 
 
 task = Detection()
@@ -68,9 +80,11 @@ def widths_plan(config: DetectionConfig, data: Data) -> Plan[Detector]:
 
     def validate(average: Detector, note: Note) -> dict[str, float]:
         ends = list(dict.fromkeys([average.space.slimmest, average.space.widest]))
-        traces = DetectionTraces(average, plain(data.calibration, config), paths=ends)
+        runner, images = eager(average), images_of(task, data, "calibration", config)
+        scorer = PrecisionScorer(runner.manifest)
+        Traces(runner, images.batches(), scorer, paths=ends, routed=False)
         names = ["slimmest", "widest"] if len(ends) == 2 else ["widest"]
-        return {name: traces.precision(traces.found[path])[0] for name, path in zip(names, ends, strict=True)}
+        return {name: scorer.of(path)["mAP"] for name, path in zip(names, ends, strict=True)}
 
     keep = config.gates.router == "frozen"
     return Plan(
@@ -103,7 +117,7 @@ def gates_plan(config: DetectionConfig, data: Data) -> Plan[Detector]:
 
     def finish(net: Detector) -> Detector:
         net = net.to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
-        net.card = replace(net.card, budgets=calibrate(DetectionTraces(net, plain(data.calibration, config))))
+        net.card = calibrated(task, net, data, config)
         return net
 
     return Plan(
@@ -154,7 +168,7 @@ def new_detector(config: DetectionConfig, data: Data) -> Detector:
     backbone = replace(net.spec, image_size=data.image_size, num_classes=1, router=router)
     spec = DetectorSpec(backbone, len(data.classes), tuple(config.taps), config.projection, config.pyramid)
     detector = with_backbone(spec, net)
-    how = Preprocessing(data.mean, data.std, 1.0, config.data.interpolation)
+    how = Preprocessing(data.mean, data.std, 1.0, config.data.interpolation, "squeeze")
     detector.card = Card(classes=data.classes, preprocessing=how)
     return detector
 
@@ -196,8 +210,9 @@ def with_fresh_gate(detector: Detector, config: DetectionConfig) -> Detector:
 
 def slimmest_share(average: Detector, data: Data, config: DetectionConfig) -> float:
     """Share of the calibration images that the gate, at lambda 0, sends to the slimmest candidate."""
+    runner, images = eager(average), images_of(task, data, "calibration", config)
     slimmest, slim, total = average.backbone.routing.slimmest[0], 0, 0
-    for batch in plain(data.calibration, config):
-        paths = route_detector(average, batch.images.to(average.priors.device)).paths
+    for batch in images.batches():
+        paths = runner.run(batch.images).paths
         slim, total = slim + int((paths[:, 0] == slimmest).sum()), total + len(paths)
     return slim / max(1, total)

@@ -1,0 +1,1 @@
+"""Measures latency: every width, every budget, beside static networks."""

@@ -1,0 +1,271 @@
+"""Networks as ONNX files: the dynamic network in one file, or one path as a plain file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, helper
+from torch import nn
+
+from dsnet.cost import CostTable
+from dsnet.export.layers import write_call
+from dsnet.export.parts import Branch, PartWriter
+from dsnet.export.writer import FLOAT, INT, IR_VERSION, OPSET, Graph, Model
+from dsnet.manifest import Manifest, Policy, exported, to_metadata
+from dsnet.models.parts import LiveParts
+from dsnet.routing.budgets import policy_for
+from dsnet.routing.policy import Prices
+from dsnet.routing.route import follow
+from dsnet.runtime.onnx import IMAGE
+from dsnet.space import WidthPath, WidthSpace
+from dsnet.version import __version__
+
+
+def export_onnx(
+    net: Any,
+    file: str | Path,
+    *,
+    path: Sequence[int] | None = None,
+    image_size: int | None = None,
+    budget: str | float | None = None,
+    max_width: int | None = None,
+    defaults: bool = True,
+) -> Path:
+    """Write a network as one ONNX file; without a path it is the dynamic network, for one image at a time.
+
+    inputs: image; and with defaults lam (float), max_width (int64) and pin (int64 per choice, -1 lets the router
+    choose). outputs: those of the network (logits; boxes and scores), path, madds, router_scores of the first
+    decision. A single path takes batches of any size.
+    A network that has not learned to route becomes one file of all widths, whose `pin` input chooses.
+    budget and max_width set the defaults. Some runtimes (OpenVINO) make constants of inputs that have defaults: with
+    defaults=False there are none, and all inputs must be given.
+    """
+    check_weights(net)
+    manifest = net.manifest(image_size)
+    if path is not None or not manifest.points:
+        if budget is not None or max_width is not None:
+            raise ValueError("a path pins the widths; leave budget and max_width out")
+        wanted = manifest.space.validate(path or ())
+        proto = static_model(net.parts(routed=False), manifest, wanted)
+        held = WidthSpace(tuple((width,) for width in wanted))
+        return write_checked(proto, exported(for_size(manifest), kind="static", space=held), Path(file))
+    if manifest.router is None and (budget is not None or max_width is not None):
+        raise ValueError(f"this {manifest.model} has not learned to route, so it has no budgets")
+    policy = policy_for(manifest, budget, max_width=max_width)
+    writer = DynamicWriter(net.parts(), manifest, policy, defaults=defaults)
+    if writer.prices is not None:
+        writer.prices.check_cap(max_width)
+    about = exported(for_size(manifest), kind="dynamic", space=writer.held, defaults=policy)
+    return write_checked(writer.model(), about, Path(file))
+
+
+def for_size(manifest: Manifest) -> Manifest:
+    """Without the budgets that were calibrated at other image sizes."""
+    size = manifest.image_size
+    routers = tuple(
+        replace(router, budgets=tuple(row for row in router.budgets if row.image_size == size))
+        for router in manifest.routers
+    )
+    return replace(manifest, routers=routers)
+
+
+def check_weights(net: nn.Module) -> None:
+    if net.training:
+        raise ValueError("a network is exported in eval mode only; call net.eval() first")
+    for name, tensor in net.state_dict().items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{name} holds NaN or infinite values; export a network that was trained without them")
+
+
+def write_checked(proto: onnx.ModelProto, manifest: Manifest, file: Path) -> Path:
+    helper.set_model_props(proto, to_metadata(manifest))
+    onnx.checker.check_model(proto)
+    return write_model(proto, file)
+
+
+def write_model(proto: onnx.ModelProto, file: Path) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(file.name + ".part")
+    try:
+        part.write_bytes(proto.SerializeToString())
+        part.replace(file)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise ValueError(f"{file} cannot be written ({error.strerror}); choose another file") from error
+    return file
+
+
+def finish(graph: Graph, name: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> onnx.ModelProto:
+    initializers = [*graph.model.weights.values(), *graph.initializers]
+    whole = helper.make_graph(graph.nodes, name, list(inputs), list(outputs), initializers)
+    opset = helper.make_opsetid("", OPSET)
+    return helper.make_model(
+        whole, producer_name="dsnet", producer_version=__version__, ir_version=IR_VERSION, opset_imports=[opset]
+    )
+
+
+def static_model(live: LiveParts, manifest: Manifest, path: WidthPath) -> onnx.ModelProto:
+    """One sub-network for batches of any size, its weights cut out and folded."""
+    graph, size = Graph(Model(shared=False)), manifest.image_size
+
+    def call(x: Any) -> tuple[Any, ...]:
+        start = live.front(x)
+        left = start.left if start.fork is None else {**start.left, **follow(live, start.fork, path)}
+        found = live.finish(left)
+        return tuple(found[name] for name in manifest.outputs)
+
+    for name, found in zip(manifest.outputs, write_call(graph, live.owner, call, IMAGE), strict=True):
+        graph.nodes.append(helper.make_node("Identity", [found], [name]))
+    image = helper.make_tensor_value_info(IMAGE, FLOAT, ["batch", manifest.in_channels, size, size])
+    outputs = [
+        helper.make_tensor_value_info(name, FLOAT, ["batch", *shape]) for name, shape in manifest.outputs.items()
+    ]
+    return finish(graph, manifest.model, [image], outputs)
+
+
+class DynamicWriter(PartWriter):
+    """The whole dynamic network as one graph. Every branch slices weights of the main graph, which it shares."""
+
+    def __init__(self, live: LiveParts, manifest: Manifest, policy: Policy, *, defaults: bool = True) -> None:
+        super().__init__(live)
+        self.manifest, self.policy, self.defaults = manifest, policy, defaults
+        self.table: CostTable = manifest.table
+        self.prices = None if self.router is None else Prices(self.table, self.router)
+        self.graph = Graph(Model(shared=True))
+
+    def model(self) -> onnx.ModelProto:
+        names = self.front(self.graph, IMAGE)
+        outputs = (self.write_probing if self.probes else self.write_gates)(names)
+        shapes = {"path": [self.manifest.points], "madds": [], "router_scores": [1, len(self.choices[0])]}
+        shapes |= {name: [1, *shape] for name, shape in self.manifest.outputs.items()}
+        infos = []
+        for name, found in outputs.items():
+            self.graph.nodes.append(helper.make_node("Identity", [found], [name]))
+            kind = INT if name in ("path", "madds") else FLOAT
+            infos.append(helper.make_tensor_value_info(name, kind, shapes[name]))
+        size = self.manifest.image_size
+        image = helper.make_tensor_value_info(IMAGE, FLOAT, [1, self.manifest.in_channels, size, size])
+        return finish(self.graph, self.manifest.model, [image, *self.knobs()], infos)
+
+    def knobs(self) -> list[onnx.ValueInfoProto]:
+        """Inputs that have defaults: the budget's lambda, the cap, a pinned path."""
+        pinned = self.manifest.space.widest if self.router is None else (-1,) * len(self.choices)
+        defaults: dict[str, np.ndarray] = {"pin": np.array(pinned, np.int64)}
+        if self.router is not None:
+            widest, cap = max(map(max, self.choices)), self.policy.max_width
+            defaults["lam"] = np.array([self.policy.lam], np.float32)
+            defaults["max_width"] = np.array([widest if cap is None else cap], np.int64)
+        infos = []
+        for name, default in defaults.items():
+            kind = FLOAT if name == "lam" else INT
+            infos.append(helper.make_tensor_value_info(name, kind, default.shape))
+            if self.defaults:
+                self.graph.initializers.append(onnx.numpy_helper.from_array(default, name))
+        return infos
+
+    def widths_at(self, point: int) -> list[int]:
+        assert self.prices is not None
+        return self.prices.widths(point)
+
+    def decision(self, graph: Graph, scores: str, prices: str, point: int) -> str:
+        """Position of the width that `decide` takes: scores less lambda times prices, capped, equals to the slimmer."""
+        double = {"to": TensorProto.DOUBLE}
+        cost = graph.op("Mul", graph.op("Cast", "lam", **double), prices)
+        values = graph.op("Sub", graph.op("Cast", scores, **double), cost)
+        allowed = graph.op("LessOrEqual", graph.constant(self.widths_at(point)), "max_width")
+        values = graph.op("Where", allowed, values, graph.constant(-np.inf, np.float64))
+        return graph.op("Squeeze", graph.op("ArgMax", values, axis=1, keepdims=0))
+
+    def pinned(self, graph: Graph, point: int) -> tuple[str, str]:
+        """Whether a width is pinned at a choice point, and its position among those that can be chosen."""
+        width = graph.op("Gather", "pin", graph.constant(point))
+        positions = [len(self.choices[point])] * len(
+            self.table.steps[point][0]
+        )  # out of range: what the file lacks fails
+        for position, allowed in enumerate(self.choices[point]):
+            positions[allowed] = position
+        found = graph.op("Gather", graph.constant(positions), graph.op("Max", width, graph.constant(0)))
+        return graph.op("GreaterOrEqual", width, graph.constant(0)), found
+
+    def write_gates(self, names: list[str]) -> dict[str, str]:
+        graph, spent = self.graph, self.table
+        before: str | None = None
+        inputs: Sequence[int] = (0,)
+        madds = graph.constant(spent.front.madds)
+        path, first_scores, left = [], None, self.left_of(0, names)
+        for point, widths in enumerate(self.choices):
+            maps, scores = self.fork_of(names, point)
+            is_pinned, position = self.pinned(graph, point)
+            if self.prices is not None:
+                assert scores is not None
+                first_scores = first_scores or scores
+                table = np.stack([self.prices.at(point, w_in) for w_in in inputs])
+                prices = graph.constant(table, np.float64)
+                prices = graph.op("Gather", prices, before or graph.constant(0))
+                position = graph.op("Where", is_pinned, position, self.decision(graph, scores, prices, point))
+            given = self.given(point + 1)
+            kinds = [FLOAT] * len(given)
+            if before is None:
+                names = graph.choose(position, [self.whole(point, width, maps) for width in widths], kinds)
+            else:
+                branches = [self.segment_branch(point, before, inputs, width, maps) for width in widths]
+                names = graph.choose(position, branches, kinds)
+            left |= self.left_of(point + 1, names)
+            cost = [
+                [spent.steps[point][a][b].madds + spent.routers[point][a].madds * (scores is not None) for b in widths]
+                for a in inputs
+            ]
+            row = graph.op("Gather", graph.constant(cost), before or graph.constant(0))
+            madds = graph.op("Add", madds, graph.op("Gather", row, position))
+            width = graph.op("Gather", graph.constant(widths), position)
+            path.append(graph.op("Unsqueeze", width, graph.constant([0])))
+            before, inputs = position, widths
+        assert before is not None
+        heads = graph.constant([spent.heads[width].madds for width in inputs])
+        outputs = {**self.finish(graph, left), "path": graph.op("Concat", *path, axis=0)}
+        outputs["madds"] = graph.op("Add", madds, graph.op("Gather", heads, before))
+        return outputs if first_scores is None else {**outputs, "router_scores": first_scores}
+
+    def left_of(self, point: int, names: list[str]) -> dict[str, str]:
+        """What is left for `finish` among the outputs of the part that ends at a choice point."""
+        kept = self.live.left_at(point)
+        return dict(zip(kept, names[len(names) - len(kept) :], strict=True))
+
+    def write_probing(self, names: list[str]) -> dict[str, str]:
+        """The slimmest candidate answers first; its answer stays, or the chosen candidate runs behind the front."""
+        graph, candidates, table = self.graph, self.pinnable, self.table
+        assert self.prices is not None
+        free = self.prices.at(0, 0)
+        is_pinned, position = self.pinned(graph, 0)
+
+        def probe(branch: Graph) -> list[str]:
+            (logits,) = self.follow(branch, candidates[0], names)
+            scores = self.probe_scores(branch, logits)
+            prices = branch.constant(free, np.float64)
+            return [self.decision(branch, scores, prices, 0), logits, scores]
+
+        def pinned(branch: Graph) -> list[str]:
+            nothing = [np.zeros((1, count)) for count in (self.manifest.num_classes, len(candidates))]
+            return [position, *(branch.constant(zeros, np.float32) for zeros in nothing)]
+
+        position, answer, scores = self.graph.choose(
+            graph.op("Cast", is_pinned, to=TensorProto.INT64), [probe, pinned], [INT, FLOAT, FLOAT]
+        )
+        goes_on = graph.op("Or", is_pinned, graph.op("Greater", position, graph.constant(0)))
+        tree: list[Branch] = [lambda branch, path=path: self.follow(branch, path, names) for path in candidates]  # type: ignore[misc]
+        (logits,) = graph.choose(
+            graph.op("Cast", goes_on, to=TensorProto.INT64),
+            [lambda branch: [answer], lambda branch: branch.choose(position, tree, [FLOAT])],
+            [FLOAT],
+        )
+        spent = [[table.madds(path, dynamic=dynamic) for path in candidates] for dynamic in (True, False)]
+        row = graph.op("Gather", graph.constant(spent), graph.op("Cast", is_pinned, to=TensorProto.INT64))
+        path = graph.op("Gather", graph.constant(candidates), position)
+        outputs = {"logits": logits, "path": path, "madds": graph.op("Gather", row, position)}
+        return {**outputs, "router_scores": scores}

@@ -1,0 +1,249 @@
+"""From sliceable layers to ONNX nodes: a traced call of the network, at fixed widths, is written node by node."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from dsnet.export.writer import Graph, array
+from dsnet.nn import Fixed, SliceBatchNorm2d, SliceConv2d, SliceDepthwise, SliceGroupNorm, SliceLinear
+from dsnet.nn.norm import EPS
+from dsnet.nn.slicing import GlobalPool
+from dsnet.nn.tracing import trace
+
+
+def write_call(graph: Graph, root: nn.Module, call: Callable[..., Any], *inputs: str | list[str]) -> Any:
+    """The nodes of `call(*inputs)`, which uses layers of `root`; returns the names of what it returns."""
+    traced = trace(root, call, len(inputs))
+    return _Writer(traced, graph).run(*inputs)
+
+
+class _Writer(fx.Interpreter):
+    """Runs a trace on names instead of tensors."""
+
+    def __init__(self, traced: fx.GraphModule, graph: Graph) -> None:
+        super().__init__(traced)
+        self.out = graph
+        self.folded: dict[fx.Node, str] = {}  # norms that were merged into the convolution before them
+
+    def run_node(self, n: fx.Node) -> Any:
+        return self.folded[n] if n in self.folded else self._run(n)
+
+    def _run(self, n: fx.Node) -> Any:
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        if n.op == "call_module":
+            return self.layer(n, args[0], *args[1:])
+        if n.op == "call_function" or n.op == "call_method":
+            options = {key: option for key, option in kwargs.items() if key != "inplace"}
+            return FUNCTIONS[n.target](self.out, *args, **options)
+        return super().run_node(n)
+
+    def layer(self, n: fx.Node, x: str, *widths: int) -> str:
+        layer = self.fetch_attr(str(n.target))
+        name = str(n.target).removeprefix("root.")
+        match layer:
+            case SliceConv2d():
+                counts = [layer.cout[widths[1]], layer.cin[widths[0]]]
+                return self.convolution(n, layer, f"{name}.weight", x, counts, group=1)
+            case SliceDepthwise():
+                count = layer.channels[widths[0]]
+                return self.convolution(n, layer, f"{name}.weight", x, [count], group=count)
+            case SliceLinear():
+                rows, columns = layer.cout[widths[1]], layer.cin[widths[0]]
+                inputs = [self.out.weight(f"{name}.weight", layer.weight, [rows, columns])]
+                if layer.bias is not None:
+                    inputs.append(self.out.weight(f"{name}.bias", layer.bias, [rows]))
+                return self.out.op("Gemm", x, *inputs, transB=1)
+            case SliceGroupNorm():
+                return group_norm(self.out, layer, name, x, layer.channels[widths[0]])
+            case Fixed():
+                return self.plain(layer.layer, f"{name}.layer", x)
+            case GlobalPool():
+                return self.out.op("Flatten", self.out.op("GlobalAveragePool", x), axis=1)
+        raise TypeError(f"{type(layer).__name__} has no ONNX form")
+
+    def plain(self, layer: nn.Module, name: str, x: str) -> str:
+        """A layer that has one width."""
+        match layer:
+            case nn.Conv2d(groups=1, dilation=(1, 1), padding=(int(), int())):
+                tensors = {"weight": layer.weight, "bias": layer.bias}
+                inputs = [
+                    self.out.weight(f"{name}.{part}", tensor, [layer.out_channels])
+                    for part, tensor in tensors.items()
+                    if tensor is not None
+                ]
+                sides, strides = list(layer.kernel_size), list(layer.stride)
+                return self.out.op("Conv", x, *inputs, kernel_shape=sides, strides=strides, pads=[*layer.padding] * 2)
+            case nn.GroupNorm():
+                return group_norm(self.out, layer, name, x, layer.num_channels)
+        raise TypeError(f"{type(layer).__name__} has no ONNX form")
+
+    def convolution(
+        self, n: fx.Node, layer: SliceConv2d | SliceDepthwise, name: str, x: str, counts: list[int], *, group: int
+    ) -> str:
+        """A convolution, with the batch norm behind it folded into its weights."""
+        scale, bias = None, []
+        norm_node = next(iter(n.users))
+        norm = self.fetch_attr(str(norm_node.target)) if norm_node.op == "call_module" else None
+        if isinstance(norm, SliceBatchNorm2d) and len(n.users) == 1:
+            width = norm_node.args[1]
+            assert isinstance(width, int)
+            scales, shifts = norm.folded()
+            scale, shift = scales[width, : counts[0]], shifts[width, : counts[0]]
+            bias = [self.out.constant(array(shift), np.float32)]
+        side, pad = layer.kernel, layer.kernel // 2
+        y = self.out.op(
+            "Conv",
+            x,
+            self.out.weight(name, layer.weight, counts, scale),
+            *bias,
+            kernel_shape=[side, side],
+            strides=[layer.stride] * 2,
+            pads=[pad] * 4,
+            group=group,
+        )
+        if scale is not None:
+            self.folded[norm_node] = y
+        return y
+
+
+def group_norm(graph: Graph, layer: SliceGroupNorm | nn.GroupNorm, name: str, x: str, count: int) -> str:
+    """Normalise every group as one row, then scale and shift the channels with what is left of a batch norm.
+
+    benchmarks/group_norm.py compares the forms; this is the fastest in ONNX Runtime, and OpenVINO reads it.
+    """
+    if isinstance(layer, nn.GroupNorm):
+        groups, epsilon = layer.num_groups, layer.eps
+    else:
+        groups, epsilon = count // layer.group_size, EPS
+    rows = graph.op("Reshape", x, graph.constant([0, groups, -1]))
+    ones, zeros = (np.full(max(groups, count), value) for value in (1.0, 0.0))
+    one, zero = (graph.constant(values[:groups], np.float32) for values in (ones, zeros))
+    rows = graph.op("InstanceNormalization", rows, one, zero, epsilon=epsilon)
+    y = graph.op("Reshape", rows, graph.op("Shape", x))
+    scale, shift = (
+        graph.weight(f"{name}.{part}", tensor, [count])
+        for part, tensor in (("weight", layer.weight), ("bias", layer.bias))
+    )
+    mean, variance = (graph.constant(values, np.float32) for values in (zeros, ones))
+    return graph.op("BatchNormalization", y, scale, shift, mean, variance, epsilon=0.0)
+
+
+def value(graph: Graph, item: Any) -> str:
+    """A name as it is, a number or a tensor as a constant."""
+    if isinstance(item, str):
+        return item
+    return graph.constant(array(item) if isinstance(item, torch.Tensor) else item, np.float32)
+
+
+def binary(kind: str) -> Callable[..., str]:
+    return lambda graph, a, b: graph.op(kind, value(graph, a), value(graph, b))
+
+
+def unary(kind: str) -> Callable[..., str]:
+    return lambda graph, x: graph.op(kind, x)
+
+
+def silu(graph: Graph, x: str) -> str:
+    return graph.op("Mul", x, graph.op("Sigmoid", x))
+
+
+def relu6(graph: Graph, x: str) -> str:
+    return graph.op("Clip", x, graph.constant(0, np.float32), graph.constant(6, np.float32))
+
+
+def max_pool(graph: Graph, x: str, kernel: int, *, stride: int, padding: int, dilation: int, **flags: bool) -> str:
+    assert dilation == 1
+    assert not any(flags.values()), f"{flags} have no ONNX form"
+    return graph.op("MaxPool", x, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[padding] * 4)
+
+
+def get_item(graph: Graph, x: Any, item: Any) -> Any:
+    """One of several outputs, new axes at the end of a tensor, or a part of its last axis."""
+    if not isinstance(x, str):
+        return x[item]
+    if item[0] is Ellipsis:
+        (part,) = item[1:]
+        ends = [2**62 if part.stop is None else part.stop]
+        return graph.op("Slice", x, *map(graph.constant, ([part.start or 0], ends, [-1])))
+    axes = [axis for axis, part in enumerate(item) if part is None]
+    assert all(part is None or part == slice(None) for part in item), f"{item} has no ONNX form"
+    return graph.op("Unsqueeze", x, graph.constant(axes))
+
+
+def concat(graph: Graph, parts: list[str], axis: int = 0, *, dim: int | None = None) -> str:
+    return graph.op("Concat", *parts, axis=axis if dim is None else dim)
+
+
+def total(graph: Graph, x: str, axis: int, *, keepdim: bool) -> str:
+    return graph.op("ReduceSum", x, graph.constant([axis]), keepdims=int(keepdim))
+
+
+def clamp(graph: Graph, x: str, low: float, high: float) -> str:
+    return graph.op("Clip", x, graph.constant(low, np.float32), graph.constant(high, np.float32))
+
+
+def resize(graph: Graph, x: str, *, size: tuple[int, int], mode: str, **options: Any) -> str:
+    assert mode == "bilinear"
+    assert not any(options.values()), f"{options} have no ONNX form"
+    channels = graph.op("Shape", x, start=0, end=2)
+    sizes = graph.op("Concat", channels, graph.constant(size), axis=0)
+    how = {"mode": "linear", "coordinate_transformation_mode": "half_pixel"}
+    return graph.op("Resize", x, "", "", sizes, **how)
+
+
+def unflatten(graph: Graph, x: str, axis: int, sizes: tuple[int, ...]) -> str:
+    return graph.op("Reshape", x, graph.constant([0] * axis + list(sizes)))
+
+
+def clamp_min(graph: Graph, x: str, low: float) -> str:
+    return graph.op("Max", x, graph.constant(low, np.float32))
+
+
+class TopK(dict[str, str]):
+    """What topk returns: `values` are read, indices are not."""
+
+
+def topk(graph: Graph, x: str, count: int, *, dim: int) -> TopK:
+    values, _ = graph.ops("TopK", x, graph.constant([count]), outputs=2, axis=dim)
+    return TopK(values=values)
+
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    F.relu: unary("Relu"),
+    F.relu6: relu6,
+    F.silu: silu,
+    F.softplus: unary("Softplus"),
+    F.max_pool2d: max_pool,
+    F.interpolate: resize,
+    torch.tanh: unary("Tanh"),
+    torch.sigmoid: unary("Sigmoid"),
+    torch.cat: concat,
+    operator.add: binary("Add"),
+    operator.sub: binary("Sub"),
+    operator.mul: binary("Mul"),
+    operator.truediv: binary("Div"),
+    operator.pow: binary("Pow"),
+    operator.neg: unary("Neg"),
+    operator.getitem: get_item,
+    getattr: lambda graph, item, name: item[name],
+    "sigmoid": unary("Sigmoid"),
+    "exp": unary("Exp"),
+    "log_softmax": lambda graph, x, axis: graph.op("LogSoftmax", x, axis=axis),
+    "softmax": lambda graph, x, axis: graph.op("Softmax", x, axis=axis),
+    "permute": lambda graph, x, *order: graph.op("Transpose", x, perm=order),
+    "flatten": lambda graph, x, axis: graph.op("Flatten", x, axis=axis),
+    "unflatten": unflatten,
+    "add": binary("Add"),
+    "mul": binary("Mul"),
+    "clamp": clamp,
+    "sum": total,
+    "clamp_min": clamp_min,
+    "topk": topk,
+}

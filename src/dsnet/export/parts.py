@@ -1,0 +1,135 @@
+"""The pieces of a network between its choices, as ONNX nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from dsnet.export.layers import write_call
+from dsnet.export.writer import FLOAT, Graph
+from dsnet.models.parts import LiveParts
+from dsnet.nn import ThresholdHead, link
+from dsnet.routing.route import Fork, Step
+from dsnet.space import WidthPath, WidthSpace
+
+Branch = Callable[[Graph], Sequence[str]]
+
+
+class PartWriter:
+    """Writes parts of a network into graphs.
+
+    held: the widths that a file holds. pinnable: the paths through them.
+    """
+
+    def __init__(self, live: LiveParts) -> None:
+        self.live, self.root, self.net = live, live.owner, live.net
+        self.manifest = live.manifest
+        self.router = self.manifest.router
+        self.probes = self.router is not None and self.router.probes
+        self.held: WidthSpace = self.manifest.space if self.router is None else self.router.routing
+        self.choices = self.held.choices
+        candidates = self.router is not None and self.probes
+        self.pinnable: list[WidthPath] = self.held.uniform if candidates else list(self.held)
+
+    def maps_at(self, point: int) -> list[str]:
+        """What the first block behind a choice reads."""
+        return self.live.maps_at(point)
+
+    def fork_at(self, point: int) -> list[str]:
+        """What a choice point hands on: maps, and scores where gates route."""
+        return self.maps_at(point) + ["router_scores"] * self.live.scores_at(point)
+
+    def given(self, point: int) -> list[str]:
+        """What there is at a choice point, or behind the last one."""
+        return (self.fork_at(point) if point < len(self.choices) else []) + self.live.left_at(point)
+
+    @property
+    def left(self) -> list[str]:
+        """All that parts leave for `finish`, in the order in which they do."""
+        return [name for point in range(len(self.choices) + 1) for name in self.live.left_at(point)]
+
+    def finish(self, graph: Graph, left: dict[str, str]) -> dict[str, str]:
+        """The answers, by what is left of all parts."""
+        names = list(self.manifest.outputs)
+        if all(name in left for name in names):
+            return {name: left[name] for name in names}
+        keys = list(left)
+
+        def call(maps: Sequence[Any]) -> tuple[Any, ...]:
+            found = self.live.finish({key: maps[place] for place, key in enumerate(keys)})
+            return tuple(found[name] for name in names)
+
+        return dict(zip(names, write_call(graph, self.root, call, list(left.values())), strict=True))
+
+    def front(self, graph: Graph, image: str) -> list[str]:
+        return self.step_names(graph, self.live.front, image)
+
+    def step_names(self, graph: Graph, call: Callable[..., Step], *inputs: str) -> list[str]:
+        """The outputs of a call that ends at a choice, in the order of `given`; what is None is left out."""
+        found = write_call(graph, self.root, lambda *xs: _outputs(call(*xs)), *inputs)
+        return [name for name in found if name is not None]
+
+    def fork_of(self, names: list[str], point: int) -> tuple[list[str], str | None]:
+        """Maps that the first block of a segment reads, and the scores."""
+        maps, fork = len(self.maps_at(point)), len(self.fork_at(point))
+        return names[:maps], names[maps] if fork > maps else None
+
+    def first(self, graph: Graph, point: int, w_in: int, w_out: int, maps: list[str]) -> str:
+        def call(*xs: torch.Tensor) -> torch.Tensor:
+            fork = Fork(xs[0], xs[1]) if len(xs) == 2 else Fork(None, xs[0])
+            return self.live.first(point, w_in, w_out, fork)
+
+        if len(maps) == 1:
+            return write_call(graph, self.root, lambda s: call(s), *maps)
+        return write_call(graph, self.root, lambda x, s: call(x, s), *maps)
+
+    def rest(self, graph: Graph, point: int, width: int, x: str) -> list[str]:
+        return self.step_names(graph, lambda y: self.live.rest(point, width, y), x)
+
+    def follow(self, graph: Graph, path: WidthPath, maps: list[str]) -> list[str]:
+        """Logits of one path."""
+        w_in, found = 0, maps
+        for point, w_out in enumerate(path):
+            maps, _ = self.fork_of(found, point)
+            found = self.rest(graph, point, w_out, self.first(graph, point, w_in, w_out, maps))
+            w_in = w_out
+        return found
+
+    def whole(self, point: int, width: int, maps: list[str]) -> Branch:
+        """The first segment at a width: its input has one width only."""
+        return lambda graph: self.rest(graph, point, width, self.first(graph, point, 0, width, maps))
+
+    def segment_branch(self, point: int, before: str, inputs: Sequence[int], w_out: int, maps: list[str]) -> Branch:
+        """A later segment at a width: its first block for whichever width comes in, then the rest."""
+
+        def write(graph: Graph) -> list[str]:
+            (y,) = graph.choose(before, [self.first_branch(point, w_in, w_out, maps) for w_in in inputs], [FLOAT])
+            return self.rest(graph, point, w_out, y)
+
+        return write
+
+    def first_branch(self, point: int, w_in: int, w_out: int, maps: list[str]) -> Branch:
+        return lambda graph: [self.first(graph, point, w_in, w_out, maps)]
+
+    def rest_branch(self, point: int, width: int, x: str) -> Branch:
+        return lambda graph: self.rest(graph, point, width, x)
+
+    def probe_scores(self, graph: Graph, logits: str) -> str:
+        head, router = self.net.probe, self.router
+        assert head is not None
+        assert router is not None
+        if isinstance(head, ThresholdHead):
+            top = graph.op("ReduceMax", graph.op("Softmax", logits, axis=1), graph.constant([1]), keepdims=1)
+            worth = np.full((1, head.candidates - 1), ThresholdHead.NEVER)
+            worth[0, int(head.width) - 1] = 1.0
+            column = graph.op("Mul", top, graph.constant(0, np.float32))  # [B, 1]
+            others = graph.op("Add", column, graph.constant(worth, np.float32))
+            return graph.op("Concat", top, others, axis=1)
+        return write_call(graph, self.net, lambda x: link(router.spec, head(x)), logits)
+
+
+def _outputs(step: Step) -> tuple[Any, ...]:
+    return (*(step.fork or ()), *step.left.values())

@@ -1,0 +1,288 @@
+"""All that anything outside `models` and `tasks` may know of a network.
+
+A live network gives its manifest, an exported file carries one in its metadata, a bundle in its folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+from dsnet.cost import CostTable
+from dsnet.errors import CheckpointError, must
+from dsnet.results import Evaluation
+from dsnet.schema import Typed, parse_json, to_json
+from dsnet.space import WidthPath, WidthSpace
+
+FORMAT = 2
+KEY = "dsnet.manifest"  # of the entry in an ONNX file's metadata
+Interpolation = Literal["nearest", "bilinear", "bicubic"]
+RouterKind = Literal["gate", "slim_first", "threshold"]
+Targets = Literal["try_best", "give_up", "narrowest", "correctness", "kl"]
+KINDS = ("gate", "slim_first", "threshold")
+TARGETS = ("try_best", "give_up", "narrowest", "correctness", "kl")
+
+
+class Setting(NamedTuple):
+    """What an image may be run as: at which size, at which widths."""
+
+    size: int
+    path: WidthPath
+
+
+@dataclass(frozen=True)
+class Preprocessing(Typed):
+    """How an image becomes an input: it is fitted into a square, scaled to 0..1 and normalised.
+
+    fit: `crop` resizes the short side to size / crop and takes the centre; `squeeze` resizes both sides.
+    """
+
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    crop: float = 0.875
+    interpolation: Interpolation = "bilinear"
+    fit: Literal["crop", "squeeze"] = "crop"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mean", tuple(map(float, self.mean)))
+        object.__setattr__(self, "std", tuple(map(float, self.std)))
+        if len(self.mean) != len(self.std) or min(self.std) <= 0:
+            raise ValueError(
+                f"preprocessing needs one mean and one positive std per channel, not {self.mean}, {self.std}"
+            )
+        must("preprocessing crop", self.crop, 0 < self.crop <= 1, "lie in (0, 1]")
+        if self.interpolation not in ("nearest", "bilinear", "bicubic"):
+            raise ValueError(f"interpolation {self.interpolation!r} is unknown; choose nearest, bilinear or bicubic")
+        if self.fit not in ("crop", "squeeze"):
+            raise ValueError(f"preprocessing fit {self.fit!r} is unknown; choose crop or squeeze")
+
+    @classmethod
+    def for_channels(cls, channels: int) -> Preprocessing:
+        """ImageNet's statistics for three channels, one half otherwise."""
+        return cls() if channels == 3 else cls(mean=(0.5,) * channels, std=(0.5,) * channels)
+
+
+@dataclass(frozen=True)
+class Budget(Typed):
+    """One calibrated operating point: the lambda that meets an average number of MAdds."""
+
+    madds: float
+    lam: float
+    accuracy: float
+    image_size: int
+
+    def __post_init__(self) -> None:
+        for name, kind in (("madds", float), ("lam", float), ("accuracy", float), ("image_size", int)):
+            object.__setattr__(self, name, kind(getattr(self, name)))  # plain numbers, also from numpy
+
+
+@dataclass(frozen=True)
+class Card(Typed):
+    """What a model remembers besides its weights: class names, preprocessing, calibrated budgets."""
+
+    classes: tuple[str, ...] = ()
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
+    budgets: tuple[Budget, ...] = ()
+
+
+@dataclass(frozen=True)
+class RouterSpec(Typed):
+    """How a trained network chooses its widths, and what its scores mean.
+
+    kind: `gate` scores widths before they run, by the slimming heads; `slim_first` runs the slimmest path and scores
+    the uniform paths by its logits; `threshold` escalates where the slimmest path's top probability is low.
+    targets: what the scores learned; `correctness` makes them probabilities, `kl` negative divergences.
+    hidden: hidden units of the slim_first head.
+    """
+
+    kind: RouterKind = "gate"
+    targets: Targets = "try_best"
+    hidden: int = 32
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"router {self.kind!r} is unknown; choose from {', '.join(KINDS)}")
+        if self.targets not in TARGETS:
+            raise ValueError(f"targets {self.targets!r} are unknown; choose from {', '.join(TARGETS)}")
+        good = type(self.hidden) is int and self.hidden >= 1
+        must("the router's hidden size", repr(self.hidden), good, "be at least 1")
+
+    @property
+    def probes(self) -> bool:
+        """Whether the slimmest path runs first, on every input."""
+        return self.kind != "gate"
+
+
+@dataclass(frozen=True)
+class Router(Typed):
+    """A router as it is deployed: the widths that it chooses from, and its calibrated budgets."""
+
+    spec: RouterSpec
+    routing: WidthSpace
+    budgets: tuple[Budget, ...] = ()
+
+    @property
+    def probes(self) -> bool:
+        return self.spec.probes
+
+    @cached_property
+    def candidates(self) -> list[WidthPath]:
+        """The uniform paths of the routing space, slimmest first: what a probing router chooses from."""
+        return self.routing.uniform
+
+
+@dataclass(frozen=True)
+class Policy(Typed):
+    """What is asked of a router. lam: price of the widest network's MAdds in units of the scores; below zero it pays
+    to be wide. max_width: hard cap on the width index. note: what was wished but cannot be had, in words."""
+
+    lam: float = 0.0
+    max_width: int | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class WidthRow(Typed):
+    """A uniform path: output channels behind the choice, and its cost. parts: MAdds by part of the network."""
+
+    size: int
+    path: WidthPath
+    channels: tuple[int, ...]
+    madds: int
+    params: int
+    parts: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Manifest(Typed):
+    """A network as data.
+
+    sizes: image sizes, smallest first. space: the widths that can be run here. routers: how they can be chosen.
+    costs: one table for each size. widths: the uniform paths. outputs: names of the answers and their shapes behind
+    the batch. defaults: the policy where none is given. evaluation: how good it is, where that is known.
+    digest: of the file, where it is one.
+    """
+
+    task: str
+    model: str
+    in_channels: int
+    sizes: tuple[int, ...]
+    space: WidthSpace
+    costs: tuple[CostTable, ...]
+    outputs: dict[str, tuple[int, ...]]
+    kind: Literal["live", "dynamic", "static", "bundle"] = "live"
+    precision: Literal["fp32", "fp16", "int8"] = "fp32"
+    routers: tuple[Router, ...] = ()
+    widths: tuple[WidthRow, ...] = ()
+    classes: tuple[str, ...] = ()
+    num_classes: int = 0
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
+    defaults: Policy = field(default_factory=Policy)
+    min_size: int = 1
+    any_size: bool = False
+    evaluation: Evaluation | None = None
+    digest: str = "0" * 64
+    format: int = FORMAT
+
+    @property
+    def image_size(self) -> int:
+        """Pixels of the side of the images that it was trained, or exported, for."""
+        return self.sizes[-1]
+
+    @property
+    def router(self) -> Router | None:
+        return self.routers[0] if self.routers else None
+
+    @property
+    def routes(self) -> bool:
+        """Whether each image can have a path of its own."""
+        return bool(self.routers) and self.kind != "static"
+
+    @property
+    def table(self) -> CostTable:
+        return self.costs[-1]
+
+    @property
+    def points(self) -> int:
+        return len(self.space)
+
+    def why_fixed(self) -> str:
+        """Why there is nothing to choose."""
+        if not self.routers:
+            return "has not learned to route (`dsnet train --stage gate --from` teaches it)"
+        return "holds a single path"
+
+    def parse_path(self, text: str) -> WidthPath:
+        """A path that a user wrote, such as 3 or 0,1,2,3."""
+        try:
+            path = [int(part) for part in text.split(",")] if text else []
+        except ValueError:
+            raise ValueError(f"path {text!r} is not a list of width indices; write for example 0,1,2,3") from None
+        return self.space.validate(path)
+
+    def check_input(self, shape: Sequence[int]) -> None:
+        """Refuse inputs of a shape that the network does not take."""
+        if len(shape) != 4 or shape[1] != self.in_channels:
+            raise ValueError(
+                f"input has shape {tuple(shape)} but {self.model!r} takes [batch, {self.in_channels}, height, width]; "
+                f"reshape it, or create the model with other in_channels"
+            )
+        if shape[2] != shape[3]:
+            raise ValueError(
+                f"images are {shape[2]} x {shape[3]} pixels; only square ones can be routed: crop or pad them"
+            )
+        if self.any_size:
+            must_reach(self.model, shape[2], self.min_size)
+        elif shape[2] not in self.sizes:
+            known = " or ".join(map(str, self.sizes))
+            raise ValueError(
+                f"input is {shape[2]} x {shape[3]} pixels but this {self.model} takes {known}; "
+                f"resize it, or export again with --image_size"
+            )
+
+
+def must_reach(model: str, side: int, least: int) -> None:
+    if side < least:
+        raise ValueError(
+            f"image size {side} is too small for {model!r}, which divides it by {least}; use at least {least} pixels"
+        )
+
+
+def to_metadata(manifest: Manifest) -> dict[str, str]:
+    """The entries of an ONNX file's metadata: the whole manifest, and beside it what others read by hand."""
+    router = manifest.router
+    return {
+        KEY: to_json(manifest),
+        "dsnet.format": str(FORMAT),
+        "model": manifest.model,
+        "task": manifest.task,
+        "image_size": str(manifest.image_size),
+        "classes": to_json(manifest.classes),
+        "preprocessing": to_json(manifest.preprocessing),
+        "budgets": to_json(router.budgets if router else ()),
+        "defaults": to_json(manifest.defaults),
+    }
+
+
+def from_metadata(where: object, entries: Mapping[str, Any]) -> Manifest:
+    """The manifest of a file; refuses what dsnet did not write, or wrote in another format."""
+    if (stated := entries.get("dsnet.format")) != str(FORMAT):
+        raise CheckpointError(
+            f"{where} is of format {stated}, this dsnet reads {FORMAT}; export it again"
+            if stated is not None
+            else f"{where} was not written by dsnet: it has no model card; make one with `dsnet export`"
+        )
+    return parse_json(
+        Manifest,
+        entries.get(KEY, ""),
+        f"{where} has a damaged model card",
+        error=CheckpointError,
+        remedy="export it again",
+    )
+
+
+def exported(manifest: Manifest, **changes: Any) -> Manifest:
+    """The manifest of a file that holds the network of a live one."""
+    return replace(manifest, any_size=False, **changes)

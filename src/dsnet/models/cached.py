@@ -1,0 +1,188 @@
+"""The PyTorch runner: parts of the network as plain modules, contiguous and folded, kept for as long as they fit."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from dsnet.manifest import Manifest
+from dsnet.models.extract import fold_batch_norm
+from dsnet.models.parts import LiveParts, LiveRunner
+from dsnet.nn.tracing import materialise
+from dsnet.routing.route import Fork, Outputs, Routed, Step
+
+GIB = 2**30
+
+
+class DynamicRunner(LiveRunner):
+    """Runs a network on PyTorch; several threads may share it.
+
+    max_memory: bytes of weights that are kept ready beside the network's own; the least recently used go first.
+    compile: torch.compile every part, which pays off where the same parts run for long.
+
+    Weights are read when a part is first needed. When they change (an optimizer step, load_state_dict, any in-place
+    operation) parts are built anew; only writes through `.data` go unseen: call `refresh` after those.
+    """
+
+    parts: CachedParts
+
+    def __init__(self, net: Any, *, max_memory: int = GIB, compile: bool = False) -> None:
+        if net.training:
+            raise ValueError("a network runs in eval mode only; call net.eval() first")
+        weight = next(net.parameters())
+        if weight.dtype != torch.float32:
+            raise ValueError(f"the network is in {weight.dtype}; runners take torch.float32: call net.float() first")
+        if weight.is_inference():
+            raise ValueError("the network was made in inference mode, where changes leave no trace; load it outside")
+        if max_memory < 0:
+            raise ValueError(f"max_memory is {max_memory}; it is a number of bytes, 0 keeps nothing")
+        self.net = net
+        parts = CachedParts(net.parts(), max_memory=max_memory, compile=compile)
+        super().__init__(parts, f"torch {torch.__version__}{', compiled' if compile else ''}")
+
+    def refresh(self) -> None:
+        """Forget all parts."""
+        self.parts.clear()
+
+    @torch.inference_mode()
+    def _run(self, *args: Any) -> Routed:
+        self.parts.check()
+        return super()._run(*args)
+
+    @torch.inference_mode()
+    def _survey(self, *args: Any, **options: Any) -> tuple[list[Outputs], Any | None]:
+        self.parts.check()
+        return super()._survey(*args, **options)
+
+
+class CachedParts:
+    """The `Parts` of a network, materialised: the first block of a segment per (in, out), the rest per out."""
+
+    def __init__(self, live: LiveParts, *, max_memory: int, compile: bool) -> None:
+        self.live, self.owner = live, live.owner
+        self.max_memory, self.compile = max_memory, compile
+        self.kept: OrderedDict[tuple[object, ...], tuple[Callable[..., Any], int]] = OrderedDict()
+        self.held = 0  # bytes
+        self.lock = threading.RLock()
+        self.seen = Snapshot(self.owner)
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.live.manifest
+
+    @property
+    def live_net(self) -> Any:
+        return self.live.net
+
+    def take(self, x: Any) -> Tensor:
+        return self.live.take(x).contiguous(memory_format=torch.channels_last)
+
+    def front(self, x: Tensor) -> Step:
+        return _step(self._part(("front",), lambda x: _plain(self.live.front(x)))(x))
+
+    def first(self, point: int, w_in: int, w_out: int, fork: Fork) -> Tensor:
+        key = ("first", point, w_in, w_out)
+        if fork.x is None:
+            return self._part(key, lambda s: self.live.first(point, w_in, w_out, Fork(None, s)))(fork.scaled)
+        part = self._part(key, lambda x, s: self.live.first(point, w_in, w_out, Fork(x, s)), inputs=2)
+        return part(fork.x, fork.scaled)
+
+    def rest(self, point: int, width: int, x: Tensor) -> Step:
+        return _step(self._part(("rest", point, width), lambda x: _plain(self.live.rest(point, width, x)))(x))
+
+    def probe(self, outputs: Outputs) -> Tensor:
+        return self.live.probe(outputs)  # too small to be worth a copy
+
+    def finish(self, left: Outputs) -> Outputs:
+        return self.live.finish(left)  # has one width: there is nothing to cut out
+
+    def cat(self, parts: list[Tensor]) -> Tensor:
+        return torch.cat(parts)
+
+    def check(self) -> None:
+        """Forget everything if the weights are no longer those that were read."""
+        with self.lock:
+            if self.seen.outdated():
+                self.clear()
+
+    def clear(self) -> None:
+        with self.lock:
+            self.kept.clear()
+            self.held = 0
+            self.seen = Snapshot(self.owner)
+
+    def _part(self, key: tuple[object, ...], call: Callable[..., Any], inputs: int = 1) -> Callable[..., Any]:
+        with self.lock:
+            if key in self.kept:
+                self.kept.move_to_end(key)
+                return self.kept[key][0]
+            module, size = self._build(call, inputs)
+            if size <= self.max_memory:
+                while self.held + size > self.max_memory:
+                    self.held -= self.kept.popitem(last=False)[1][1]
+                self.kept[key] = module, size
+                self.held += size
+            return module
+
+    def _build(self, call: Callable[..., Any], inputs: int) -> tuple[Callable[..., Any], int]:
+        with torch.inference_mode(False), torch.no_grad():
+            part = flattened(fold_batch_norm(materialise(self.owner, call, inputs))).requires_grad_(False)
+            part.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        size = sum(tensor.nbytes for tensor in [*part.parameters(), *part.buffers()])
+        return (torch.compile(part) if self.compile else part), size
+
+
+def flattened(part: fx.GraphModule) -> fx.GraphModule:
+    """The same graph with its layers side by side: looking a layer up through its parents takes time at every call."""
+    layers = nn.Module()
+    for node in part.graph.nodes:
+        if node.op == "call_module":
+            name = node.target.replace(".", "_")
+            layers.add_module(name, part.get_submodule(node.target))
+            node.target = name
+    return fx.GraphModule(layers, part.graph, class_name="Part").eval()
+
+
+def _plain(step: Step) -> tuple[Any, Any]:
+    """A step as ordinary tuples and dicts, which a traced module may return."""
+    return None if step.fork is None else tuple(step.fork), dict(step.left)
+
+
+def _step(outputs: tuple[Any, Any]) -> Step:
+    fork, left = outputs
+    return Step(None if fork is None else Fork(*fork), left)
+
+
+class Snapshot:
+    """Tells cheaply whether any weight of a network was written or replaced since.
+
+    It holds every module's own tables of parameters, buffers and modules, and what they held.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        tables = (t for module in net.modules() for t in (module._parameters, module._buffers, module._modules) if t)
+        self.tables = [(table, list(table.items())) for table in tables]
+        self.tensors = [
+            held
+            for _, items in self.tables
+            for _, held in items
+            if isinstance(held, Tensor) and held.is_floating_point() and not held.is_inference()
+        ]
+        self.state = self._state()
+
+    def outdated(self) -> bool:
+        replaced = any(
+            len(table) != len(items) or any(table.get(name) is not held for name, held in items)
+            for table, items in self.tables
+        )
+        return replaced or self._state() != self.state
+
+    def _state(self) -> list[int]:
+        """`.to` moves a tensor's memory without a new version; in-place operations count versions up."""
+        return [*map(attrgetter("_version"), self.tensors), *map(Tensor.data_ptr, self.tensors)]

@@ -1,0 +1,180 @@
+"""From a network to its costs: one walk over its graph, for every kind of network.
+
+Costs follow from the spec alone: the network is built on the meta device and its graph is walked, so no weights are
+needed and nothing is left behind in a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx, nn
+
+from dsnet.cost import Cost, CostTable, Row
+from dsnet.manifest import RouterSpec
+from dsnet.nn.router import probe_head
+from dsnet.nn.slicing import Sliceable
+from dsnet.nn.tracing import trace
+from dsnet.space import WidthPath, WidthSpace
+
+FRONT, HEAD = -1, -2  # places of layers that belong to no choice point
+
+
+class Countable(Protocol):
+    """A network whose layers can be counted; built on the meta device."""
+
+    def run_scored(self, x: Tensor, path: WidthPath) -> tuple[Any, Sequence[Tensor | None]]:
+        """The answer of a path, and the scores of the slimming heads on the way."""
+        ...
+
+    def place_of(self, layer: str) -> int:
+        """The choice point that a layer belongs to, by its name; FRONT or HEAD for the others."""
+        ...
+
+
+class Spec(Protocol):
+    """What the description of any network tells."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def widths(self) -> tuple[int, ...]: ...
+
+    @property
+    def routing(self) -> tuple[tuple[int, ...], ...]: ...
+
+    @property
+    def router(self) -> RouterSpec | None: ...
+
+    @property
+    def num_classes(self) -> int: ...
+
+    @property
+    def in_channels(self) -> int: ...
+
+    @property
+    def image_size(self) -> int: ...
+
+    @property
+    def stride(self) -> int: ...
+
+    def check_size(self, *sides: int) -> None: ...
+
+    def without_router(self) -> Any: ...
+
+    def build(self) -> nn.Module: ...
+
+
+def count(model: nn.Module | Spec, image_size: int | None = None) -> CostTable:
+    """The costs of a network, or of the network that a spec describes, at an image size."""
+    spec: Spec = model.spec if isinstance(model, nn.Module) else model  # type: ignore[assignment]
+    size = spec.image_size if image_size is None else image_size
+    spec.check_size(size)
+    table = _table(spec.without_router(), size)
+    if spec.router is None or not spec.router.probes:
+        return table
+    candidates = WidthSpace(spec.routing).uniform
+    with torch.device("meta"):
+        head = probe_head(spec.router, spec.num_classes, len(candidates))
+    assert head is not None
+    probe = table.cost(candidates[0]) + Cost(head.madds(), 0, head.params())
+    return replace(table, probe=probe, probed=candidates[0])
+
+
+def count_parts(model: nn.Module | Spec, path: WidthPath, names: Iterable[str]) -> dict[str, Cost]:
+    """The cost of each named part of a path as a static network."""
+    spec: Spec = model.spec if isinstance(model, nn.Module) else model  # type: ignore[assignment]
+    chosen = dict(enumerate(path))
+    plain = [use for use in _uses(spec.without_router(), spec.image_size) if not use.scores]
+    return {name: total((use for use in plain if use.name.startswith(f"{name}.")), chosen) for name in names}
+
+
+@dataclass(frozen=True)
+class Use:
+    """One call of a layer: where it stands, the shape of its input, and its width arguments.
+
+    A width argument is the index of a choice point, or None for the one width of a fixed map.
+    """
+
+    name: str
+    place: int
+    layer: Sliceable
+    shape: torch.Size
+    points: tuple[int | None, ...]
+
+    @property
+    def scores(self) -> bool:
+        """Whether it belongs to a slimming head, which only the dynamic network runs."""
+        return ".slimming." in self.name
+
+    def at(self, chosen: Mapping[int, int]) -> Cost:
+        widths = [0 if point is None else chosen[point] for point in self.points]
+        layer, shape = self.layer, self.shape
+        return Cost(layer.madds(shape, *widths), layer.pools(shape, *widths), layer.params(*widths))
+
+
+class Walk(fx.Interpreter):
+    """Walks a graph whose widths are symbols, on meta tensors at the widest path, and lists the layers it meets."""
+
+    def __init__(self, graph: fx.GraphModule, net: Countable) -> None:
+        super().__init__(graph)
+        self.net = net
+        self.uses: list[Use] = []
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op == "call_module":
+            name = str(n.target).removeprefix("root.")
+            (x, *_), _ = self.fetch_args_kwargs_from_env(n)
+            # A symbolic width is the node `path[point]`, a fixed one the constant 0.
+            points = tuple(w.args[1] if isinstance(w, fx.Node) else None for w in n.args[1:])
+            layer: Any = self.fetch_attr(str(n.target))
+            self.uses.append(Use(name, self.net.place_of(name), layer, x.shape, points))  # type: ignore[arg-type]
+        return super().run_node(n)
+
+
+@lru_cache(maxsize=64)
+def _uses(spec: Any, image_size: int) -> list[Use]:
+    with torch.device("meta"):
+        net = spec.build().eval()
+        x = torch.empty(1, spec.in_channels, image_size, image_size)
+    points = range(len(spec.widths))
+    graph = trace(net, lambda x, path: net.run_scored(x, tuple(path[point] for point in points)), inputs=2)
+    walk = Walk(graph, net)
+    walk.run(x, spec.space.widest)
+    return walk.uses
+
+
+@lru_cache(maxsize=64)
+def _table(spec: Any, image_size: int) -> CostTable:
+    uses = _uses(spec, image_size)
+
+    def at(place: int, chosen: Mapping[int, int], *, scores: bool = False) -> Cost:
+        return total((use for use in uses if use.place == place and use.scores == scores), chosen)
+
+    steps: list[tuple[Row, ...]] = []
+    routers: list[Row] = []
+    before = 1
+    for point, widths in enumerate(spec.widths):
+        ins = [{point - 1: w_in} for w_in in range(before)]
+        steps.append(tuple(tuple(at(point, {**given, point: w_out}) for w_out in range(widths)) for given in ins))
+        routers.append(tuple(at(point, given, scores=True) for given in ins))
+        before = widths
+    heads = tuple(at(HEAD, {len(spec.widths) - 1: width}) for width in range(before))
+    front = at(FRONT, {})
+    entry = (use for use in uses if use.place == 0 and 0 not in use.points and not use.scores)
+    return CostTable(image_size, front, tuple(steps), tuple(routers), heads, front + total(entry, {}))
+
+
+def total(uses: Iterable[Use], chosen: Mapping[int, int]) -> Cost:
+    return sum((use.at(chosen) for use in uses), Cost())
+
+
+def clear_counts() -> None:
+    """Forget what was counted, where layers count otherwise than before."""
+    _uses.cache_clear()
+    _table.cache_clear()

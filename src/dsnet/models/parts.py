@@ -1,0 +1,204 @@
+"""A live network in the pieces between its choices, and what the rest of the house may know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dsnet.cost import CostTable
+from dsnet.manifest import Card, Manifest, Policy, Router, WidthRow
+from dsnet.models.count import Spec, count, count_parts
+from dsnet.nn.norm import SliceBatchNorm2d
+from dsnet.nn.router import link
+from dsnet.routing.budgets import default_lambda
+from dsnet.routing.route import Fork, Outputs, Routed, Step
+from dsnet.runtime.runner import GroupedRunner
+from dsnet.space import WidthPath, WidthSpace
+
+if TYPE_CHECKING:
+    from dsnet.models.supernet import Supernet
+
+
+class LiveParts:
+    """The network itself, sliced at every call; `Parts` of every runtime are made from these.
+
+    routed: whether gates tell their scores; a single path does not need them.
+    """
+
+    def __init__(self, net: Supernet, *, routed: bool = True) -> None:
+        self.net, self.routed = net, routed
+        self.owner: Any = net  # the module that has the spec and the card, and every layer that parts use
+        self._manifest: tuple[Card, Manifest] | None = None
+
+    @property
+    def manifest(self) -> Manifest:
+        card = self.owner.card
+        if self._manifest is None or self._manifest[0] is not card:
+            self._manifest = card, self.owner.manifest()
+        return self._manifest[1]
+
+    @property
+    def live_net(self) -> Supernet:
+        return self.net
+
+    @property
+    def device(self) -> torch.device:
+        return self.net.head.classifier.weight.device
+
+    def take(self, x: Any) -> Tensor:
+        return (torch.from_numpy(x) if isinstance(x, np.ndarray) else x).to(self.device)
+
+    def front(self, x: Tensor) -> Step:
+        x = self.net.front(x, 0)
+        return Step(self.fork(0, 0, x), {}) if self.net.chain else Step(None, {"logits": self.net.head(x, 0)})
+
+    def fork(self, point: int, width: int, x: Tensor) -> Fork:
+        segment = self.net.chain[point]
+        x = segment.enter(x, width)
+        scaled, code = segment.attend(x, width)
+        raw = segment.score(code, width) if self.scores_at(point) else None
+        router = self.net.spec.router
+        scores = None if raw is None or router is None else link(router, raw)
+        return Fork(x if segment.first.reads_unscaled else None, scaled, scores)
+
+    def first(self, point: int, w_in: int, w_out: int, fork: Fork) -> Tensor:
+        x = fork.scaled if fork.x is None else fork.x
+        return self.net.chain[point].first.body(x, fork.scaled, w_in, w_out)
+
+    def rest(self, point: int, width: int, x: Tensor) -> Step:
+        x = self.net.chain[point].rest(x, width)
+        if point + 1 < len(self.net.chain):
+            return Step(self.fork(point + 1, width, x), {})
+        return Step(None, {"logits": self.net.head(x, width)})
+
+    def probe(self, outputs: Outputs) -> Tensor:
+        assert self.net.probe is not None
+        assert self.net.spec.router is not None
+        return link(self.net.spec.router, self.net.probe(outputs["logits"]))
+
+    def finish(self, left: Outputs) -> Outputs:
+        return left
+
+    def cat(self, parts: list[Tensor]) -> Tensor:
+        return torch.cat(parts)
+
+    # What the writers of ONNX files need to know beforehand.
+
+    def scores_at(self, point: int) -> bool:
+        """Whether the gate of a choice point tells its scores."""
+        router, gate = self.net.spec.router, self.net.chain[point].first.gate
+        gated = router is not None and not router.probes and gate is not None and gate.slimming is not None
+        return self.routed and gated
+
+    def maps_at(self, point: int) -> list[str]:
+        """What the first block behind a choice reads."""
+        return ["x"] * self.net.chain[point].first.reads_unscaled + ["scaled"]
+
+    def left_at(self, point: int) -> list[str]:
+        """What is left for `finish` by the part that ends at a choice point, or behind the last one."""
+        return ["logits"] if point == len(self.net.chain) else []
+
+
+def eager(net: Any) -> GroupedRunner:
+    """A runner of the network itself, sliced at every call; the network must be in eval mode."""
+    if net.training:
+        raise ValueError("a network routes in eval mode only; call net.eval() first")
+    return EagerRunner(net.parts(), "torch, sliced at every call")
+
+
+class LiveRunner(GroupedRunner):
+    """Runs a live network: any image size that it takes."""
+
+    def check_paths(self, paths: Sequence[WidthPath]) -> None:
+        if unseen := uncalibrated(self.parts.live_net, paths):  # type: ignore[attr-defined]
+            raise ValueError(
+                f"the batch-norm statistics of {len(unseen)} widths were never calibrated (the first is {unseen[0]}), "
+                f"so their accuracy would mean nothing; run `dsnet recalibrate` on the model first"
+            )
+
+    def table(self, image_size: int) -> CostTable:
+        return count(self.parts.owner, image_size)  # type: ignore[attr-defined]
+
+
+class EagerRunner(LiveRunner):
+    """The network itself, in whatever precision it has."""
+
+    def check_input(self, x: Any) -> None:
+        self.manifest.check_input(x.shape)
+
+    @torch.no_grad()
+    def _run(self, *args: Any) -> Routed:
+        return super()._run(*args)
+
+    @torch.no_grad()
+    def _survey(self, *args: Any, **options: Any) -> tuple[list[Outputs], Any | None]:
+        return super()._survey(*args, **options)
+
+
+def uncalibrated(net: Supernet, paths: Sequence[WidthPath]) -> list[WidthPath]:
+    """The paths whose batch norm never saw an image, so that their outputs mean nothing."""
+    found = [module for module in net.modules() if isinstance(module, SliceBatchNorm2d)]
+    norms = [norm for norm in found if len(norm.channels) > 1 or not net.spec.widths]
+    seen = [
+        all(bool(norm.num_batches_tracked[w] > 0) for norm in norms) for w in range(max(net.spec.widths, default=1))
+    ]
+    return [path for path in paths if norms and not seen[path[0] if path else 0]]
+
+
+def route(net: Any, x: Any, policy: Policy | None = None) -> Routed:
+    """Run every sample along the path that the router picks for it; without a policy, at lambda 0."""
+    return eager(net).run(x, policy)
+
+
+def describe(
+    net: nn.Module,
+    *,
+    task: str,
+    outputs: dict[str, tuple[int, ...]],
+    channels: Any,
+    image_size: int | None = None,
+    any_size: bool = True,
+    named: Sequence[str] = (),
+) -> Manifest:
+    """The manifest of a live network. channels: of a path. named: parts whose MAdds are told apart."""
+    spec: Spec = net.spec  # type: ignore[assignment]
+    card: Card = net.card  # type: ignore[assignment]
+    size = spec.image_size if image_size is None else image_size
+    table, space = count(net, size), WidthSpace.full(spec.widths)
+    routers: tuple[Router, ...] = ()
+    defaults = Policy()
+    if spec.router is not None:
+        routers = (Router(spec.router, WidthSpace(spec.routing), card.budgets),)
+        defaults = Policy(default_lambda(spec.router.kind, spec.router.targets, card.budgets, spec.image_size))
+    widths = [
+        WidthRow(
+            size=size,
+            path=path,
+            channels=tuple(channels(path)),
+            madds=table.madds(path),
+            params=table.params(path),
+            parts={name: cost.madds for name, cost in count_parts(net, path, named).items()} if named else {},
+        )
+        for path in space.uniform
+    ]
+    return Manifest(
+        task=task,
+        model=spec.name,
+        in_channels=spec.in_channels,
+        sizes=(size,),
+        space=space,
+        costs=(table,),
+        outputs=outputs,
+        routers=routers,
+        widths=tuple(widths),
+        classes=card.classes,
+        num_classes=spec.num_classes,
+        preprocessing=card.preprocessing,
+        defaults=defaults,
+        min_size=spec.stride,
+        any_size=any_size,
+    )

@@ -1,1 +1,0 @@
-"""What is done with finished runs: latency and reports."""

@@ -1,0 +1,200 @@
+"""What a network's outputs say about an image: a class, or objects with boxes; and images with boxes drawn on them."""
+
+from __future__ import annotations
+
+import colorsys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from dsnet.manifest import Manifest
+from dsnet.routing.route import Outputs, as_array
+from dsnet.space import WidthPath
+
+CONFIDENCE = 0.5  # of an object that is told
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The answer for one image: class number and name, its probability, the path taken, MAdds spent."""
+
+    file: str
+    label: int
+    name: str
+    confidence: float
+    path: WidthPath
+    madds: int
+
+    @property
+    def words(self) -> list[str]:
+        return [self.name, f"{self.confidence:.1%}"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """An object: class number and name, its probability, its box (left, top, right, bottom) in pixels of the image."""
+
+    label: int
+    name: str
+    confidence: float
+    box: tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """The objects of one image, best first, the path taken, MAdds spent."""
+
+    file: str
+    objects: tuple[Found, ...]
+    path: WidthPath
+    madds: int
+
+    @property
+    def words(self) -> list[str]:
+        names = [item.name for item in self.objects]
+        return [", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or "nothing"]
+
+
+Answer = Prediction | Sighting
+
+
+@dataclass(frozen=True)
+class Detections:
+    """Of one image: boxes [D, 4] in corners, scores [D], classes [D], best first."""
+
+    boxes: np.ndarray
+    scores: np.ndarray
+    classes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+
+def name_of(manifest: Manifest, label: int) -> str:
+    return manifest.classes[label] if manifest.classes else str(label)
+
+
+def finds_boxes(manifest: Manifest) -> bool:
+    """Whether answers are boxes; otherwise they are logits."""
+    return "boxes" in manifest.outputs
+
+
+def answers_of(
+    manifest: Manifest,
+    outputs: Outputs,
+    images: list[tuple[str, Image.Image]],
+    paths: np.ndarray,
+    madds: np.ndarray,
+    *,
+    confidence: float = CONFIDENCE,
+) -> list[Answer]:
+    """The answers for a batch of named images."""
+    taken = list(zip(images, map(tuple, paths.tolist()), madds.tolist(), strict=True))
+    if not finds_boxes(manifest):
+        probs = softmax(as_array(outputs["logits"]))
+        best = probs.argmax(1).tolist()
+        return [
+            Prediction(file, label, name_of(manifest, label), float(row[label]), path, cost)
+            for ((file, _), path, cost), label, row in zip(taken, best, probs, strict=True)
+        ]
+    found: list[Answer] = []
+    both = zip(taken, as_array(outputs["boxes"]), as_array(outputs["scores"]), strict=True)
+    for ((file, image), path, cost), boxes, scores in both:
+        detections = select(boxes, scores, threshold=confidence)
+        scale = np.array([image.width, image.height] * 2, np.float32)
+        rows = zip(
+            detections.classes.tolist(), detections.scores.tolist(), (detections.boxes * scale).tolist(), strict=True
+        )
+        objects = tuple(Found(label, name_of(manifest, label), score, tuple(box)) for label, score, box in rows)
+        found.append(Sighting(file, objects, path, cost))
+    return found
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max(1, keepdims=True))
+    return powers / powers.sum(1, keepdims=True)
+
+
+def iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Intersection over union of every pair, [N, 4] and [M, 4] in corners -> [N, M]; 0 where both are empty."""
+    low = np.maximum(first[:, None, :2], second[None, :, :2])
+    high = np.minimum(first[:, None, 2:], second[None, :, 2:])
+    both = np.clip(high - low, 0, None).prod(-1)
+    areas = [np.clip(boxes[:, 2:] - boxes[:, :2], 0, None).prod(-1) for boxes in (first, second)]
+    either = areas[0][:, None] + areas[1][None, :] - both
+    return np.where(either > 0, both / np.maximum(either, np.finfo(both.dtype).tiny), 0).astype(both.dtype)
+
+
+def nms(boxes: np.ndarray, scores: np.ndarray, threshold: float) -> np.ndarray:
+    """Which boxes [N, 4], whose scores [N] fall, remain: none overlaps a better one that remains by more.
+
+    This is greedy non-maximum suppression, found at once: whether a box remains depends on better ones only, so
+    repeating the rule settles one more box each time, and all of them after a few times.
+    """
+    if bool((scores[1:] > scores[:-1]).any()):
+        raise ValueError("scores rise somewhere; sort boxes and scores by falling score first")
+    # [N, N]: the row, if it remains, removes the column. Numbers, because products of matrices are fast.
+    beats = np.triu((iou(boxes, boxes) > threshold).astype(np.float32), 1)
+    keep = np.ones(len(scores), bool)
+    while True:
+        settled = keep.astype(np.float32) @ beats == 0
+        if bool((settled == keep).all()):
+            return keep
+        keep = settled
+
+
+def select(
+    boxes: np.ndarray,
+    scores: np.ndarray,
+    *,
+    threshold: float = 0.01,
+    overlap: float = 0.45,
+    per_class: int = 400,
+    most: int = 200,
+) -> Detections:
+    """The detections of one image, best first, suppressed within each class.
+
+    boxes: [P, 4] in corners. scores: [P, classes].
+    per_class: candidates of each class that are looked at. most: detections that are kept.
+    """
+    found, kept, labels = [], [], []
+    for label, column in enumerate(scores.T):  # one by one: all their N x N overlaps together are much memory
+        likely = int((column > threshold).sum())
+        which = np.argsort(-column, kind="stable")[: min(per_class, likely)]
+        best = column[which]
+        keep = nms(boxes[which], best, overlap)
+        found.append(boxes[which[keep]])
+        kept.append(best[keep])
+        labels.append(np.full(int(keep.sum()), label, np.int64))
+    together, values, classes = np.concatenate(found), np.concatenate(kept), np.concatenate(labels)
+    order = np.argsort(-values, kind="stable")[:most]
+    return Detections(together[order], values[order], classes[order])
+
+
+def drawn(image: Image.Image, sighting: Sighting, classes: int) -> Image.Image:
+    """A copy of the image with a box and a caption for every object, one colour per class."""
+    picture = image.convert("RGB")
+    pen = ImageDraw.Draw(picture)
+    width = max(1, round(max(picture.size) / 300))
+    for item in reversed(sighting.objects):  # the best on top
+        colour = colour_of(item.label, classes)
+        pen.rectangle(item.box, outline=colour, width=width)
+        text = f"{item.name} {item.confidence:.0%}"
+        left, top, right, bottom = pen.textbbox((0, 0), text)
+        height = bottom - top + 4
+        x, y = item.box[0], max(0.0, item.box[1] - height)
+        pen.rectangle((x, y, x + right - left + 4, y + height), fill=colour)
+        pen.text((x + 2, y + 2 - top), text, fill="white")
+    return picture
+
+
+def colour_of(label: int, classes: int) -> tuple[int, int, int]:
+    red, green, blue = colorsys.hsv_to_rgb(label / max(1, classes), 0.9, 0.8)
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def plain(answer: Answer) -> dict[str, Any]:
+    """An answer as JSON holds it."""
+    return asdict(answer)

@@ -1,0 +1,98 @@
+"""The one decision rule: take the width whose score, less lambda times its price, is highest."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from dsnet.cost import CostTable
+from dsnet.errors import RoutingError
+from dsnet.manifest import Policy, Router
+from dsnet.space import WidthPath
+
+
+def decide(scores: np.ndarray, prices: np.ndarray, policy: Policy, allowed: np.ndarray | None = None) -> np.ndarray:
+    """Positions [B] of the best candidates, given scores [B, R] and prices [R]; `allowed` [R] masks candidates.
+
+    Equal values go to the slimmer candidate. Scores that are not finite raise: they would route at random.
+    """
+    finite = np.isfinite(scores)
+    if not finite.all():
+        bad = int((~finite).any(1).sum())
+        raise RoutingError(
+            f"the router's scores of {bad} of {len(scores)} inputs are not finite; "
+            f"check the inputs for NaN, or train the router anew with a lower sgs_optim.lr"
+        )
+    values = scores.astype(np.float64) - policy.lam * prices
+    if allowed is not None:
+        values[:, ~allowed] = -np.inf
+    return values.argmax(1)
+
+
+class Prices:
+    """What each candidate of a decision would cost, as a share of the widest path's MAdds.
+
+    At a gate: choosing width k from w_in and going on uniformly at k. With a router that probes: what a wider
+    path costs beyond the probe, which is spent already.
+    """
+
+    def __init__(self, table: CostTable, router: Router) -> None:
+        self.table, self.router = table, router
+        self._spent: dict[WidthPath, int] = {}
+        self.tables: list[np.ndarray] = []
+        if table.probe is not None:
+            base = table.probe.madds
+            prices = [(table.madds(path, dynamic=True) - base) / table.widest for path in router.candidates]
+            self.tables.append(np.array([prices], np.float64))
+            return
+        for point, step in enumerate(table.steps):
+            rows = [
+                [
+                    (step[w_in][w_out].madds + self.rest(point, position)) / table.widest
+                    for position, w_out in enumerate(router.routing.choices[point])
+                ]
+                for w_in in range(len(step))
+            ]
+            self.tables.append(np.array(rows, np.float64))
+
+    def rest(self, point: int, position: int) -> int:
+        """MAdds behind a choice point when every later one takes the same position in its list."""
+        table, routing = self.table, self.router.routing.choices
+        path: WidthPath = tuple(allowed[min(position, len(allowed) - 1)] for allowed in routing[point:])
+        steps = table.steps[point + 1 :]
+        later = sum(step[a][b].madds for step, (a, b) in zip(steps, pairwise(path), strict=True))
+        slimming = sum(router[a].madds for router, a in zip(table.routers[point + 1 :], path, strict=False))
+        return later + slimming + table.heads[path[-1]].madds
+
+    def spent(self, path: WidthPath) -> int:
+        """MAdds of a routed path, router included."""
+        if path not in self._spent:
+            self._spent[path] = self.table.madds(path, dynamic=True)
+        return self._spent[path]
+
+    def at(self, point: int, w_in: int) -> np.ndarray:
+        """Prices [R] of the candidates."""
+        return self.tables[point][w_in]
+
+    def widths(self, point: int) -> list[int]:
+        """The widest index that each candidate of a decision uses."""
+        if self.router.probes:
+            return [max(path) for path in self.router.candidates]
+        return list(self.router.routing.choices[point])
+
+    def check_cap(self, max_width: int | None) -> None:
+        """Refuse a cap that leaves some decision without a width."""
+        for point in range(len(self.tables)):
+            self.allowed(point, max_width)
+
+    def allowed(self, point: int, max_width: int | None) -> np.ndarray | None:
+        """Which candidates [R] a cap leaves."""
+        if max_width is None:
+            return None
+        widths = self.widths(point)
+        if max_width < min(widths):
+            raise RoutingError(
+                f"max_width {max_width} is below the slimmest width that the router may choose, {min(widths)}"
+            )
+        return np.array([width <= max_width for width in widths])

@@ -1,0 +1,351 @@
+"""How good every path and the dynamic network are, in one pass over the images, for every task and runtime."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+
+from dsnet.data.dataset import Data
+from dsnet.errors import RoutingError
+from dsnet.manifest import Policy, Router
+from dsnet.results import (
+    BudgetRow,
+    ClassRow,
+    Dynamic,
+    Evaluation,
+    Gate,
+    Group,
+    Metric,
+    PathRow,
+    Point,
+    Stat,
+    concave,
+    made,
+)
+from dsnet.routing.budgets import parse_budget, policy_for
+from dsnet.routing.traces import Batch, Outcome, Scorer, Traces, auc, slimmest_score
+from dsnet.runtime.runner import Runner
+from dsnet.space import WidthPath
+from dsnet.tasks import Task, images_of
+
+COLLAPSED = 0.99
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is evaluated. sample: random paths beside the uniform ones, with several gates; `seed` draws them.
+
+    budgets: average MAdds of the dynamic network; by default the task's. options: of the task's metric.
+    """
+
+    split: str = "test"
+    budgets: Sequence[str | float] | None = None
+    max_width: int | None = None
+    sample: int = 16
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class About:
+    """What is known of a run: its data, its seed, how it was trained."""
+
+    dataset: str
+    seed: int
+    training: dict[str, Any] = field(default_factory=dict)
+
+
+class Images(Protocol):
+    """A split of some data, in batches."""
+
+    def batches(self) -> Iterable[Batch]: ...
+
+    def load(self, ids: np.ndarray) -> Batch: ...
+
+    @property
+    def skipped(self) -> tuple[str, ...]: ...
+
+
+def evaluate_run(runner: Runner, data: Data, task: Task, config: Any, asked: Asked | None = None) -> Evaluation:
+    """Evaluate what runs the network of a run, on a split of the run's data."""
+    asked, manifest = asked or Asked(), runner.manifest
+    if manifest.classes != data.classes:
+        raise ValueError(
+            f"the model knows the classes {list(manifest.classes)[:5]} but the data has {list(data.classes)[:5]}; "
+            f"evaluate on data with the same classes"
+        )
+    if manifest.image_size != data.image_size:
+        raise ValueError(
+            f"{runner.runtime} takes {manifest.image_size}-pixel images but the run was trained and calibrated with "
+            f"{data.image_size}; evaluate a file that was exported without --image_size"
+        )
+    asked = replace(asked, options=task.options(config, asked.options))
+    images, (dataset, training) = images_of(task, data, asked.split, config), task.about(config, manifest)
+    about = About(dataset, config.seed, training)
+    scorer = task.scorer(manifest, asked.options)
+    return evaluate(runner, images, scorer, task.metric, task=task.name, asked=asked, about=about)
+
+
+def evaluate(
+    runner: Runner, images: Images, scorer: Scorer, metric: Metric, *, task: str, asked: Asked, about: About
+) -> Evaluation:
+    """One row per path, cheapest first, and the dynamic network at several budgets. Runs in this process alone."""
+    start, manifest, (torch, ort) = time.perf_counter(), runner.manifest, versions()
+    if not manifest.routes and (asked.budgets or asked.max_width is not None):
+        raise RoutingError(f"this {manifest.model} {manifest.why_fixed()}, so it has no budgets")
+    paths = paths_to_evaluate(runner, asked.sample, asked.seed)
+    runner.check_paths(paths)
+    traces = Traces(runner, images.batches(), scorer, paths=paths, load=images.load)
+    rows = sorted((row_of(traces, path) for path in paths), key=lambda row: row.madds)
+    dynamic = None
+    outcome, sure = None, None
+    if manifest.routes:
+        dynamic = evaluate_dynamic(traces, asked.budgets, max_width=asked.max_width)
+        outcome = traces.at(Policy(dynamic.middle.lam, asked.max_width))
+        sure = belief(traces) if () in traces.scores else None
+    return Evaluation(
+        task=task,
+        metric=metric,
+        model=manifest.model,
+        dataset=about.dataset,
+        split=asked.split,
+        images=len(traces),
+        image_size=traces.image_size,
+        seeds=(about.seed,),
+        rows=tuple(rows),
+        made=made(runtime=runner.runtime, seconds=time.perf_counter() - start, torch=torch, onnxruntime=ort),
+        classes=manifest.classes,
+        objects=getattr(scorer, "objects", None),
+        options=dict(asked.options),
+        dynamic=dynamic,
+        examples=scorer.examples(traces, outcome, sure),
+        training=about.training,
+        skipped=images.skipped,
+    )
+
+
+def versions() -> tuple[str, str]:
+    """Of torch and of ONNX Runtime."""
+    import onnxruntime
+    import torch
+
+    return str(torch.__version__), onnxruntime.__version__
+
+
+def paths_to_evaluate(runner: Runner, sample: int = 0, seed: int = 0) -> list[WidthPath]:
+    """Every width of a network with one choice point; uniform paths and a random sample of one with several."""
+    space = runner.manifest.space
+    paths = space.uniform
+    if len(paths) < space.size:
+        rng, known = random.Random(seed), set(paths)
+        others = [path for path in runner.paths if path not in known]
+        paths = [*paths, *rng.sample(others, min(sample, len(others)))]
+    return paths
+
+
+def row_of(traces: Traces, path: WidthPath) -> PathRow:
+    table = traces.table
+    (_, score), *more = traces.scorer.of(path).items()
+    parts: dict[str, int] = next((row.parts for row in traces.manifest.widths if row.path == path), {})
+    return PathRow(
+        size=traces.image_size,
+        path=path,
+        madds=table.madds(path),
+        params=table.params(path),
+        share=table.madds(path) / table.widest,
+        score=Stat(score),
+        more={name: Stat(value) for name, value in more},
+        parts=parts,
+    )
+
+
+def evaluate_dynamic(
+    traces: Traces, budgets: Sequence[str | float] | None = None, *, max_width: int | None = None
+) -> Dynamic:
+    """The dynamic network at the budgets asked for, or at the task's own."""
+    manifest, router, table = traces.manifest, traces.router, traces.table
+    assert router is not None
+    groups = difficulties(traces)
+    wanted: dict[str, str | float] = (
+        dict(traces.scorer.budgets(traces)) if budgets is None else {str(budget): budget for budget in budgets}
+    )
+    rows = []
+    for name, budget in wanted.items():
+        asked = parse_budget(budget, table)
+        policy = policy_for(manifest, asked, max_width=max_width, image_size=traces.image_size, table=table)
+        rows.append(budget_row(traces, policy, groups, name="" if name.isdigit() else name, asked=asked))
+    as_trained = budget_row(traces, Policy(0.0, max_width), groups)  # lambda 0: the paper's gate
+    judged = bool(groups)
+    warnings = [row.note for row in rows if row.note]
+    if judged:  # what to do about it is known for routers of classification
+        warnings += health(router, rows[len(rows) // 2], "at the middle budget")
+        warnings += health(router, as_trained, "without a budget") if manifest.defaults.lam == 0 else []
+    return Dynamic(
+        router=router.spec.kind,
+        targets=router.spec.targets,
+        range=tuple(row.madds for row in (router.budgets[:1] + router.budgets[-1:])),
+        rows=tuple(rows),
+        as_trained=as_trained,
+        auc=Stat(auc(belief(traces), traces.right(router.candidates[0]))) if judged else None,
+        difficulty={name: float(mine.astype(np.float64).mean()) for name, mine in groups.items()},
+        oracle=oracle(traces) if judged else None,
+        warnings=tuple(dict.fromkeys(warnings)),
+        classes=by_class(traces, [Policy(row.lam, max_width) for row in rows]),
+    )
+
+
+def budget_row(
+    traces: Traces, policy: Policy, groups: Mapping[str, np.ndarray], *, name: str = "", asked: float = 0.0
+) -> BudgetRow:
+    """One policy: score, MAdds and their spread, routes, and the gain over the uniform sub-networks."""
+    outcome = traces.at(policy)
+    madds = outcome.madds.astype(np.float64)
+    score, error = traces.score(outcome), None
+    if groups:
+        reference = hull(traces, outcome.spent)
+        difference = traces.correct(outcome).astype(np.float64) - reference
+        level, gain = float(reference.mean()), 100 * float(difference.mean())
+        error = 100 * float(difference.std(ddof=1)) / len(difference) ** 0.5
+    else:
+        level = between(traces, outcome.spent)
+        gain = 100 * (score - level)
+    return BudgetRow(
+        name=name,
+        asked=asked,
+        lam=policy.lam,
+        note=policy.note,
+        madds=Stat(outcome.spent),
+        p50=Stat(float(np.quantile(madds, 0.5))),
+        p95=Stat(float(np.quantile(madds, 0.95))),
+        score=Stat(score),
+        hull=Stat(level),
+        gain=Stat(gain),
+        gain_se=error,
+        gates=histograms(traces, outcome.paths),
+        groups={key: routed(traces, outcome, mine) for key, mine in groups.items()},
+    )
+
+
+def routed(traces: Traces, outcome: Outcome, mine: np.ndarray) -> Group:
+    """Where the images of one difficulty go."""
+    if not mine.any():
+        return Group(None, ())
+    madds = float(outcome.madds[mine].astype(np.float64).mean())
+    return Group(madds, tuple(gate.shares for gate in histograms(traces, outcome.paths[mine])))
+
+
+def histograms(traces: Traces, paths: np.ndarray) -> tuple[Gate, ...]:
+    """For each choice point, the share of images at each width, and the entropy of these shares in bits."""
+    gates = []
+    for point, step in enumerate(traces.table.steps):
+        shares = np.bincount(paths[:, point], minlength=len(step[0])) / len(paths)
+        entropy = -float((shares * np.log2(np.clip(shares, 1e-12, None))).sum())
+        gates.append(Gate(tuple(shares.tolist()), max(0.0, entropy)))
+    return tuple(gates)
+
+
+def by_class(traces: Traces, policies: Sequence[Policy]) -> tuple[ClassRow, ...]:
+    """Of every class: its images and, per policy, accuracy and average MAdds; the middle policy's first gate's shares.
+
+    A class without images has None.
+    """
+    labels = traces.scorer.labels
+    if labels is None:
+        return ()
+    names = list(traces.manifest.classes) or [str(label) for label in range(int(labels.max()) + 1)]
+    outcomes = [traces.at(policy) for policy in policies]
+    right = [traces.correct(outcome) for outcome in outcomes]
+    middle = outcomes[len(outcomes) // 2]
+    found = []
+    for label, name in enumerate(names):
+        rows = labels == label
+        if not rows.any():
+            found.append(ClassRow(name, 0, (None,) * len(policies), (None,) * len(policies)))
+            continue
+        scores = tuple(round(float(mine[rows].astype(np.float64).mean()), 4) for mine in right)
+        madds = tuple(round(float(outcome.madds[rows].astype(np.float64).mean()), 0) for outcome in outcomes)
+        shares = tuple(round(share, 4) for share in histograms(traces, middle.paths[rows])[0].shares)
+        found.append(ClassRow(name, int(rows.sum()), scores, madds, shares))
+    return tuple(found)
+
+
+def choices(router: Router) -> list[WidthPath]:
+    """The uniform paths of the routing space and its widest, which is one of them unless gates have different lists."""
+    return list(dict.fromkeys([*router.candidates, router.routing.widest]))
+
+
+def difficulties(traces: Traces) -> dict[str, np.ndarray]:
+    """Easy: the slimmest candidate is right. Hard: none is. Dependent: only wider ones are. Empty where images are not
+    right or wrong."""
+    assert traces.router is not None
+    if traces.scorer.right(traces.router.candidates[0]) is None:
+        return {}
+    right = np.stack([traces.right(path) for path in choices(traces.router)], 1)
+    easy, hard = right[:, 0], np.logical_not(right.any(1))
+    return {"easy": easy, "dependent": np.logical_not(easy | hard), "hard": hard}
+
+
+def oracle(traces: Traces) -> Point:
+    """A router that knows the narrowest candidate that is right, and takes the slimmest where none is."""
+    assert traces.router is not None
+    paths = choices(traces.router)
+    right = np.stack([traces.right(path) for path in paths], 1)
+    costs = np.array([traces.table.madds(path) for path in paths], np.float64)
+    narrowest = right.argmax(1)
+    return Point(Stat(float(costs[narrowest].mean())), Stat(float(right.any(1).astype(np.float64).mean())))
+
+
+def hull(traces: Traces, madds: float) -> np.ndarray:
+    """Each image's expected correctness [N] on the upper concave hull of the uniform sub-networks, at average MAdds.
+
+    A point on the hull is a lottery between two widths, so it is a network that one can have without any router.
+    """
+    corners = concave(
+        [
+            (traces.table.madds(path), float(traces.right(path).astype(np.float64).mean()), path)
+            for path in traces.manifest.space.uniform
+        ]
+    )
+    before = [corner for corner in corners if corner[0] <= madds]
+    after = [corner for corner in corners if corner[0] > madds]
+    if not before or not after:
+        return traces.right((before or after)[-1 if before else 0][2]).astype(np.float64)
+    (x0, _, slim), (x1, _, wide) = before[-1], after[0]
+    share = (madds - x0) / (x1 - x0)
+    return (1 - share) * traces.right(slim).astype(np.float64) + share * traces.right(wide).astype(np.float64)
+
+
+def between(traces: Traces, madds: float) -> float:
+    """The score of the uniform widths next to some MAdds, interpolated."""
+    uniform = traces.manifest.space.uniform
+    points = sorted((traces.table.madds(path), next(iter(traces.scorer.of(path).values()))) for path in uniform)
+    for (a, low), (b, high) in pairwise(points):
+        if madds <= b:
+            return low + (high - low) * max(0.0, madds - a) / (b - a)
+    return points[-1][1]
+
+
+def health(router: Router, row: BudgetRow, when: str) -> list[str]:
+    """What is wrong with the routes of a row, and what to do."""
+    found = []
+    for point, gate in enumerate(row.gates):
+        share = max(gate.shares)
+        if share > COLLAPSED and len(router.routing.choices[point]) > 1:
+            found.append(
+                f"gate {point} sends {share:.1%} of the images to width {gate.shares.index(share)} {when}: "
+                f"it does not tell inputs apart. Ask for another budget, train longer (sgs_optim.epochs), raise "
+                f"sgs.temperature, or use sgs.router slim_first"
+            )
+    return found
+
+
+def belief(traces: Traces) -> np.ndarray:
+    """How much the router believes in the slimmest candidate [N], by the scores of its first decision."""
+    assert traces.router is not None
+    return slimmest_score(traces.router.spec.targets, traces.scores[()])

@@ -1,0 +1,54 @@
+"""Results in a run's folder, and the pictures that are drawn of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import torch
+from PIL import Image
+
+from dsnet.data.dataset import Data, Split
+from dsnet.data.voc import Records
+from dsnet.files import write_whole
+from dsnet.images import read_image
+from dsnet.report.export import draw as draw_evaluations
+from dsnet.report.figures import enabled
+from dsnet.report.sheets import contact_sheet, detection_sheet
+from dsnet.results import Evaluation, write
+
+
+def record(folder: Path, name: str, result: Evaluation, data: Data, *, draw: bool = True) -> list[Path]:
+    """Write a result of any task below a run's folder; draw: its figures as well, which are returned."""
+    file = write(result, folder / "results" / f"{name}.json")
+    if not (draw and enabled()):
+        return []
+    drawn = [] if result.objects is not None else draw_evaluations([result], file.with_suffix(""))
+    if result.examples:
+        drawn.append(draw_examples(result, data, file.with_name(f"{name}-examples.png")))
+    return drawn
+
+
+def draw_examples(result: Evaluation, data: Data, file: Path) -> Path:
+    """A sheet of images: with the detections in them, or those that the router found easy and hard."""
+    part = data.split(result.split)
+    if result.objects is not None:
+        items = cast(Records, part.source).items
+        return detection_sheet(result, [read_image(Path(items[example.id].file)) for example in result.examples], file)
+    groups: dict[str, list[tuple[Image.Image, list[str]]]] = {}
+    images = pictures(data, part, [example.id for example in result.examples])
+    for example, image in zip(result.examples, images, strict=True):
+        caption = f"{data.classes[example.label or 0]}, {','.join(map(str, example.path))}"
+        groups.setdefault(f"routed {example.group}", []).append((image, [caption]))
+    write_whole(file, contact_sheet(list(groups.items()), title=f"{result.model}, {result.dataset} {result.split}"))
+    return file
+
+
+def pictures(data: Data, part: Split, ids: Sequence[int]) -> list[Image.Image]:
+    """Images of a split as they look."""
+    images = part.load(torch.tensor(ids, dtype=torch.long)).images
+    shape = [1, -1, 1, 1]
+    plain = images * torch.tensor(data.std).view(shape) + torch.tensor(data.mean).view(shape)
+    pixels = (255 * plain.clamp(0, 1)).round().byte().permute(0, 2, 3, 1).numpy()
+    return [Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image) for image in pixels]

@@ -1,0 +1,231 @@
+"""Runs what `dsnet export` wrote, in ONNX Runtime: a file by itself, a bundle by its parts."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from dsnet.errors import CheckpointError
+from dsnet.manifest import Manifest, Policy, from_metadata
+from dsnet.routing.policy import Prices
+from dsnet.routing.route import Fork, Outputs, Routed, Step, as_array
+from dsnet.runtime.runner import GroupedRunner, Runner
+from dsnet.space import WidthPath
+
+IMAGE = "image"
+BUNDLE, WEIGHTS = "manifest.json", "weights.bin"
+NOTHING = "nothing"  # the output of a part that nobody reads
+CHUNK = 8  # images that run together: maps of more of them fall out of the processor's cache
+
+
+def is_artefact(where: str | Path) -> bool:
+    """Whether it is an ONNX file or a bundle, rather than a run folder."""
+    place = Path(where)
+    return place.suffix == ".onnx" or (place / BUNDLE).exists()
+
+
+def open_onnx(where: str | Path, *, threads: int = 0) -> Runner:
+    """A runner for an ONNX file or a bundle; threads: of ONNX Runtime, by default it takes all cores."""
+    return open_bundle(Path(where), threads) if Path(where).is_dir() else FileRunner(where, threads=threads)
+
+
+class FileRunner(Runner):
+    """An ONNX file: `dynamic` runs images one by one, `static` holds one path and takes batches.
+
+    Several threads may share it.
+    """
+
+    def __init__(self, file: str | Path, *, threads: int = 0) -> None:
+        super().__init__()
+        self.file = Path(file)
+        self.session = open_session(self.file, threads)
+        self._manifest = from_metadata(self.file, self.session.get_modelmeta().custom_metadata_map)
+        self.runtime = f"onnxruntime {ort.__version__}, {self._manifest.kind}"
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._manifest
+
+    def _run(self, x: Any, policy: Policy, prices: Prices) -> Routed:
+        names = [*self.manifest.outputs, "path", "madds", "router_scores"]
+        rows = self._each(x, self._knobs(policy, (-1,) * self.manifest.points), names)
+        *answers, paths, madds, scores = (np.stack(column) for column in zip(*rows, strict=True))
+        outputs = dict(zip(self.manifest.outputs, (finite(answer[:, 0]) for answer in answers), strict=True))
+        return Routed(outputs, paths, madds, [scores[:, 0]])
+
+    def _survey(self, x: Any, paths: Sequence[WidthPath], *, scored: bool) -> tuple[list[Outputs], Any | None]:
+        manifest, scores = self.manifest, None
+        names = list(manifest.outputs)
+        if manifest.kind == "static":
+            found = self.session.run(names, {IMAGE: contiguous(x)})
+            return [dict(zip(names, map(finite, found), strict=True))] * len(paths), None
+        told = ["router_scores"] if scored and manifest.router is not None and not manifest.router.probes else []
+        answers: list[Outputs] = []
+        for path in paths:
+            rows = self._each(x, self._knobs(Policy(), path), [*names, *told])
+            columns = [np.concatenate(column) for column in zip(*rows, strict=True)]
+            answers.append(dict(zip(names, map(finite, columns[: len(names)]), strict=True)))
+            scores = columns[-1] if told else None
+        if scored and not told:
+            scores = self._run(x, Policy(), self.prices(x.shape[-1])).scores[0]
+        return answers, scores
+
+    def _each(self, x: Any, feed: Mapping[str, np.ndarray], outputs: Sequence[str]) -> list[list[np.ndarray]]:
+        """The outputs for every image alone."""
+        return [self.session.run(list(outputs), {IMAGE: image, **feed}) for image in np.split(contiguous(x), len(x))]
+
+    def _knobs(self, policy: Policy, pin: WidthPath) -> dict[str, np.ndarray]:
+        return knobs(self.manifest, policy, pin)
+
+
+def knobs(manifest: Manifest, policy: Policy, pin: WidthPath) -> dict[str, np.ndarray]:
+    """All inputs beside the image; a file may have no defaults for them."""
+    feed = {"pin": np.array(pin, np.int64)}
+    if manifest.router is not None:
+        cap = max(manifest.router.routing.widest) if policy.max_width is None else policy.max_width
+        feed |= {"lam": np.array([policy.lam], np.float32), "max_width": np.array([cap], np.int64)}
+    return feed
+
+
+def open_bundle(folder: Path, threads: int = 0) -> GroupedRunner:
+    """A folder of parts that share one file of weights: for batches."""
+    try:
+        about = json.loads((folder / BUNDLE).read_text())
+        held = (folder / WEIGHTS).stat().st_size
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder} is not a bundle ({error}); make one with `dsnet export`") from error
+    manifest = from_metadata(folder, about if isinstance(about, dict) else {})
+    if str(held) != about.get("weights"):
+        raise CheckpointError(
+            f"{folder / WEIGHTS} has {held} bytes instead of {about.get('weights')}; copy the bundle again"
+        )
+    parts = OrtParts(folder, manifest, threads, about.get("id", ""))
+    return BundleRunner(parts, f"onnxruntime {ort.__version__}, bundle")
+
+
+class BundleRunner(GroupedRunner):
+    """A bundle. Several threads may share it."""
+
+    parts: OrtParts
+
+    @property
+    def file(self) -> Path:
+        return self.parts.folder
+
+
+class OrtParts:
+    """The `Parts` of a bundle; sessions are opened when they are first needed.
+
+    Pieces of a group run side by side, one thread each: that wastes less than several threads at one piece.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, threads: int, id: str) -> None:
+        self.folder, self.manifest, self.id = folder, manifest, id
+        self.threads = threads or len(
+            os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+        )
+        self.pool = ThreadPoolExecutor(self.threads)
+        self.sessions: dict[str, ort.InferenceSession] = {}
+        self.lock = threading.Lock()
+
+    def take(self, x: Any) -> np.ndarray:
+        return contiguous(x)
+
+    def front(self, x: np.ndarray) -> Step:
+        return self._step("front", x)
+
+    def first(self, point: int, w_in: int, w_out: int, fork: Fork) -> np.ndarray | Fork:
+        if point == 0:
+            return fork  # the first choice has one width in: `rest` holds the whole segment
+        maps = (fork.scaled,) if fork.x is None else (fork.x, fork.scaled)
+        return self._run(f"first.{point}.{w_in}.{w_out}", *maps)["y"]
+
+    def rest(self, point: int, width: int, x: np.ndarray | Fork) -> Step:
+        maps = (x,) if isinstance(x, np.ndarray) else (x.scaled,) if x.x is None else (x.x, x.scaled)
+        return self._step(f"rest.{point}.{width}", *maps)
+
+    def probe(self, outputs: Outputs) -> np.ndarray:
+        return self._run("probe", outputs["logits"])["router_scores"]
+
+    def finish(self, left: Outputs) -> Outputs:
+        names = list(self.manifest.outputs)
+        if all(name in left for name in names):
+            return {name: finite(left[name]) for name in names}
+        slots = [slot.name.removeprefix("in_") for slot in self._session("finish").get_inputs()]
+        found = self._run("finish", *(left[name] for name in slots))
+        return {name: finite(found[name]) for name in names}
+
+    def cat(self, parts: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate(parts)
+
+    def _step(self, name: str, *maps: np.ndarray) -> Step:
+        found = self._run(name, *maps)
+        found.pop(NOTHING, None)
+        if "scaled" not in found:
+            return Step(None, found)
+        return Step(Fork(found.pop("x", None), found.pop("scaled"), found.pop("router_scores", None)), found)
+
+    def _check_same(self) -> None:
+        """Parts are opened one by one: a bundle that was written anew meanwhile must not be mixed with the old one."""
+        try:
+            same = json.loads((self.folder / BUNDLE).read_text())["id"] == self.id
+        except (OSError, ValueError, KeyError, TypeError):
+            same = False
+        if not same:
+            raise CheckpointError(f"{self.folder} was removed or exported anew since it was opened; open it again")
+
+    def _session(self, name: str) -> ort.InferenceSession:
+        with self.lock:
+            if name not in self.sessions:
+                self._check_same()
+                self.sessions[name] = open_session(self.folder / f"{name}.onnx", 1)
+            return self.sessions[name]
+
+    def _run(self, name: str, *inputs: np.ndarray) -> Outputs:
+        session = self._session(name)
+        slots, outputs = session.get_inputs(), [slot.name for slot in session.get_outputs()]
+        count = min(len(inputs[0]), max(self.threads, -(-len(inputs[0]) // CHUNK)))
+        pieces = zip(*(np.array_split(x, count) for x in inputs), strict=True)
+        feeds = [{slot.name: held for slot, held in zip(slots, piece, strict=True)} for piece in pieces]
+        run = partial(session.run, outputs)
+        found = [run(feeds[0])] if count == 1 else list(self.pool.map(run, feeds))
+        whole = found[0] if len(found) == 1 else [np.concatenate(parts) for parts in zip(*found, strict=True)]
+        return dict(zip(outputs, whole, strict=True))
+
+
+def open_session(file: Path, threads: int = 0) -> ort.InferenceSession:
+    """A session whose threads do not spin once it has answered.
+
+    Sessions that take turns would steal each other's cores. ONNX Runtime's process-wide pool avoids that too, but
+    spins while idle, and makes every session of the process that does not use it fail.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 3  # or it warns of inputs that have defaults
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    if not file.is_file():
+        raise CheckpointError(f"{file} does not exist; give an ONNX file or a bundle that `dsnet export` wrote")
+    try:
+        return ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime has a dozen classes for it
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(f"{file} cannot be read as an ONNX file ({reason}); export it again") from error
+
+
+def contiguous(x: Any) -> np.ndarray:
+    return np.ascontiguousarray(as_array(x))
+
+
+def finite(answer: np.ndarray) -> np.ndarray:
+    if not np.isfinite(answer).all():
+        raise ValueError("the network's answer is not finite; check the inputs for values out of all proportion")
+    return answer
