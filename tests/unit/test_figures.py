@@ -16,7 +16,8 @@ import pytest
 from PIL import Image
 
 from dsnet.report import figures
-from dsnet.report.figures import DARK, LIGHT, PLACES, decades, draw, enabled, flow, limits, number_of, text_width
+from dsnet.report.figures import decades, draw, enabled, flow, limits, number_of, text_width
+from dsnet.report.palette import DARK, LIGHT, PLACES
 from dsnet.report.sheets import contact_sheet, detection_sheet
 from dsnet.results import Bar, BarGroup, Bars, Box, Chart, Dot, Evaluation, Example, Made, Metric, Series
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from dsnet.report.tables import human, router_name
 from dsnet.results import (
@@ -33,7 +34,8 @@ def accuracy(results: Sequence[Evaluation], static: Sequence[Evaluation] = ()) -
     series = []
     for result in results:
         lead = f"{result.model}, " if len(results) > 1 else ""
-        series.append(Series(f"{lead}{'static' if result.static else 'fixed widths'}", fixed(result)))
+        kind: Literal["line", "points"] = "points" if result.static else "line"
+        series.append(Series(f"{lead}{'static' if result.static else 'fixed widths'}", fixed(result), kind))
         if result.dynamic is not None:
             series.append(Series(f"{lead}dynamic, router {router_name(result.dynamic)}", budgets(result)))
         others = tuple(dot(row, result) for row in result.rows if not row.uniform)

@@ -9,16 +9,15 @@ from __future__ import annotations
 import io
 import math
 import os
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dsnet.files import write_whole
+from dsnet.report.palette import LIGHT, PLACES, alone, cleaned
 from dsnet.results import Bars, Chart, Dot, Series
 
 if TYPE_CHECKING:
@@ -26,33 +25,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def series_of(colours: str) -> dict[str, str]:
-    return {f"c{number}": colour for number, colour in enumerate(colours.split())}
-
-
-LIGHT = {
-    "paper": "#ffffff",
-    "ink": "#1d2733",
-    "soft": "#5c6b7a",
-    "line": "#dfe5eb",
-    "seq": "#0b5cad",
-    **series_of("#0b5cad #c84a12 #0a7d5c #a8467f #94690a #3d8fc2 #5d6670 #7a4fc0"),
-}
-DARK = {
-    "paper": "#10161d",
-    "ink": "#e4eaf0",
-    "soft": "#9dabb8",
-    "line": "#2b3642",
-    "seq": "#6cb6ff",
-    **series_of("#6cb6ff #ff9a5c #4fd1a5 #eca3cb #f0c24b #a9dcff #b4bec8 #bda3ff"),
-}
-PLACES = {
-    role: f"#00{number:02x}fe" for number, role in enumerate(LIGHT, 1)
-}  # stand for variables until they are named
 COLOURS = 8
 MARKS = "os^DvPXh"
 DASHES: tuple[Any, ...] = ("-", (0, (5, 3)), (0, (1.5, 2)), (0, (7, 2, 1.5, 2)))
-FONTS = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
 WIDTH, HEIGHT, RIGHT = 460, 240, 14  # of the drawing and, HEIGHT, of the space between the axes
 TEXT, SMALL = 12, 11  # a phone shows the drawing at three quarters of its size
 SWITCH = "DSNET_FIGURES"
@@ -61,16 +36,6 @@ SWITCH = "DSNET_FIGURES"
 def enabled() -> bool:
     """Whether commands draw figures beside their results; `DSNET_FIGURES=off` saves the time where nobody looks."""
     return os.environ.get(SWITCH, "") != "off"
-
-
-def variables(colours: dict[str, str]) -> str:
-    return ";".join(f"--{role}:{colour}" for role, colour in colours.items())
-
-
-def theme() -> str:
-    """CSS: the colours of pages and figures, by the reader's preference."""
-    light, dark = variables(LIGHT), variables(DARK)
-    return f":root{{color-scheme:light dark;{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
 
 
 def draw(figure: Chart | Bars, *, to: Literal["page", "svg", "png"], prefix: str = "") -> bytes:
@@ -211,7 +176,7 @@ def bars(figure: Bars, pen: Pen) -> Figure:
     right = WIDTH - min(175.0, 16 + max((text_width(bar.note, SMALL) for bar in rows), default=0.0))
     shades = [0.14 + 0.86 * number / max(1, len(figure.names) - 1) for number in range(len(figure.names))]
     title = textwrap.wrap(figure.title, 52)
-    keys, y = flow(figure.names, 12 + 19 * len(title), mark=20)
+    keys, y = flow(figure.names, 12 + 19 * len(title), mark=30, size=SMALL)
     named = sum(bool(group.name) for group in figure.groups)
     height = y + 24 * named + 25 * len(rows) + 8 * len(figure.groups)
     drawn = new_figure(height)
@@ -225,7 +190,7 @@ def bars(figure: Bars, pen: Pen) -> Figure:
 
     for (x, at), name, shade in zip(keys, figure.names, shades, strict=True):
         part(x, at - 7, 14, 14, shade, "key")
-        axes.text(x + 20, at, name, color=pen["ink"], va="center")
+        axes.text(x + 20, at, name, color=pen["ink"], va="center", size=SMALL)
     for group in figure.groups:
         if group.name:
             axes.text(10, y + 11, group.name, color=pen["soft"], va="center")
@@ -282,12 +247,17 @@ def looks(series: Series, number: int, pen: Pen) -> dict[str, Any]:
     }
 
 
-def flow(names: Sequence[str], y: float, *, mark: float = 30) -> tuple[list[tuple[float, float]], float]:
-    """Places of a legend's keys, in as many rows as they need from y on, and where they end. mark: its width."""
+def flow(
+    names: Sequence[str], y: float, *, mark: float = 44, size: float = TEXT
+) -> tuple[list[tuple[float, float]], float]:
+    """Places of a legend's keys, in as many rows as they need from y on, and where they end.
+
+    mark: what a key takes beside its name.
+    """
     places, x = [], 10.0
     y += 13
     for name in names:
-        wide = mark + 14 + text_width(name)
+        wide = mark + text_width(name, size)
         if x > 10 and x + wide > WIDTH:
             x, y = 10.0, y + 20
         places.append((x, y))
@@ -346,41 +316,3 @@ def number_of(value: float) -> str:
         if abs(value) >= max(1e4, size):
             return f"{value / size:.4g}{unit}"
     return f"{value:.4g}"
-
-
-# What matplotlib writes as SVG, made fit for a page.
-
-
-def cleaned(svg: str, prefix: str, title: str) -> str:
-    """One element without ids of its own beyond those it refers to, links or clips; colours by variable."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<clipPath.*?</clipPath>|<!--.*?-->", "", svg, flags=re.S)
-    svg = re.sub(r' clip-path="[^"]*"', "", svg)
-    svg = re.sub(r"(<defs>\s*</defs>)", "", svg)
-    svg = re.sub(r'<g id="(series|part|key)[^"]*"', r'<g class="\1"', svg)
-    used = set(re.findall(r'xlink:href="#([^"]*)"', svg))
-    svg = re.sub(r' id="([^"]*)"', lambda found: f' id="{prefix}{found[1]}"' if found[1] in used else "", svg)
-    svg = svg.replace('xlink:href="#', f'href="#{prefix}')
-    for role, place in PLACES.items():
-        svg = svg.replace(place, "currentColor" if role == "ink" else f"var(--{role})")
-    svg = re.sub(r" font-family: [^;\"]*;|( transform=\"rotate\(-?0 [^)]*\)\")", "", svg)
-    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"-?\d+\.\d+", rounded, tag[0]), svg)
-    svg = re.sub(r">\s+<", "><", re.sub(r"\n\s*", " ", svg)).strip()
-    size = re.search(r'viewBox="[^"]*"', svg)
-    assert size is not None
-    name = f'class="chart" role="img" aria-label="{escape(title)}" font-family="{FONTS}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {name} {size[0]}>{svg[svg.index(">") + 1 :]}'
-
-
-def rounded(number: re.Match[str]) -> str:
-    text = f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
-    return "0" if text == "-0" else text
-
-
-def alone(svg: str) -> str:
-    """A figure as a file of its own: its ground and colours come along, so it reads on any page."""
-    width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0]
-    ground = '<rect width="100%" height="100%" rx="6" style="fill:var(--paper)"/>'
-    at = svg.index(">")
-    sheet = f"<style>{theme()}svg{{color:var(--ink)}}</style>"
-    return f'{svg[:at]} width="{width}" height="{height}">{sheet}{ground}{svg[at + 1 :]}\n'

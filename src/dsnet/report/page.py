@@ -10,7 +10,8 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
 from dsnet.report.document import Block, Document, Figure
-from dsnet.report.figures import LIGHT, draw, theme, variables
+from dsnet.report.figures import draw
+from dsnet.report.palette import LIGHT, theme, variables
 
 
 def page(document: Document) -> str:
