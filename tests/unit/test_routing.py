@@ -244,3 +244,15 @@ def test_budgets_are_understood_clamped_and_interpolated() -> None:
         policy_for(net.manifest(), "1M", image_size=64)
     with pytest.raises(RoutingError, match="max_width is -1"):
         policy_for(net.manifest(), max_width=-1)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_decisions_are_those_of_torch_bit_for_bit(dtype: type) -> None:
+    rng = np.random.default_rng(0)
+    scores = np.round(rng.normal(size=(100_000, 6)), 1).astype(dtype)  # coarse, so that many are equal
+    prices, allowed = np.linspace(0, 1, 6).round(1), np.array([True, True, False, True, True, False])
+    for lam in (0.0, 0.1, -0.3, 2.0):
+        values = torch.from_numpy(scores).double() - lam * torch.from_numpy(prices)
+        assert np.array_equal(decide(scores, prices, Policy(lam)), values.argmax(1))
+        masked = values.masked_fill(~torch.from_numpy(allowed), -torch.inf)
+        assert np.array_equal(decide(scores, prices, Policy(lam), allowed), masked.argmax(1))
