@@ -13,7 +13,7 @@ from dsnet.manifest import Policy, Router, RouterSpec
 from dsnet.results import BudgetRow, Point, Stat, concave
 from dsnet.routing.budgets import calibrate
 from dsnet.routing.traces import auc
-from dsnet.runs.evaluate import belief, budget_row, difficulties, evaluate_dynamic, health, histograms, hull, oracle
+from dsnet.runs.evaluate import budget_row, difficulties, evaluate_dynamic, health, histograms, hull, oracle
 from dsnet.space import WidthSpace
 
 
@@ -91,7 +91,7 @@ def test_a_result_is_consistent_with_its_traces(name: str, router: object) -> No
         assert sum(share * (madds or 0) for share, madds in groups) == pytest.approx(row.madds.mean)
     middle = traces.at(Policy(result.rows[1].lam))
     right = traces.correct(middle)
-    shown = traces.scorer.examples(traces, middle, belief(traces))
+    shown = traces.scorer.examples(traces, middle)
     for name in ("slimmest", "widest"):
         group = [example for example in shown if example.group == name]
         costs = sorted(middle.madds.tolist(), reverse=name == "widest")[: len(group)]

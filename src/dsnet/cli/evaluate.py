@@ -72,7 +72,7 @@ def run(args: Namespace) -> None:
     from dsnet.report.export import draw, export_evaluations
     from dsnet.report.tables import print_json, show_evaluation
     from dsnet.results import Evaluations, as_json, together
-    from dsnet.runs.evaluate import Asked, evaluate_run
+    from dsnet.runs.evaluate import Asked, evaluate
     from dsnet.runs.folder import RunFolder
     from dsnet.runs.record import draw_examples
 
@@ -86,7 +86,7 @@ def run(args: Namespace) -> None:
         config = folder.config()
         data = folder.task.open_data(config, args.root)
         folder.reopen(data)
-        result = evaluate_run(open_runner(where, eager=True), data, folder.task, config, asked)
+        result = evaluate(open_runner(where, eager=True), data, folder.task, config, asked)
         pictures = folder.record(label, result, data)
         results.append(result)
     shown = together(results)

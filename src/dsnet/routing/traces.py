@@ -59,8 +59,13 @@ class Scorer(Protocol):
         """The average MAdds that a dynamic network is judged at, by name."""
         ...
 
-    def examples(self, traces: Traces, outcome: Outcome | None, belief: np.ndarray | None) -> tuple[Example, ...]:
-        """A few images and their answers; belief: how much the router believes in the slimmest candidate [N]."""
+    @property
+    def objects(self) -> int | None:
+        """The number of annotated objects; None where images have labels."""
+        ...
+
+    def examples(self, traces: Traces, outcome: Outcome | None) -> tuple[Example, ...]:
+        """A few images and their answers; outcome: of the middle budget, where there is a router."""
         ...
 
 
@@ -159,6 +164,12 @@ class Traces:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def belief(self) -> np.ndarray:
+        """How much the router believes in the slimmest candidate [N], by the scores of its first decision."""
+        assert self.router is not None
+        return slimmest_score(self.router.spec.targets, self.scores[()])
 
     def right(self, path: WidthPath) -> np.ndarray:
         """Which images [N] a path that was run for all of them gets right."""

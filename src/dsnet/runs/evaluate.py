@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from dsnet.config import RunConfig
 from dsnet.data.dataset import Data
 from dsnet.errors import RoutingError
 from dsnet.manifest import Policy, Router
@@ -21,7 +22,7 @@ from dsnet.results import (
     Evaluation,
     Gate,
     Group,
-    Metric,
+    Made,
     PathRow,
     Point,
     Stat,
@@ -29,7 +30,7 @@ from dsnet.results import (
     made,
 )
 from dsnet.routing.budgets import parse_budget, policy_for
-from dsnet.routing.traces import Batch, Outcome, Scorer, Traces, auc, slimmest_score
+from dsnet.routing.traces import Outcome, Traces, auc
 from dsnet.runtime.runner import Runner
 from dsnet.space import WidthPath
 from dsnet.tasks import Task, images_of
@@ -52,29 +53,10 @@ class Asked:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class About:
-    """What is known of a run: its data, its seed, how it was trained."""
-
-    dataset: str
-    seed: int
-    training: dict[str, Any] = field(default_factory=dict)
-
-
-class Images(Protocol):
-    """A split of some data, in batches."""
-
-    def batches(self) -> Iterable[Batch]: ...
-
-    def load(self, ids: np.ndarray) -> Batch: ...
-
-    @property
-    def skipped(self) -> tuple[str, ...]: ...
-
-
-def evaluate_run(runner: Runner, data: Data, task: Task, config: Any, asked: Asked | None = None) -> Evaluation:
-    """Evaluate what runs the network of a run, on a split of the run's data."""
-    asked, manifest = asked or Asked(), runner.manifest
+def evaluate(runner: Runner, data: Data, task: Task, config: RunConfig, asked: Asked | None = None) -> Evaluation:
+    """What runs the network of a run, on a split of the run's data: one row per path, cheapest first, and the dynamic
+    network at several budgets. Runs in this process alone."""
+    start, asked, manifest = time.perf_counter(), asked or Asked(), runner.manifest
     if manifest.classes != data.classes:
         raise ValueError(
             f"the model knows the classes {list(manifest.classes)[:5]} but the data has {list(data.classes)[:5]}; "
@@ -85,57 +67,43 @@ def evaluate_run(runner: Runner, data: Data, task: Task, config: Any, asked: Ask
             f"{runner.runtime} takes {manifest.image_size}-pixel images but the run was trained and calibrated with "
             f"{data.image_size}; evaluate a file that was exported without --image_size"
         )
-    asked = replace(asked, options=task.options(config, asked.options))
-    images, (dataset, training) = images_of(task, data, asked.split, config), task.about(config, manifest)
-    about = About(dataset, config.seed, training)
-    scorer = task.scorer(manifest, asked.options)
-    return evaluate(runner, images, scorer, task.metric, task=task.name, asked=asked, about=about)
-
-
-def evaluate(
-    runner: Runner, images: Images, scorer: Scorer, metric: Metric, *, task: str, asked: Asked, about: About
-) -> Evaluation:
-    """One row per path, cheapest first, and the dynamic network at several budgets. Runs in this process alone."""
-    start, manifest, (torch, ort) = time.perf_counter(), runner.manifest, versions()
     if not manifest.routes and (asked.budgets or asked.max_width is not None):
         raise RoutingError(f"this {manifest.model} {manifest.why_fixed()}, so it has no budgets")
+    options, (dataset, training) = task.options(config, asked.options), task.about(config, manifest)
+    images, scorer = images_of(task, data, asked.split, config), task.scorer(manifest, options)
     paths = paths_to_evaluate(runner, asked.sample, asked.seed)
     runner.check_paths(paths)
     traces = Traces(runner, images.batches(), scorer, paths=paths, load=images.load)
     rows = sorted((row_of(traces, path) for path in paths), key=lambda row: row.madds)
-    dynamic = None
-    outcome, sure = None, None
-    if manifest.routes:
-        dynamic = evaluate_dynamic(traces, asked.budgets, max_width=asked.max_width)
-        outcome = traces.at(Policy(dynamic.middle.lam, asked.max_width))
-        sure = belief(traces) if () in traces.scores else None
+    dynamic = evaluate_dynamic(traces, asked.budgets, max_width=asked.max_width) if manifest.routes else None
+    outcome = None if dynamic is None else traces.at(Policy(dynamic.middle.lam, asked.max_width))
     return Evaluation(
-        task=task,
-        metric=metric,
+        task=task.name,
+        metric=task.metric,
         model=manifest.model,
-        dataset=about.dataset,
+        dataset=dataset,
         split=asked.split,
         images=len(traces),
         image_size=traces.image_size,
-        seeds=(about.seed,),
+        seeds=(config.seed,),
         rows=tuple(rows),
-        made=made(runtime=runner.runtime, seconds=time.perf_counter() - start, torch=torch, onnxruntime=ort),
+        made=made_here(runtime=runner.runtime, seconds=time.perf_counter() - start),
         classes=manifest.classes,
-        objects=getattr(scorer, "objects", None),
-        options=dict(asked.options),
+        objects=scorer.objects,
+        options=options,
         dynamic=dynamic,
-        examples=scorer.examples(traces, outcome, sure),
-        training=about.training,
+        examples=scorer.examples(traces, outcome),
+        training=training,
         skipped=images.skipped,
     )
 
 
-def versions() -> tuple[str, str]:
-    """Of torch and of ONNX Runtime."""
+def made_here(**known: Any) -> Made:
+    """`made` with the versions of torch and ONNX Runtime."""
     import onnxruntime
     import torch
 
-    return str(torch.__version__), onnxruntime.__version__
+    return made(torch=str(torch.__version__), onnxruntime=onnxruntime.__version__, **known)
 
 
 def paths_to_evaluate(runner: Runner, sample: int = 0, seed: int = 0) -> list[WidthPath]:
@@ -192,7 +160,7 @@ def evaluate_dynamic(
         range=tuple(row.madds for row in (router.budgets[:1] + router.budgets[-1:])),
         rows=tuple(rows),
         as_trained=as_trained,
-        auc=Stat(auc(belief(traces), traces.right(router.candidates[0]))) if judged else None,
+        auc=Stat(auc(traces.belief, traces.right(router.candidates[0]))) if judged else None,
         difficulty={name: float(mine.astype(np.float64).mean()) for name, mine in groups.items()},
         oracle=oracle(traces) if judged else None,
         warnings=tuple(dict.fromkeys(warnings)),
@@ -343,9 +311,3 @@ def health(router: Router, row: BudgetRow, when: str) -> list[str]:
                 f"sgs.temperature, or use sgs.router slim_first"
             )
     return found
-
-
-def belief(traces: Traces) -> np.ndarray:
-    """How much the router believes in the slimmest candidate [N], by the scores of its first decision."""
-    assert traces.router is not None
-    return slimmest_score(traces.router.spec.targets, traces.scores[()])

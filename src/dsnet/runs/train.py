@@ -17,7 +17,7 @@ from dsnet.data.dataset import Data
 from dsnet.errors import TrainingError
 from dsnet.models import eager
 from dsnet.results import Evaluation
-from dsnet.runs.evaluate import evaluate_run
+from dsnet.runs.evaluate import evaluate
 from dsnet.runs.folder import RunFolder
 from dsnet.tasks import Plan
 from dsnet.training import Interrupted, Loop
@@ -58,7 +58,7 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False, draw: bool =
             train_stage(plan, loop if plan is left[0] else None, data, run, config, resume=resume)
         if rank() != 0:  # what is left takes one process
             return None
-        result = evaluate_run(eager(run.load()), data, task, config)
+        result = evaluate(eager(run.load()), data, task, config)
         run.record("test", result, data, draw=draw)
         return result
 

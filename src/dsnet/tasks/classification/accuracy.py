@@ -26,6 +26,8 @@ SHOWN = 12  # examples of each group
 class AccuracyScorer:
     """Remembers the answer of every path for every image."""
 
+    objects = None  # images have labels
+
     def __init__(self, manifest: Manifest) -> None:
         self.classes = manifest.num_classes
         self.answers: dict[WidthPath, np.ndarray] = {}  # -1: not known yet
@@ -75,11 +77,11 @@ class AccuracyScorer:
         low, high = table.madds(router.routing.slimmest), table.madds(router.routing.widest)
         return {f"{number}": low + share * (high - low) for number, share in enumerate(SHARES)}
 
-    def examples(self, traces: Traces, outcome: Outcome | None, belief: np.ndarray | None) -> tuple[Example, ...]:
+    def examples(self, traces: Traces, outcome: Outcome | None) -> tuple[Example, ...]:
         """Images with the cheapest and the dearest paths, on the same path the surest ones first."""
-        if outcome is None or belief is None:
+        if outcome is None:
             return ()
-        order = np.argsort(-belief, kind="stable")
+        order = np.argsort(-traces.belief, kind="stable")
         cheap = order[np.argsort(outcome.madds[order], kind="stable")][:SHOWN]
         unsure = order[::-1]
         dear = unsure[np.argsort(-outcome.madds[unsure], kind="stable")][:SHOWN]

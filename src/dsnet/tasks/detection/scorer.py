@@ -67,7 +67,7 @@ class PrecisionScorer:
         low, high = (table.madds(router.candidates[end], dynamic=True) for end in (0, -1))
         return {name: low + share * (high - low) for name, share in SIZES.items()}
 
-    def examples(self, traces: Traces, outcome: Outcome | None, belief: np.ndarray | None) -> tuple[Example, ...]:
+    def examples(self, traces: Traces, outcome: Outcome | None) -> tuple[Example, ...]:
         """What was found in a few images, spread over the set: along their own paths, or at the widest.
 
         Of an image where nothing reaches the confidence, the surest find is kept.
