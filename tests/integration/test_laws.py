@@ -10,9 +10,9 @@ from support import CHOOSING, MODELS, assert_close, images, randomised, some_pat
 from torch import Tensor, nn
 
 from dsnet.models import Supernet, create_model
+from dsnet.models.build import Segment
 from dsnet.models.count import clear_counts, count
 from dsnet.models.extract import extract
-from dsnet.models.segment import Segment
 from dsnet.nn import SliceBatchNorm2d, SliceDepthwise, SliceGroupNorm
 from dsnet.space import WidthPath
 from dsnet.training.sgs import expected

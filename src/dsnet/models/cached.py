@@ -42,8 +42,8 @@ class DynamicRunner(LiveRunner):
             raise ValueError("the network was made in inference mode, where changes leave no trace; load it outside")
         if max_memory < 0:
             raise ValueError(f"max_memory is {max_memory}; it is a number of bytes, 0 keeps nothing")
-        self.net = net
-        parts = CachedParts(net.parts(), max_memory=max_memory, compile=compile)
+        self.net, self.live = net, net.parts()
+        parts = CachedParts(self.live, max_memory=max_memory, compile=compile)
         super().__init__(parts, f"torch {torch.__version__}{', compiled' if compile else ''}")
 
     def refresh(self) -> None:
@@ -75,10 +75,6 @@ class CachedParts:
     @property
     def manifest(self) -> Manifest:
         return self.live.manifest
-
-    @property
-    def live_net(self) -> Any:
-        return self.live.net
 
     def take(self, x: Any) -> Tensor:
         return self.live.take(x).contiguous(memory_format=torch.channels_last)

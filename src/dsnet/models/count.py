@@ -12,10 +12,9 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from dsnet.cost import Cost, CostTable, Row
-from dsnet.manifest import RouterSpec
 from dsnet.nn.router import probe_head
 from dsnet.nn.slicing import Sliceable
 from dsnet.nn.tracing import trace
@@ -36,43 +35,9 @@ class Countable(Protocol):
         ...
 
 
-class Spec(Protocol):
-    """What the description of any network tells."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def widths(self) -> tuple[int, ...]: ...
-
-    @property
-    def routing(self) -> tuple[tuple[int, ...], ...]: ...
-
-    @property
-    def router(self) -> RouterSpec | None: ...
-
-    @property
-    def num_classes(self) -> int: ...
-
-    @property
-    def in_channels(self) -> int: ...
-
-    @property
-    def image_size(self) -> int: ...
-
-    @property
-    def stride(self) -> int: ...
-
-    def check_size(self, *sides: int) -> None: ...
-
-    def without_router(self) -> Any: ...
-
-    def build(self) -> nn.Module: ...
-
-
-def count(model: nn.Module | Spec, image_size: int | None = None) -> CostTable:
+def count(model: Any, image_size: int | None = None) -> CostTable:
     """The costs of a network, or of the network that a spec describes, at an image size."""
-    spec: Spec = model.spec if isinstance(model, nn.Module) else model  # type: ignore[assignment]
+    spec: Any = getattr(model, "spec", model)
     size = spec.image_size if image_size is None else image_size
     spec.check_size(size)
     table = _table(spec.without_router(), size)
@@ -86,9 +51,9 @@ def count(model: nn.Module | Spec, image_size: int | None = None) -> CostTable:
     return replace(table, probe=probe, probed=candidates[0])
 
 
-def count_parts(model: nn.Module | Spec, path: WidthPath, names: Iterable[str]) -> dict[str, Cost]:
+def count_parts(model: Any, path: WidthPath, names: Iterable[str]) -> dict[str, Cost]:
     """The cost of each named part of a path as a static network."""
-    spec: Spec = model.spec if isinstance(model, nn.Module) else model  # type: ignore[assignment]
+    spec: Any = getattr(model, "spec", model)
     chosen = dict(enumerate(path))
     plain = [use for use in _uses(spec.without_router(), spec.image_size) if not use.scores]
     return {name: total((use for use in plain if use.name.startswith(f"{name}.")), chosen) for name in names}

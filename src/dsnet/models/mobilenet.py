@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dsnet.models.registry import register
-from dsnet.models.rounding import equispaced, ladder, scaled
+from dsnet.models.registry import equispaced, ladder, register, scaled
 from dsnet.models.spec import ModelSpec, StageSpec
 from dsnet.nn import GateSpec
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dsnet.cost import CostTable
 from dsnet.manifest import Card, Manifest, Policy, Router, WidthRow
-from dsnet.models.count import Spec, count, count_parts
+from dsnet.models.count import count, count_parts
 from dsnet.nn.norm import SliceBatchNorm2d
 from dsnet.nn.router import link
 from dsnet.routing.budgets import default_lambda
@@ -40,10 +40,6 @@ class LiveParts:
         if self._manifest is None or self._manifest[0] is not card:
             self._manifest = card, self.owner.manifest()
         return self._manifest[1]
-
-    @property
-    def live_net(self) -> Supernet:
-        return self.net
 
     @property
     def device(self) -> torch.device:
@@ -107,25 +103,31 @@ def eager(net: Any) -> GroupedRunner:
     """A runner of the network itself, sliced at every call; the network must be in eval mode."""
     if net.training:
         raise ValueError("a network routes in eval mode only; call net.eval() first")
-    return EagerRunner(net.parts(), "torch, sliced at every call")
+    return EagerRunner(net.parts())
 
 
 class LiveRunner(GroupedRunner):
     """Runs a live network: any image size that it takes."""
 
+    live: LiveParts
+
     def check_paths(self, paths: Sequence[WidthPath]) -> None:
-        if unseen := uncalibrated(self.parts.live_net, paths):  # type: ignore[attr-defined]
+        if unseen := uncalibrated(self.live.net, paths):
             raise ValueError(
                 f"the batch-norm statistics of {len(unseen)} widths were never calibrated (the first is {unseen[0]}), "
                 f"so their accuracy would mean nothing; run `dsnet recalibrate` on the model first"
             )
 
     def table(self, image_size: int) -> CostTable:
-        return count(self.parts.owner, image_size)  # type: ignore[attr-defined]
+        return count(self.live.owner, image_size)
 
 
 class EagerRunner(LiveRunner):
     """The network itself, in whatever precision it has."""
+
+    def __init__(self, live: LiveParts) -> None:
+        super().__init__(live, "torch, sliced at every call")
+        self.live = live
 
     def check_input(self, x: Any) -> None:
         self.manifest.check_input(x.shape)
@@ -155,7 +157,7 @@ def route(net: Any, x: Any, policy: Policy | None = None) -> Routed:
 
 
 def describe(
-    net: nn.Module,
+    net: Any,
     *,
     task: str,
     outputs: dict[str, tuple[int, ...]],
@@ -165,8 +167,7 @@ def describe(
     named: Sequence[str] = (),
 ) -> Manifest:
     """The manifest of a live network. channels: of a path. named: parts whose MAdds are told apart."""
-    spec: Spec = net.spec  # type: ignore[assignment]
-    card: Card = net.card  # type: ignore[assignment]
+    spec, card = net.spec, net.card
     size = spec.image_size if image_size is None else image_size
     table, space = count(net, size), WidthSpace.full(spec.widths)
     routers: tuple[Router, ...] = ()

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from dsnet.manifest import Card, Manifest, Preprocessing
-from dsnet.models.build import build
+from dsnet.models.build import Features, Segment, build
 from dsnet.models.count import FRONT, HEAD
 from dsnet.models.parts import LiveParts, describe
-from dsnet.models.segment import Features, Segment
 from dsnet.models.spec import ModelSpec
 from dsnet.nn import Mix, SlimmingHead, Width, probe_head
 from dsnet.space import WidthPath, WidthSpace

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from dsnet.manifest import Card, Manifest
 from dsnet.models import Supernet
+from dsnet.models.build import Features
 from dsnet.models.count import FRONT
 from dsnet.models.parts import LiveParts, describe
-from dsnet.models.segment import Features
 from dsnet.nn import SliceBatchNorm2d, SliceConv2d
 from dsnet.routing.route import Outputs, Step
 from dsnet.space import Channels, WidthPath, WidthSpace
