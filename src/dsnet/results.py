@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-import statistics
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -64,20 +62,12 @@ class Made(Typed):
     seconds: float = 0.0
 
 
-def made(
-    *,
-    torch: str = "",
-    onnxruntime: str = "",
-    runtime: str = "",
-    command: str = "",
-    seconds: float = 0.0,
-    threads: int | None = None,
-) -> Made:
-    """`Made` with all that this process knows by itself; threads: that the work used."""
+def made(*, seconds: float = 0.0, threads: int | None = None, **known: str) -> Made:
+    """`Made` with all that this process knows by itself; threads: that the work used. known: the other fields."""
     used = f"{os.cpu_count()} cores" if threads is None else f"{threads} threads"
     machine = f"{platform.machine()} {platform.system()}, {used}"
     date = time.strftime("%Y-%m-%d")
-    return Made(__version__, commit(), torch, onnxruntime, runtime, machine, date, command, round(seconds, 2))
+    return Made(commit=commit(), machine=machine, date=date, seconds=round(seconds, 2), **known)
 
 
 @dataclass(frozen=True)
@@ -495,23 +485,17 @@ class Experiment(Typed):
 
 
 Result = Evaluation | Evaluations | Bench | Experiment
-NAMES: dict[type[Any], str] = {
-    Evaluation: "evaluation",
-    Evaluations: "evaluations",
-    Bench: "bench",
-    Experiment: "experiment",
-}
-REMEDIES = {
-    "evaluation": "run `dsnet eval` again",
-    "evaluations": "run `dsnet eval` again",
-    "bench": "run `dsnet bench` again",
-    "experiment": "run `dsnet reproduce` again",
-}
+COMMANDS = {"evaluation": "eval", "evaluations": "eval", "bench": "bench", "experiment": "reproduce"}
 
 
 def as_json(result: Result) -> dict[str, Any]:
     """What a result's file holds: its kind, the version, its fields."""
-    return {"dsnet": NAMES[type(result)], "version": VERSION, **plain(result)}
+    return {"dsnet": name_of(type(result)), "version": VERSION, **plain(result)}
+
+
+def name_of(kind: type) -> str:
+    """The kind of a result as files name it, such as `evaluation`."""
+    return kind.__name__.lower()
 
 
 def write(result: Result, file: Path) -> Path:
@@ -523,14 +507,14 @@ def write(result: Result, file: Path) -> Path:
 
 def read(file: Path, kind: type[T], *, remedy: str = "") -> T:
     """A result that `write` wrote; one error names file, field, value and remedy."""
-    name = NAMES[kind]
-    remedy = remedy or REMEDIES[name]
+    name = name_of(kind)
+    remedy = remedy or f"run `dsnet {COMMANDS[name]}` again"
     content = content_of(file, remedy)
     stated, version = content.pop("dsnet", None), content.pop("version", None)
-    if stated not in NAMES.values() and "schema" in content:  # before version 3
+    if stated not in COMMANDS and "schema" in content:  # before version 3
         stated, version = name, content["schema"]
     if stated != name:
-        held = f"the result of kind {stated!r}" if stated in NAMES.values() else "something else"
+        held = f"the result of kind {stated!r}" if stated in COMMANDS else "something else"
         raise ResultError(f"{file} holds {held}, not one of kind {name!r}; {remedy}")
     if version != VERSION:
         raise ResultError(f"{file} has version {version!r} of results but this dsnet reads {VERSION}; {remedy}")
@@ -540,10 +524,10 @@ def read(file: Path, kind: type[T], *, remedy: str = "") -> T:
 def kind_of(file: Path) -> str | None:
     """The kind of result that a file says it holds, such as `evaluation`; None for other JSON."""
     try:
-        found = content_of(file, "").get("dsnet")
+        stated = content_of(file, "").get("dsnet")
     except ResultError:
         return None
-    return found if found in NAMES.values() else None
+    return stated if stated in COMMANDS else None
 
 
 def content_of(file: Path, remedy: str) -> dict[str, Any]:
@@ -554,105 +538,3 @@ def content_of(file: Path, remedy: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ResultError(f"{file} does not hold a result; {remedy}")
     return content
-
-
-# Several seeds as one result.
-
-SOURCES = ("source", "gate_from")
-
-
-def combine(results: Sequence[Evaluation]) -> Evaluation:
-    """One result of several runs that differ in their seed: every Stat of a path or a budget is averaged, the rest is
-    the first run's."""
-    first, *others = results
-    for other in others:
-        if kind(other) != kind(first):
-            raise ValueError(
-                f"runs of different kinds cannot be shown as one: {kind(first)} and {kind(other)}; "
-                f"evaluate them one by one"
-            )
-    if not others:
-        return first
-    seeds = tuple(seed for result in results for seed in result.seeds)
-    if len(set(seeds)) != len(seeds):
-        raise ValueError(f"runs with seeds {list(seeds)} were given; each must have its own")
-    for other in others:
-        if settings(other) != settings(first):
-            raise ValueError(
-                f"results with different rows cannot be shown as one: {settings(first)} and {settings(other)}; "
-                f"evaluate the runs with the same paths and budgets"
-            )
-    return replace(
-        first,
-        seeds=seeds,
-        rows=averaged([result.rows for result in results]),
-        dynamic=combined([result.dynamic for result in results if result.dynamic is not None]),
-    )
-
-
-def combined(parts: Sequence[Dynamic]) -> Dynamic | None:
-    if not parts:
-        return None
-    averages: dict[str, Any] = {
-        name: averaged([getattr(part, name) for part in parts]) for name in ("rows", "as_trained", "auc", "oracle")
-    }
-    return replace(parts[0], **averages, warnings=tuple(text for part in parts for text in part.warnings))
-
-
-def kind(result: Evaluation) -> list[Any]:
-    """What must be alike in runs that are shown as one; each seed has a source of its own."""
-    training = {key: key in SOURCES or value for key, value in result.training.items()}
-    router = None if result.dynamic is None else (result.dynamic.router, result.dynamic.targets)
-    return [result.task, result.model, result.dataset, result.split, result.image_size, training, router]
-
-
-def settings(result: Evaluation) -> list[Any]:
-    """What the rows of a result are about: image sizes and paths, names and MAdds of budgets."""
-    budgets = () if result.dynamic is None else result.dynamic.rows
-    return [*((row.size, row.path) for row in result.rows), *((row.name, row.asked) for row in budgets)]
-
-
-def averaged(records: Sequence[T]) -> T:
-    """Records of the same shape as one: every Stat averaged over them, all else the first one's."""
-    first = records[0]
-    if isinstance(first, Stat):
-        values = [record.mean for record in records]  # type: ignore[attr-defined]
-        return Stat(statistics.mean(values), statistics.stdev(values))  # type: ignore[return-value]
-    if isinstance(first, Mapping):
-        return {key: averaged([record[key] for record in records]) for key in first}  # type: ignore[return-value,index]
-    if isinstance(first, tuple) and all(is_dataclass(part) for part in first):
-        return tuple(averaged(same) for same in zip(*records, strict=True))  # type: ignore[return-value]
-    if is_dataclass(first):
-        parts = {each.name: averaged([getattr(record, each.name) for record in records]) for each in fields(first)}
-        return replace(first, **parts)  # type: ignore[type-var]
-    return first
-
-
-# The hull of several operating points.
-
-Corner = tuple[float, float, WidthPath]
-
-
-def concave(points: Sequence[Corner]) -> list[Corner]:
-    """The corners of the upper concave hull, as far as it rises."""
-    kept: list[Corner] = []
-    for point in sorted(points):
-        while len(kept) > 1 and slope(kept[-2], kept[-1]) <= slope(kept[-2], point):
-            kept.pop()
-        kept.append(point)
-    rising = kept[:1]
-    for point in kept[1:]:
-        if point[1] > rising[-1][1]:
-            rising.append(point)
-    return rising
-
-
-def slope(a: Corner, b: Corner) -> float:
-    return (b[1] - a[1]) / (b[0] - a[0])
-
-
-def together(results: Sequence[Evaluation]) -> list[Evaluation]:
-    """Runs that differ in their seed as one result; runs of different kinds side by side."""
-    if len({repr(kind(result)) for result in results}) == 1:
-        return [combine(results)]
-    return list(results)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from support import ROUTERS, router_net, traces_on
 
+from dsnet.hull import concave
 from dsnet.manifest import Policy, Router, RouterSpec
-from dsnet.results import BudgetRow, Point, Stat, concave
+from dsnet.results import BudgetRow, Point, Stat
 from dsnet.routing.budgets import calibrate
 from dsnet.routing.traces import auc
 from dsnet.runs.evaluate import budget_row, difficulties, evaluate_dynamic, health, histograms, hull, oracle

@@ -13,6 +13,7 @@ import pytest
 from results_support import budget, detection, evaluation
 
 from dsnet.errors import ResultError
+from dsnet.report.seeds import combine
 from dsnet.results import (
     Bar,
     BarGroup,
@@ -35,7 +36,6 @@ from dsnet.results import (
     Way,
     WidthTime,
     WidthTimes,
-    combine,
     kind_of,
     read,
     write,

@@ -19,7 +19,7 @@ ROOMS = [
     ["version", "errors"],
     ["files", "images"],
     ["space", "schema"],
-    ["cost", "results", "layers"],
+    ["cost", "hull", "results", "layers"],
     ["manifest"],
     ["routing"],
     ["runtime"],

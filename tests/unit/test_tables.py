@@ -9,6 +9,7 @@ import pytest
 from results_support import detection, evaluation
 
 from dsnet.report.export import export_evaluations
+from dsnet.report.seeds import combine
 from dsnet.report.tables import (
     budgets_table,
     classes_table,
@@ -20,7 +21,7 @@ from dsnet.report.tables import (
     summary_columns,
     title,
 )
-from dsnet.results import BudgetRow, Dynamic, Evaluation, Evaluations, Gate, Stat, combine, read
+from dsnet.results import BudgetRow, Dynamic, Evaluation, Evaluations, Gate, Stat, read
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ["cifar10_ds_mobilenet_v1_tiny", "cifar10_ds_resnet_tiny", "digits", "bccd", "voc_subset"]

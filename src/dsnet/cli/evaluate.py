@@ -70,8 +70,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> None:
     from dsnet.opening import open_runner
     from dsnet.report.export import draw, export_evaluations
+    from dsnet.report.seeds import together
     from dsnet.report.tables import print_json, show_evaluation
-    from dsnet.results import Evaluations, as_json, together
+    from dsnet.results import Evaluations, as_json
     from dsnet.runs.evaluate import Asked, evaluate
     from dsnet.runs.folder import RunFolder
     from dsnet.runs.record import draw_examples

@@ -25,8 +25,9 @@ from dsnet.report.document import (
 from dsnet.report.experiment import claims_table
 from dsnet.report.keys import key_figures
 from dsnet.report.page import anchor
+from dsnet.report.seeds import combine, kind
 from dsnet.report.tables import human
-from dsnet.results import Bench, Evaluation, Experiment, combine, kind
+from dsnet.results import Bench, Evaluation, Experiment
 
 GAIN = "Top-1 in %; dynamic: at the middle budget; gain: points over fixed widths at the same average MAdds."
 

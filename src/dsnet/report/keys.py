@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
+from dsnet.hull import concave, cost_of
 from dsnet.report.tables import gain, human
-from dsnet.results import Bench, BudgetRow, Evaluation, PathRow, concave
+from dsnet.results import Bench, BudgetRow, Evaluation, PathRow
 
 KeyFigure = tuple[str, str, str]  # label, value, note
 
@@ -42,9 +42,4 @@ def saving(rows: Sequence[PathRow], row: BudgetRow) -> float:
     Beyond the best uniform path, in comparison with that one.
     """
     corners = concave([(one.madds, one.score.mean, one.path) for one in rows if one.uniform])
-    score = row.score.mean
-    spent = corners[-1][0] if score >= corners[-1][1] else corners[0][0]
-    for (x0, y0, _), (x1, y1, _) in pairwise(corners):
-        if y0 <= score < y1:
-            spent = x0 + (score - y0) / (y1 - y0) * (x1 - x0)
-    return 1 - row.madds.mean / spent
+    return 1 - row.madds.mean / cost_of(corners, row.score.mean)

@@ -14,6 +14,7 @@ import numpy as np
 from dsnet.config import RunConfig
 from dsnet.data.dataset import Data
 from dsnet.errors import RoutingError
+from dsnet.hull import concave
 from dsnet.manifest import Policy, Router
 from dsnet.results import (
     BudgetRow,
@@ -26,7 +27,6 @@ from dsnet.results import (
     PathRow,
     Point,
     Stat,
-    concave,
     made,
 )
 from dsnet.routing.budgets import parse_budget, policy_for

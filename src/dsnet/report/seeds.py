@@ -1,0 +1,76 @@
+"""Runs that differ in their seed, shown as one result."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from dsnet.results import Evaluation, Stat
+
+SOURCES = ("source", "gate_from")  # each seed has its own
+
+
+def together(results: Sequence[Evaluation]) -> list[Evaluation]:
+    """Runs that differ in their seed as one result; runs of different kinds side by side."""
+    if len({repr(kind(result)) for result in results}) == 1:
+        return [combine(results)]
+    return list(results)
+
+
+def combine(results: Sequence[Evaluation]) -> Evaluation:
+    """One result of several runs: every Stat is averaged, warnings are put together, the rest is the first run's."""
+    first = results[0]
+    for other in results[1:]:
+        if kind(other) != kind(first):
+            raise ValueError(
+                f"runs of different kinds cannot be shown as one: {kind(first)} and {kind(other)}; "
+                f"evaluate them one by one"
+            )
+        if settings(other) != settings(first):
+            raise ValueError(
+                f"results with different rows cannot be shown as one: {settings(first)} and {settings(other)}; "
+                f"evaluate the runs with the same paths and budgets"
+            )
+    seeds = tuple(seed for result in results for seed in result.seeds)
+    if len(results) == 1:
+        return first
+    if len(set(seeds)) != len(seeds):
+        raise ValueError(f"runs with seeds {list(seeds)} were given; each must have its own")
+    both: Evaluation = replace(averaged(results), seeds=seeds)
+    if both.dynamic is None:
+        return both
+    warnings = tuple(words for result in results if result.dynamic is not None for words in result.dynamic.warnings)
+    return replace(both, dynamic=replace(both.dynamic, warnings=warnings))
+
+
+def kind(result: Evaluation) -> list[Any]:
+    """What must be alike in runs that are shown as one."""
+    training = {key: key in SOURCES or value for key, value in result.training.items()}
+    router = None if result.dynamic is None else (result.dynamic.router, result.dynamic.targets)
+    return [result.task, result.model, result.dataset, result.split, result.image_size, training, router]
+
+
+def settings(result: Evaluation) -> list[Any]:
+    """What the rows of a result are about: image sizes and paths, names and MAdds of budgets."""
+    budgets = () if result.dynamic is None else result.dynamic.rows
+    return [*((row.size, row.path) for row in result.rows), *((row.name, row.asked) for row in budgets)]
+
+
+def averaged(records: Sequence[Any]) -> Any:
+    """Records as one: every Stat that all of them have is averaged, all else is the first one's."""
+    first = records[0]
+    if any(type(record) is not type(first) for record in records):
+        return first
+    if isinstance(first, Stat):
+        values = [record.mean for record in records]
+        return Stat(statistics.mean(values), statistics.stdev(values))
+    if isinstance(first, dict):
+        return {key: averaged([record.get(key) for record in records]) for key in first}
+    if isinstance(first, tuple) and len({len(record) for record in records}) == 1:
+        return tuple(averaged(same) for same in zip(*records, strict=True))
+    if is_dataclass(first):
+        parts = {part.name: averaged([getattr(record, part.name) for record in records]) for part in fields(first)}
+        return replace(first, **parts)  # type: ignore[type-var]
+    return first
