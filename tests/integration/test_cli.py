@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import MODELS, randomised
 
 import dsnet
 from dsnet.cli import COMMANDS, MODULES, main
 from dsnet.cli.arguments import Parser
 from dsnet.schema import flags
 from dsnet.tasks import TASKS, named
+from support.networks import MODELS, randomised
 
 
 def test_models_lists_them_all(capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,7 +172,7 @@ def test_a_config_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_import_writes_a_folder_that_loads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    from weights_support import released_shapes
+    from support.weights import released_shapes
 
     file, out = tmp_path / "released.pth", tmp_path / "run"
     torch.save({"state_dict": {name: torch.rand(shape) for name, shape in released_shapes().items()}}, file)
@@ -188,7 +188,7 @@ def test_import_writes_a_folder_that_loads(capsys: pytest.CaptureFixture[str], t
 
 
 def test_import_by_name_says_what_became_of_every_tensor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    from weights_support import mobilenet
+    from support.weights import mobilenet
 
     file, out = tmp_path / "mobilenetv1_100.pth", tmp_path / "run"
     torch.save(mobilenet(dtype=torch.float32), file)
@@ -245,7 +245,7 @@ def test_import_sorts_a_folder_and_moves_it_onto_another_model(
 def test_import_by_name_refuses_in_one_line(
     content: object, options: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from weights_support import mobilenet
+    from support.weights import mobilenet
 
     file = tmp_path / "x.pth"
     torch.save(mobilenet(width=0.25, dtype=torch.float32) if content == "plain" else content, file)

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from integration.test_train_cli import SHORT
 from PIL import Image
 
 import dsnet
@@ -21,6 +20,7 @@ from dsnet.results import RoutedTime, Times
 from dsnet.schema import plain
 from dsnet.tasks import read_config
 from dsnet.tasks.classification.task import open_data
+from support.runs import SHORT
 
 ROOT = Path(__file__).parents[2]
 

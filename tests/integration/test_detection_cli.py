@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from detection_support import voc_folder
 from PIL import Image
-from support import drawing, randomised
 
 import dsnet
 from dsnet.cli import main
@@ -24,6 +22,9 @@ from dsnet.tasks import load as load_detector
 from dsnet.tasks import read_config
 from dsnet.training import Interrupted, with_fresh_router
 from dsnet.training.state import load_state
+from support.folders import voc_folder
+from support.networks import randomised
+from support.runs import drawing
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = Path(dsnet.__file__).parent / "configs"

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from detection_support import voc_folder
-from integration.distributed_worker import STEPS, one_step
-from support import randomised
 
 import dsnet
 from dsnet.tasks import load as load_detector
+from support.folders import voc_folder
+from support.networks import randomised
+from support.ranks import STEPS, one_step
 
-HERE = Path(__file__).parent
-WORKER = HERE / "distributed_worker.py"
+WORKER = ["-m", "support.ranks"]
 Two = dict[str, dict[str, torch.Tensor]]
 
 
@@ -27,7 +26,7 @@ def torchrun(*words: str, ranks: int = 2, restarts: int = 0, **environment: str)
     for _ in range(3):
         done = subprocess.run(
             [*launch, f"--max_restarts={restarts}", *words],
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), **environment},
             text=True,
             capture_output=True,
             timeout=200,
@@ -49,7 +48,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def two(place: Path) -> Two:
     """What two ranks find, by kind of step; both start once for all of them."""
-    done = torchrun(str(WORKER), "steps", str(place))
+    done = torchrun(*WORKER, "steps", str(place))
     assert done.returncode == 0, done.stderr[-3000:]
     return {what: torch.load(place / f"{what}.pt", weights_only=True) for what in STEPS}
 
@@ -119,7 +118,7 @@ def test_two_ranks_train_a_detector_and_its_gate(tmp_path: Path) -> None:
     for part in ("optim", "gates_optim"):
         words += f" --{part}.epochs 1 --{part}.batch_size 4 --{part}.warmup_epochs 0"
     places = ["--backbone", str(tmp_path / "backbone"), "--data.root", str(tmp_path / "voc")]
-    done = torchrun(str(WORKER), "medians", str(tmp_path / "run"), *words.split(), *places)
+    done = torchrun(*WORKER, "medians", str(tmp_path / "run"), *words.split(), *places)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("epoch 1/1") == 2  # one line for each stage, not for each process
     detector = load_detector(tmp_path / "run")
@@ -135,7 +134,7 @@ DYING = ["--optim.epochs", "2", "--optim.batch_size", "128", "--threads", "1", "
 
 
 def test_a_killed_rank_ends_the_job_with_a_clear_error(tmp_path: Path) -> None:
-    done = torchrun(str(WORKER), "die", str(tmp_path / "run"), *DYING, DSNET_TEST_DIE="8")
+    done = torchrun(*WORKER, "die", str(tmp_path / "run"), *DYING, DSNET_TEST_DIE="8")
     assert done.returncode != 0
     assert "process 0 of 2 lost touch with another one" in done.stderr
     assert not (tmp_path / "run" / "model.json").exists()
@@ -146,7 +145,7 @@ def test_a_killed_rank_ends_the_job_with_a_clear_error(tmp_path: Path) -> None:
 def test_a_restart_by_torchrun_resumes(tmp_path: Path) -> None:
     """Slow because gloo may need several restarts, each after a time-out, until the processes meet again."""
     words = {"restarts": 3, "DSNET_TEST_DIE": "8", "DSNET_TIMEOUT_MINUTES": "0.5"}
-    done = torchrun(str(WORKER), "die", str(tmp_path / "again"), *DYING, **words)
+    done = torchrun(*WORKER, "die", str(tmp_path / "again"), *DYING, **words)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "resumed at step 6" in done.stdout
     assert (tmp_path / "again" / "model.json").exists()

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
+
+from dsnet.cli import COMMANDS, main
+from dsnet.experiments.digits import FOLDER, VOC
+from dsnet.experiments.digits import write_digits as write_both
+from dsnet.models import registry
+from support.folders import write_digits
+from support.runs import SHORT
+from support.weights import mobilenet, released_shapes, resnet50
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/concepts.md"])
 def test_python_in_the_documentation_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dsnet.models import registry
-
     monkeypatch.setattr(registry, "_BUILDERS", dict(registry._BUILDERS))
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
@@ -23,11 +32,6 @@ def test_python_in_the_documentation_runs(page: str, tmp_path: Path, monkeypatch
 
 
 def test_the_page_on_pretrained_weights_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-    from weights_support import mobilenet
-
-    from dsnet.cli import main
-
     monkeypatch.chdir(tmp_path)
     torch.save(mobilenet(classes=1000, dtype=torch.float32), "mobilenetv1_100.pth")
     text = (ROOT / "docs/pretrained.md").read_text()
@@ -40,8 +44,6 @@ def test_the_page_on_pretrained_weights_runs(tmp_path: Path, monkeypatch: pytest
 
 
 def test_commands_in_the_readme_exist() -> None:
-    from dsnet.cli import COMMANDS
-
     commands = "".join(re.findall(r"```\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL))
     named = set(re.findall(r"^dsnet (\w+)", commands, flags=re.MULTILINE))
     assert named
@@ -56,12 +58,6 @@ def test_commands_in_the_readme_exist() -> None:
 def test_every_command_of_the_page_about_your_data_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import shlex
-
-    from integration.test_train_cli import SHORT
-
-    from dsnet.cli import main
-
     monkeypatch.chdir(tmp_path)
     write_digits(Path("pets"), {"train": 30, "val": 8})
     commands = "".join(re.findall(r"```\n(.*?)```", (ROOT / "docs" / "your-data.md").read_text(), flags=re.DOTALL))
@@ -77,12 +73,6 @@ def test_every_command_of_the_page_about_your_data_runs(
 
 
 def test_every_command_of_the_page_about_reports_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import shlex
-
-    from integration.test_train_cli import SHORT
-
-    from dsnet.cli import main
-
     monkeypatch.chdir(tmp_path)
     commands = "".join(re.findall(r"```\n(.*?)```", (ROOT / "docs" / "report.md").read_text(), flags=re.DOTALL))
     short = {"train": SHORT, "bench": ["--repeats", "2", "--runtimes", "onnx"]}
@@ -101,17 +91,6 @@ def test_every_command_of_the_documentation_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In small: fewer epochs, digits instead of CIFAR-10 and ImageNet; what needs a cluster is left out."""
-    import shlex
-    import shutil
-
-    import torch
-    from integration.test_train_cli import SHORT
-    from weights_support import released_shapes, resnet50
-
-    from dsnet.cli import main
-    from dsnet.experiments.digits import FOLDER, VOC
-    from dsnet.experiments.digits import write_digits as write_both
-
     monkeypatch.chdir(tmp_path)
     write_digits(Path("pets"), {"train": 30, "val": 8})
     shutil.copytree("pets/val/cat", "photos")
@@ -143,8 +122,6 @@ def commands_of(page: str) -> list[str]:
 
 def in_small(words: list[str]) -> list[str]:
     """What makes a command of the documentation quick."""
-    from integration.test_train_cli import SHORT
-
     if words[0] == "train" and "detection" in words:
         size = ["--data.image_size", "64", "--optim.epochs", "1", "--optim.batch_size", "4"]
         return [*size, "--gates_optim.epochs", "1", "--gates_optim.batch_size", "4", "--threads", "1"]
@@ -154,19 +131,3 @@ def in_small(words: list[str]) -> list[str]:
     if words[0] == "reproduce" and "--scale" not in words:
         return ["--scale", "smoke", "--out", "runs/cpu"]
     return ["--repeats", "2", "--runtimes", "onnx"] if words[0] == "bench" else []
-
-
-def write_digits(root: Path, counts: dict[str, int]) -> None:
-    """A folder of real images: handwritten digits of three classes."""
-    import numpy as np
-    from PIL import Image
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    for label, name in enumerate(("cat", "dog", "emu")):
-        mine = iter(digits.images[digits.target == label])
-        for split, count in counts.items():
-            (root / split / name).mkdir(parents=True)
-            for number in range(count):
-                pixels = (next(mine) / 16 * 255).astype(np.uint8).repeat(5, 0).repeat(5, 1)
-                Image.fromarray(pixels).save(root / split / name / f"{number:02d}.png")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import MODELS, assert_close, images, randomised, some_paths
 from torch import nn
 
 from dsnet.models import create_model
 from dsnet.models.extract import extract
+from support.networks import MODELS, assert_close, images, randomised, some_paths
 
 SMALL = ["ds_mobilenet_v1_tiny", "ds_resnet_tiny", "ds_efficientnet_tiny"]
 

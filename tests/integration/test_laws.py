@@ -6,7 +6,6 @@ import random
 
 import pytest
 import torch
-from support import CHOOSING, MODELS, assert_close, images, randomised, some_paths
 from torch import Tensor, nn
 
 from dsnet.models import Supernet, create_model
@@ -16,6 +15,7 @@ from dsnet.models.extract import extract
 from dsnet.nn import SliceBatchNorm2d, SliceDepthwise, SliceGroupNorm
 from dsnet.space import WidthPath
 from dsnet.training.sgs import expected
+from support.networks import CHOOSING, MODELS, assert_close, images, randomised, some_paths
 
 
 def one_hot_choice(net: Supernet, paths: list[WidthPath]):

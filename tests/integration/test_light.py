@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from support import randomised
 
 import dsnet
 from dsnet.manifest import Budget, RouterSpec
 from dsnet.models import count
 from dsnet.training.sgs import with_fresh_router
+from support.networks import randomised
 
 REFUSING = """
 import sys

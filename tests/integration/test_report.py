@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from integration.test_train_cli import SHORT
 from PIL import Image
-from support import drawing
 
 from dsnet.cli import main
 from dsnet.results import (
@@ -34,6 +32,7 @@ from dsnet.results import (
     read,
     write,
 )
+from support.runs import SHORT, drawing
 
 ROOT = Path(__file__).parents[2]
 EVIL = "<script>alert('1')</script>\"&"

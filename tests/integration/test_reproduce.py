@@ -11,12 +11,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from grid_support import broken_cell, copied_cell, copy_run
 
 from dsnet.cli import main
 from dsnet.experiments import EXPERIMENTS, grid
 from dsnet.results import Chart, Experiment, read
 from dsnet.training import Interrupted
+from support.grid import broken_cell, copied_cell, copy_run
 
 SOME = ["motivation", "gate_distribution", "detection"]  # one of each kind; the slow test takes all
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from support import drawing
-from unit.test_data import make_folder
 
 import dsnet
 from dsnet.cli import main
 from dsnet.layers import config_file, packaged
 from dsnet.results import Evaluation, read
 from dsnet.tasks import read_config
+from support.folders import make_folder
+from support.runs import drawing
 
 CONFIGS = Path(dsnet.__file__).parent / "configs"
 SHORT = ["--threads", "1", "--optim.epochs", "1", "--optim.batch_size", "256"]

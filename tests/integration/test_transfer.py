@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from integration.test_train_cli import SHORT
-from support import assert_close, images, randomised
-from unit.test_data import make_folder
 
 import dsnet
 from dsnet.cli import main
@@ -18,6 +15,9 @@ from dsnet.config import CONFIG
 from dsnet.data.dataset import DataConfig, open_dataset
 from dsnet.tasks import read_config
 from dsnet.tasks.classification.transfer import adapted_stem, transferred
+from support.folders import make_folder
+from support.networks import assert_close, images, randomised
+from support.runs import SHORT
 
 GATED = ["--sgs.router", "gate", "--sgs.targets", "try_best"]
 FOLDER = ["--data.dataset", "folder", "--data.image_size", "16"]

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from support import CHOOSING, images, randomised
 
 import dsnet
 from dsnet import checkpoint
@@ -18,6 +17,7 @@ from dsnet.errors import CheckpointError
 from dsnet.files import digest, write_whole
 from dsnet.models import Budget, Card, Preprocessing, Supernet
 from dsnet.nn import SliceNorm
+from support.networks import CHOOSING, images, randomised
 
 CARD = Card(
     classes=tuple("abcdefg"),

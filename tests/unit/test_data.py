@@ -15,7 +15,6 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from dsnet.data.augment import Augment, AugmentConfig
 from dsnet.data.batches import TrainBatches, plain_batches
@@ -23,17 +22,7 @@ from dsnet.data.dataset import DataConfig, open_dataset, stratified
 from dsnet.data.sources import FASHION_MNIST
 from dsnet.errors import DataError
 from dsnet.images import normalise, prepare, read_image
-
-
-def make_folder(root: Path, splits: tuple[str, ...] = ("train", "val"), count: int = 12) -> Path:
-    rng = np.random.default_rng(0)
-    for split in splits:
-        for label, name in enumerate(("cat", "dog", "emu")):
-            (root / split / name).mkdir(parents=True)
-            for k in range(count):
-                pixels = rng.integers(0, 80, (24, 30, 3), np.uint8) + np.uint8(80 * label)
-                Image.fromarray(pixels).save(root / split / name / f"{k:02d}.jpg")
-    return root
+from support.folders import make_folder
 
 
 def make_cifar(root: Path) -> Path:

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from detection_support import annotation, voc_folder
 from PIL import Image
 
 from dsnet.data.augment import to_tensor
@@ -18,6 +17,7 @@ from dsnet.data.boxes import BoxAugmentConfig, augment, flipped, inside, turned
 from dsnet.data.voc import VOC_CLASSES, DetectionDataConfig, known_lists, open_detection_data, read_lists
 from dsnet.errors import DataError
 from dsnet.images import prepare, read_image
+from support.folders import annotation, voc_folder
 
 BCCD = os.environ.get("DSNET_BCCD", "")  # a folder of the blood-cell images
 

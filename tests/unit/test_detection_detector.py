@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from detection_support import pictures, random_detector, taps_of
-from support import assert_close
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -22,6 +20,8 @@ from dsnet.nn import RouterSpec, Sliceable
 from dsnet.nn.tracing import materialise
 from dsnet.tasks.detection.detector import NAMED, Detector
 from dsnet.tasks.detection.spec import DetectorSpec
+from support.detectors import pictures, random_detector, taps_of
+from support.networks import assert_close
 
 GATE = RouterSpec("gate", "try_best")
 BACKBONES = ["ds_mobilenet_v1_small", "mobilenet_v1", "us_mobilenet_v1", "ds_resnet_tiny"]

@@ -11,8 +11,6 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from detection_support import pictures, random_detector
-from support import assert_close
 from torch import Tensor
 
 from dsnet import DynamicRunner, export_bundle, export_onnx, open_runner
@@ -21,6 +19,8 @@ from dsnet.manifest import Budget, Card, Policy, RouterSpec
 from dsnet.models import count, eager, extract, route
 from dsnet.runtime.runner import Runner
 from dsnet.tasks.detection.detector import Detector
+from support.detectors import pictures, random_detector
+from support.networks import assert_close
 
 GATE = RouterSpec("gate", "kl")
 ROUTED = [("ds_mobilenet_v1_small", 64), ("ds_mobilenet_v1_small", 100), ("ds_resnet_tiny", 64)]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from detection_support import pictures, random_detector, voc_folder
 
 from dsnet.data.batches import plain_batches
 from dsnet.data.voc import DetectionDataConfig, open_detection_data
@@ -21,6 +20,8 @@ from dsnet.runs.evaluate import evaluate_dynamic, row_of
 from dsnet.tasks.detection.scorer import PrecisionScorer
 from dsnet.tasks.detection.stages import GatesConfig, GatesStage, WidthsConfig, WidthsStage, goals, median_gap
 from dsnet.training import OptimConfig, learning_rate
+from support.detectors import pictures, random_detector
+from support.folders import voc_folder
 
 EXCESS = GatesConfig(targets="excess").spec
 TRY_BEST = GatesConfig(targets="try_best").spec

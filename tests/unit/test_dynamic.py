@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support import ROUTERS, router_net, traces_on
 
 from dsnet.hull import concave
 from dsnet.manifest import Policy, Router, RouterSpec
@@ -16,6 +15,7 @@ from dsnet.routing.budgets import calibrate
 from dsnet.routing.traces import auc
 from dsnet.runs.evaluate import budget_row, difficulties, evaluate_dynamic, health, histograms, hull, oracle
 from dsnet.space import WidthSpace
+from support.networks import ROUTERS, router_net, traces_on
 
 
 def fake(right: list[list[int]], madds: list[int]) -> SimpleNamespace:

@@ -12,7 +12,6 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import constants
-from support import images, randomised
 
 import dsnet
 from dsnet import hub
@@ -21,6 +20,7 @@ from dsnet.errors import CheckpointError
 from dsnet.models import Budget, Supernet
 from dsnet.results import Evaluation, Made, PathRow, Stat, write
 from dsnet.tasks.classification.accuracy import METRIC
+from support.networks import images, randomised
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

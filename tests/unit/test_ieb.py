@@ -7,11 +7,11 @@ import random
 
 import pytest
 import torch
-from support import images, randomised
 from torch import Tensor, nn
 
 from dsnet.models import create_model
 from dsnet.training import EMA, IEB, IEBConfig
+from support.networks import images, randomised
 
 LABELS = torch.tensor([0, 1])
 

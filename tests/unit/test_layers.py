@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import assert_close
 from torch import Tensor, nn
 
 from dsnet.nn import (
@@ -22,6 +21,7 @@ from dsnet.nn import (
     SliceNorm,
 )
 from dsnet.space import Channels
+from support.networks import assert_close
 
 rungs = st.lists(st.integers(1, 6), min_size=1, max_size=4, unique=True).map(
     lambda steps: Channels(tuple(4 * n for n in sorted(steps)))

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support import CHOOSING, MODELS
 
 from dsnet.models import ModelSpec, StageSpec, create_model, model_spec
 from dsnet.nn import Bottleneck, InvertedResidual
+from support.networks import CHOOSING, MODELS
 
 
 @pytest.mark.parametrize("name", MODELS)

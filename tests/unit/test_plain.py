@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from support import assert_close
 from torch import Tensor
-from weights_support import B0, ENDS, Tensors, efficientnet, efficientnet_names, mobilenet, resnet50
 
 from dsnet.errors import CheckpointError
 from dsnet.models import create_model, list_models, model_spec
+from dsnet.models.parts import uncalibrated
 from dsnet.tasks import load, save
-from dsnet.training import uncalibrated
 from dsnet.weights.plain import Source, read_plain
 from dsnet.weights.transfer import import_as, transfer
+from support.networks import assert_close
+from support.weights import B0, ENDS, Tensors, efficientnet, efficientnet_names, mobilenet, resnet50
 
 
 def normed(t: Tensors, x: Tensor, name: str) -> Tensor:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from results_support import budget, detection, evaluation
 
 from dsnet.errors import ResultError
 from dsnet.report.seeds import combine
@@ -40,6 +39,7 @@ from dsnet.results import (
     read,
     write,
 )
+from support.results import budget, detection, evaluation
 
 ROOT = Path(__file__).parents[2]
 TIMES = Times(1.5, 1.4, 2.0)

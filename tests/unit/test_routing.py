@@ -7,7 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support import (
+
+from dsnet.errors import RoutingError
+from dsnet.manifest import Policy
+from dsnet.models import Budget, route
+from dsnet.models.count import count
+from dsnet.nn import RouterSpec
+from dsnet.routing.budgets import calibrate, fit_threshold, parse_budget, policy_for
+from dsnet.routing.policy import decide
+from dsnet.tasks import threshold_width
+from dsnet.training.sgs import expected
+from support.networks import (
     CHOOSING,
     ROUTERS,
     assert_close,
@@ -19,16 +29,6 @@ from support import (
     traces_on,
     varied,
 )
-
-from dsnet.errors import RoutingError
-from dsnet.manifest import Policy
-from dsnet.models import Budget, route
-from dsnet.models.count import count
-from dsnet.nn import RouterSpec
-from dsnet.routing.budgets import calibrate, fit_threshold, parse_budget, policy_for
-from dsnet.routing.policy import decide
-from dsnet.tasks import threshold_width
-from dsnet.training.sgs import expected
 
 GATED = [name for name in CHOOSING if name.startswith("ds_")]
 TINY = [name for name in GATED if name.endswith("tiny")]

@@ -15,7 +15,6 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from support import MODELS, assert_close, prices_of, randomised, side, some_paths, varied
 from torch import Tensor
 
 from dsnet import DynamicRunner, export_bundle, export_onnx, open_runner, route, save
@@ -27,6 +26,7 @@ from dsnet.routing.route import Routed
 from dsnet.runtime.onnx import open_onnx
 from dsnet.runtime.runner import Runner
 from dsnet.training import recalibrate, with_fresh_router
+from support.networks import MODELS, assert_close, prices_of, randomised, side, some_paths, varied
 
 SMALL = ["ds_mobilenet_v1_tiny", "ds_resnet_tiny"]
 GATE, SLIM_FIRST = RouterSpec("gate", "correctness"), RouterSpec("slim_first", "correctness")

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from support import images, randomised
 
 from dsnet.models import Supernet
 from dsnet.models.count import count
 from dsnet.nn import RouterSpec
 from dsnet.training import SGS, SGSConfig, with_fresh_router
 from dsnet.training.sgs import Draw, goals, score_loss, straight_through
+from support.networks import images, randomised
 
 SMALL = ["ds_mobilenet_v1_tiny", "ds_resnet_tiny"]
 CONFIGS = [

@@ -7,11 +7,12 @@ from itertools import product
 
 import pytest
 import torch
-from support import CHOOSING, MODELS, assert_close, images, randomised
 
+from dsnet.models.parts import uncalibrated
 from dsnet.nn import SliceBatchNorm2d, SliceGroupNorm
-from dsnet.training import recalibrate, uncalibrated
+from dsnet.training import recalibrate
 from dsnet.weights.sorting import IMPORTANCES, order_of, sort_channels, spaces
+from support.networks import CHOOSING, MODELS, assert_close, images, randomised
 
 # Every family as the dynamic, slimmable and static networks that it has, with each kind of norm and gate; tiny where
 # such a network is registered. The other full-size networks repeat the law and are slow.

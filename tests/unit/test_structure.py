@@ -122,3 +122,9 @@ for words in [[], ["--help"], *([name, "--help"] for name in COMMANDS if name !=
     assert "torch" not in sys.modules, words
 """
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+def test_no_test_imports_another() -> None:
+    tests = Path(__file__).parents[1]
+    for file in tests.rglob("*.py"):
+        assert not any(part.startswith("test_") for name in modules_of(file) for part in name.split(".")), file.name

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from results_support import detection, evaluation
 
 from dsnet.report.export import export_evaluations
 from dsnet.report.seeds import combine
@@ -22,6 +21,7 @@ from dsnet.report.tables import (
     title,
 )
 from dsnet.results import BudgetRow, Dynamic, Evaluation, Evaluations, Gate, Stat, read
+from support.results import detection, evaluation
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ["cifar10_ds_mobilenet_v1_tiny", "cifar10_ds_resnet_tiny", "digits", "bccd", "voc_subset"]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import images, randomised
 
 from dsnet.data.batches import TrainBatches
 from dsnet.data.dataset import DataConfig, open_dataset
@@ -17,6 +16,7 @@ from dsnet.models.parts import uncalibrated
 from dsnet.nn import Gate
 from dsnet.training import IEB, IEBConfig, Loop, OptimConfig, learning_rate, make_optimizer, recalibrate
 from dsnet.training.display import Display
+from support.networks import images, randomised
 
 CONFIG = OptimConfig(epochs=1, batch_size=64, lr=0.02, warmup_epochs=0)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from weights_support import Tensors, released_shapes, released_tensors
 
 from dsnet.errors import CheckpointError
 from dsnet.weights.plain import import_released
+from support.weights import Tensors, released_shapes, released_tensors
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "released_ds_mbnet_tensors.json"
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
-import pytest
 import torch
 from torch import Tensor
 
 from dsnet.data.dataset import Batch
 from dsnet.models import Supernet, create_model, eager, list_models
 from dsnet.nn import Gate, RouterSpec, SliceBatchNorm2d, SliceNorm, SlimFirstHead
-from dsnet.report.figures import SWITCH
 from dsnet.routing.policy import Prices
 from dsnet.routing.traces import Traces
 from dsnet.space import WidthPath
@@ -23,14 +19,6 @@ from dsnet.training import with_fresh_router
 
 MODELS = list_models()
 CHOOSING = [name for name in MODELS if name.startswith(("ds_", "us_", "s_"))]
-
-
-@contextmanager
-def drawing() -> Iterator[None]:
-    """Runs and evaluations draw their figures, which conftest.py switches off."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(SWITCH, raising=False)
-        yield
 
 
 def randomised(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64, **options: object) -> Supernet:

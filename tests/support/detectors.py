@@ -1,22 +1,18 @@
-"""Detectors on which laws mean something, and small VOC folders."""
+"""Detectors on which laws mean something."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
-from PIL import Image, ImageDraw
-from support import randomised
 from torch import nn
 
 from dsnet.nn import RouterSpec
 from dsnet.tasks.detection.detector import Detector, with_backbone
 from dsnet.tasks.detection.spec import DetectorSpec
+from support.networks import randomised
 
 SIZE = 64
-Box = tuple[str, int, int, int, int]
 
 
 def random_detector(
@@ -66,30 +62,3 @@ def pictures(batch: int = 3, size: int = SIZE) -> torch.Tensor:
 
 def taps_of(backbone: object) -> tuple[str, ...]:
     return tuple(stage.tap for stage in backbone.stages if stage.tap is not None)  # type: ignore[attr-defined]
-
-
-def annotation(boxes: Sequence[Box], *, difficult: Sequence[int] = ()) -> str:
-    things = "".join(
-        f"<object><name>{name}</name><difficult>{int(number in difficult)}</difficult><bndbox><xmin>{a}</xmin>"
-        f"<ymin>{b}</ymin><xmax>{c}</xmax><ymax>{d}</ymax></bndbox></object>"
-        for number, (name, a, b, c, d) in enumerate(boxes)
-    )
-    return f"<annotation><size><width>100</width><height>80</height></size>{things}</annotation>"
-
-
-def voc_folder(root: Path, lists: dict[str, int], *, colours: Sequence[str] = ("red", "blue")) -> Path:
-    """Images of 100 x 80 pixels with one coloured rectangle each; the class is the colour."""
-    for part in ("JPEGImages", "Annotations", "ImageSets/Main"):
-        (root / part).mkdir(parents=True, exist_ok=True)
-    for name, count in lists.items():
-        entries = [f"{name}{number:03d}" for number in range(count)]
-        (root / "ImageSets/Main" / f"{name}.txt").write_text("\n".join(entries) + "\n")
-        for number, entry in enumerate(entries):
-            colour = colours[number % len(colours)]
-            left, top = 7 * number % 50, 11 * number % 40
-            image = Image.new("RGB", (100, 80), "white")
-            ImageDraw.Draw(image).rectangle((left, top, left + 39, top + 34), fill=colour)
-            image.save(root / "JPEGImages" / f"{entry}.jpg", quality=95)
-            box = (colour, left + 1, top + 1, left + 40, top + 35)
-            (root / "Annotations" / f"{entry}.xml").write_text(annotation([box]))
-    return root

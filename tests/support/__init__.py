@@ -1,0 +1,1 @@
+"""What tests share: networks, data and runs. No test imports another test."""
