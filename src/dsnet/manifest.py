@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from dsnet.cost import CostTable
 from dsnet.errors import CheckpointError, must
@@ -23,13 +23,6 @@ RouterKind = Literal["gate", "slim_first", "threshold"]
 Targets = Literal["try_best", "give_up", "narrowest", "correctness", "kl"]
 KINDS = ("gate", "slim_first", "threshold")
 TARGETS = ("try_best", "give_up", "narrowest", "correctness", "kl")
-
-
-class Setting(NamedTuple):
-    """What an image may be run as: at which size, at which widths."""
-
-    size: int
-    path: WidthPath
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from dsnet.errors import CheckpointError, RoutingError
 from dsnet.manifest import Policy
 from dsnet.models import Budget, Card, Preprocessing, Supernet, count
 from dsnet.nn import Gate, RouterSpec, SlimFirstHead, ThresholdHead
+from dsnet.results import Evaluation, Made, Metric, PathRow, Stat
 from dsnet.routing.route import Routed
 from dsnet.runtime.onnx import open_onnx
 from dsnet.runtime.runner import Runner
@@ -255,6 +256,21 @@ def test_the_model_card_is_inside(tmp_path: Path) -> None:
     assert (widest["path"], widest["madds"]) == ([3, 3, 3, 3], prices_of(net, 32).table.widest)
     assert json.loads(about["budgets"])[0]["lam"] == 0.5
     assert about["image_size"] == "32"
+
+
+def test_figures_travel_with_the_file(tmp_path: Path) -> None:
+    net = with_budgets(routed_net("ds_mobilenet_v1_tiny", GATE), 32)
+    row = PathRow(32, (0,), 1, 1, 0.1, Stat(0.5))
+    metric = Metric("top-1", ".2%")
+    known = Evaluation(
+        "classification", metric, "net", "digits", "test", 9, 32, (0,), (row,), Made(), training={"lr": 1}
+    )
+    for where in (
+        export_onnx(net, tmp_path / "a.onnx", image_size=32, evaluation=known),
+        export_bundle(net, tmp_path / "bundle", image_size=32, evaluation=known),
+    ):
+        held = open_runner(where).manifest.evaluation
+        assert held == replace(known, training={})
 
 
 def test_many_widths_in_one_file_cost_little_more_than_the_widest(tmp_path: Path) -> None:

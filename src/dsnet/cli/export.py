@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dsnet.cli.arguments import whole
 
 if TYPE_CHECKING:
+    from dsnet.results import Evaluation
     from dsnet.space import WidthPath
 
 
@@ -52,14 +53,17 @@ def run(args: Namespace) -> None:
     net = load(args.run).float()
     manifest = net.manifest(args.image_size)
     knobs = {"budget": args.budget, "max_width": args.max_width}
+    known = evaluation_of(Path(args.run)) if args.image_size is None else None
     if args.bundle:
         if args.path is not None or args.no_defaults or any(value is not None for value in knobs.values()):
             raise ValueError("a bundle takes its budget, cap and path when it runs; leave them out")
-        where = export_bundle(net, args.out or Path(args.run) / "bundle", image_size=args.image_size)
+        where = export_bundle(net, args.out or Path(args.run) / "bundle", image_size=args.image_size, evaluation=known)
     else:
         path = None if args.path is None else manifest.parse_path(args.path)
         file, size = out_file(args, path), args.image_size
-        where = export_onnx(net, file, path=path, image_size=size, defaults=not args.no_defaults, **knobs)
+        where = export_onnx(
+            net, file, path=path, image_size=size, defaults=not args.no_defaults, evaluation=known, **knobs
+        )
     if args.budget is not None and (note := policy_for(manifest, args.budget).note):
         print(note, file=sys.stderr)
     runner = open_onnx(where)
@@ -73,6 +77,17 @@ def run(args: Namespace) -> None:
     how = "one at a time" if kind == "dynamic" else "in batches"
     print(f"  takes {runner.manifest.image_size} px images, {how}; gives {answers}")
     print(f"  {answers} of slimmest and widest path differ from PyTorch by {off:.1e} of their spread")
+
+
+def evaluation_of(run: Path) -> Evaluation | None:
+    """How good the network of a run is on its test images, where that was measured."""
+    from dsnet.errors import ResultError
+    from dsnet.results import Evaluation, read
+
+    try:
+        return read(run / "results" / "test.json", Evaluation)
+    except ResultError:
+        return None
 
 
 def out_file(args: Namespace, path: WidthPath | None) -> Path:

@@ -13,10 +13,11 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from dsnet.export.dynamic import check_weights, finish, for_size, write_model
+from dsnet.export.dynamic import check_weights, finish, to_export, write_model
 from dsnet.export.parts import Branch, PartWriter
 from dsnet.export.writer import FLOAT, Graph, Model
 from dsnet.manifest import Manifest, exported, to_metadata
+from dsnet.results import Evaluation
 from dsnet.runtime.onnx import BUNDLE, IMAGE, NOTHING, WEIGHTS
 from dsnet.space import WidthPath
 
@@ -24,13 +25,15 @@ NEW = ".new"  # where a bundle is written before it takes its place
 PAGE = 4096  # weights start at multiples of it, so that they can be mapped into memory
 
 
-def export_bundle(net: Any, folder: str | Path, *, image_size: int | None = None) -> Path:
+def export_bundle(
+    net: Any, folder: str | Path, *, image_size: int | None = None, evaluation: Evaluation | None = None
+) -> Path:
     """Write the parts between choices, for a runner that groups a batch by width and runs each group.
 
     An older bundle in the folder stays as it is until the new one is complete.
     """
     check_weights(net)
-    manifest = for_size(net.manifest(image_size))
+    manifest = to_export(net, image_size, evaluation)
     if not manifest.points:
         raise ValueError(f"{manifest.model} has no widths to choose from; export it as a file")
     folder = Path(folder)

@@ -19,6 +19,7 @@ from dsnet.export.parts import Branch, PartWriter
 from dsnet.export.writer import FLOAT, INT, IR_VERSION, OPSET, Graph, Model
 from dsnet.manifest import Manifest, Policy, exported, to_metadata
 from dsnet.models.parts import LiveParts
+from dsnet.results import Evaluation
 from dsnet.routing.budgets import policy_for
 from dsnet.routing.policy import Prices
 from dsnet.routing.route import follow
@@ -36,6 +37,7 @@ def export_onnx(
     budget: str | float | None = None,
     max_width: int | None = None,
     defaults: bool = True,
+    evaluation: Evaluation | None = None,
 ) -> Path:
     """Write a network as one ONNX file; without a path it is the dynamic network, for one image at a time.
 
@@ -45,34 +47,39 @@ def export_onnx(
     A network that has not learned to route becomes one file of all widths, whose `pin` input chooses.
     budget and max_width set the defaults. Some runtimes (OpenVINO) make constants of inputs that have defaults: with
     defaults=False there are none, and all inputs must be given.
+    evaluation: how good the network is; it travels with the file.
     """
     check_weights(net)
-    manifest = net.manifest(image_size)
+    manifest = to_export(net, image_size, evaluation)
     if path is not None or not manifest.points:
         if budget is not None or max_width is not None:
             raise ValueError("a path pins the widths; leave budget and max_width out")
         wanted = manifest.space.validate(path or ())
         proto = static_model(net.parts(routed=False), manifest, wanted)
         held = WidthSpace(tuple((width,) for width in wanted))
-        return write_checked(proto, exported(for_size(manifest), kind="static", space=held), Path(file))
+        return write_checked(proto, exported(manifest, kind="static", space=held), Path(file))
     if manifest.router is None and (budget is not None or max_width is not None):
         raise ValueError(f"this {manifest.model} has not learned to route, so it has no budgets")
     policy = policy_for(manifest, budget, max_width=max_width)
     writer = DynamicWriter(net.parts(), manifest, policy, defaults=defaults)
     if writer.prices is not None:
         writer.prices.check_cap(max_width)
-    about = exported(for_size(manifest), kind="dynamic", space=writer.held, defaults=policy)
+    about = exported(manifest, kind="dynamic", space=writer.held, defaults=policy)
     return write_checked(writer.model(), about, Path(file))
 
 
-def for_size(manifest: Manifest) -> Manifest:
-    """Without the budgets that were calibrated at other image sizes."""
+def to_export(net: Any, image_size: int | None, evaluation: Evaluation | None) -> Manifest:
+    """A network's manifest without the budgets that were calibrated at other image sizes, and with its figures."""
+    manifest = net.manifest(image_size)
     size = manifest.image_size
+    if evaluation is not None:  # images and their classes stay where they are
+        dynamic = evaluation.dynamic and replace(evaluation.dynamic, classes=())
+        evaluation = replace(evaluation, examples=(), training={}, skipped=(), dynamic=dynamic)
     routers = tuple(
         replace(router, budgets=tuple(row for row in router.budgets if row.image_size == size))
         for router in manifest.routers
     )
-    return replace(manifest, routers=routers)
+    return replace(manifest, routers=routers, evaluation=evaluation)
 
 
 def check_weights(net: nn.Module) -> None:

@@ -156,29 +156,21 @@ def _step(outputs: tuple[Any, Any]) -> Step:
 
 
 class Snapshot:
-    """Tells cheaply whether any weight of a network was written or replaced since.
-
-    It holds every module's own tables of parameters, buffers and modules, and what they held.
-    """
+    """Tells cheaply whether any weight of a network was written or replaced since."""
 
     def __init__(self, net: nn.Module) -> None:
+        # Every module's own tables of parameters, buffers and modules; what they hold is held, so ids stay theirs.
         tables = (t for module in net.modules() for t in (module._parameters, module._buffers, module._modules) if t)
-        self.tables = [(table, list(table.items())) for table in tables]
-        self.tensors = [
-            held
-            for _, items in self.tables
-            for _, held in items
-            if isinstance(held, Tensor) and held.is_floating_point() and not held.is_inference()
-        ]
+        self.tables: list[dict[str, Any]] = list(tables)
+        self.held = [list(table.values()) for table in self.tables]
+        everything = (value for values in self.held for value in values if isinstance(value, Tensor))
+        self.tensors = [t for t in everything if t.is_floating_point() and not t.is_inference()]
         self.state = self._state()
 
     def outdated(self) -> bool:
-        replaced = any(
-            len(table) != len(items) or any(table.get(name) is not held for name, held in items)
-            for table, items in self.tables
-        )
-        return replaced or self._state() != self.state
+        return self._state() != self.state
 
-    def _state(self) -> list[int]:
+    def _state(self) -> tuple[list[Any], list[int], list[int]]:
         """`.to` moves a tensor's memory without a new version; in-place operations count versions up."""
-        return [*map(attrgetter("_version"), self.tensors), *map(Tensor.data_ptr, self.tensors)]
+        held = [tuple(map(id, table.values())) for table in self.tables]
+        return held, [*map(attrgetter("_version"), self.tensors)], [*map(Tensor.data_ptr, self.tensors)]
