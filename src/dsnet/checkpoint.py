@@ -40,8 +40,6 @@ class Spec(Protocol):
     @property
     def in_channels(self) -> int: ...
 
-    def to_dict(self) -> dict[str, Any]: ...
-
 
 def write_model(folder: str | os.PathLike[str], state: Mapping[str, Tensor], spec: Spec, card: Card) -> Path:
     """Write weights, spec and card. A crash at any moment leaves the old model or the new one.
@@ -73,7 +71,7 @@ def _describe(spec: Spec, card: Card, weights: Mapping[str, Any]) -> bytes:
     body = {
         "format": FORMAT,
         "dsnet": __version__,
-        "spec": spec.to_dict(),
+        "spec": plain(spec),
         "card": plain(card),
         "weights": dict(weights),
     }

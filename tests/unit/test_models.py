@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -8,22 +7,23 @@ import torch
 
 from dsnet.models import ModelSpec, StageSpec, create_model, model_spec
 from dsnet.nn import Bottleneck, InvertedResidual
+from dsnet.schema import parse, parse_json, plain, to_json
 from support.networks import CHOOSING, MODELS
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_spec_survives_json(name: str) -> None:
     spec = model_spec(name)
-    assert ModelSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+    assert parse_json(ModelSpec, to_json(spec)) == spec
 
 
 def test_a_spec_with_unknown_or_missing_keys_is_refused() -> None:
-    data = model_spec("ds_resnet_tiny").to_dict()
-    with pytest.raises(ValueError, match=r"unknown keys \['depth'\]"):
-        ModelSpec.from_dict({**data, "depth": 3})
+    data = plain(model_spec("ds_resnet_tiny"))
+    with pytest.raises(ValueError, match="'depth' is unknown; known are name, stages"):
+        parse(ModelSpec, {**data, "depth": 3})
     del data["stages"]
-    with pytest.raises(ValueError, match="incomplete"):
-        ModelSpec.from_dict(data)
+    with pytest.raises(ValueError, match="'stages' is missing"):
+        parse(ModelSpec, data)
 
 
 def test_batch_norm_behind_several_choice_points_is_refused() -> None:

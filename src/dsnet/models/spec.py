@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from dsnet.manifest import RouterSpec
 from dsnet.nn.gate import ACTIVATIONS, Activation, GateSpec
 from dsnet.nn.norm import NormSpec
+from dsnet.schema import Typed
 from dsnet.space import Channels, WidthPath, WidthSpace
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class StageSpec:
+class StageSpec(Typed):
     """`repeats` blocks of one kind; the first has the stride.
 
     kernel: odd; conv, depthwise and inverted blocks. expansion: bottleneck and inverted blocks.
@@ -37,8 +38,6 @@ class StageSpec:
     tap: str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.out, list):
-            object.__setattr__(self, "out", tuple(self.out))
         if self.block not in ("conv", "max_pool", "depthwise", "bottleneck", "inverted"):
             raise ValueError(
                 f"block {self.block!r} is unknown; choose conv, max_pool, depthwise, bottleneck or inverted"
@@ -54,7 +53,7 @@ class StageSpec:
 
 
 @dataclass(frozen=True)
-class ModelSpec:
+class ModelSpec(Typed):
     """Everything that is needed to build a network again.
 
     widths: number of widths at each choice point. gate: None for networks without gates.
@@ -190,42 +189,6 @@ class ModelSpec:
         from dsnet.models.supernet import Supernet
 
         return Supernet(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ModelSpec:
-        """The inverse of `to_dict`, also after a trip through JSON."""
-        try:
-            data = dict(data)
-            known = {f.name for f in fields(cls)}
-            if unknown := set(data) - known:
-                raise ValueError(f"model spec has unknown keys {sorted(unknown)}; this version knows {sorted(known)}")
-            data["stages"] = tuple(_exactly(StageSpec, stage) for stage in data["stages"])
-            data["norm"] = _exactly(NormSpec, data["norm"])
-            data["gate"] = None if data["gate"] is None else _exactly(GateSpec, data["gate"])
-            if data.get("router") is not None:
-                data["router"] = _exactly(RouterSpec, data["router"])
-            return cls(**_tuples(data))
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"model spec is incomplete or of another version: {error}") from error
-
-
-def _exactly(kind: type[Any], data: Mapping[str, Any]) -> Any:
-    """An object from all of its fields, no more and no less."""
-    if set(data) != {f.name for f in fields(kind)}:
-        raise ValueError(
-            f"{kind.__name__} in a model spec has keys {sorted(data)}, which are not those of this version"
-        )
-    return kind(**_tuples(data))
-
-
-def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
-    def freeze(value: Any) -> Any:
-        return tuple(freeze(item) for item in value) if isinstance(value, list | tuple) else value
-
-    return {key: freeze(value) for key, value in data.items()}
 
 
 def customise(

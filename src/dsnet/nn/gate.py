@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dsnet.errors import must
 from dsnet.nn.slicing import GlobalPool, Shape, SliceLinear, Width
 from dsnet.nn.tracing import materialise
+from dsnet.schema import Typed
 from dsnet.space import Channels
 
 ACTIVATIONS = {"relu": F.relu, "relu6": F.relu6, "silu": F.silu}
@@ -19,7 +20,7 @@ Activation = Literal["relu", "relu6", "silu"]
 
 
 @dataclass(frozen=True)
-class GateSpec:
+class GateSpec(Typed):
     """How every gate of a network is built.
 
     attention: `tanh` is the paper's 1 + tanh, the identity when fresh; `sigmoid` is squeeze-excite.

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from dsnet.errors import must
 from dsnet.nn.slicing import Mix, Sliceable, Width, fill, twin
+from dsnet.schema import Typed
 from dsnet.space import Channels
 
 EPS = 1e-5
 
 
 @dataclass(frozen=True)
-class NormSpec:
+class NormSpec(Typed):
     """`batch` keeps statistics per width index; `group` has a fixed number of channels per group."""
 
     kind: Literal["batch", "group"] = "batch"

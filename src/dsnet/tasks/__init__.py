@@ -29,6 +29,7 @@ from dsnet.nn import ThresholdHead
 from dsnet.results import Metric
 from dsnet.routing.budgets import calibrate, fit_threshold
 from dsnet.routing.traces import Scorer, Traces
+from dsnet.schema import parse, plain
 from dsnet.training import OptimConfig, Stage
 
 TASKS = {"classification": "dsnet.tasks.classification.task", "detection": "dsnet.tasks.detection.task"}
@@ -78,15 +79,12 @@ class Task(Protocol):
     @property
     def network(self) -> type[nn.Module]: ...
 
+    @property
+    def spec(self) -> type[Any]: ...
+
     metric: Metric
     batch: int  # images that are evaluated together
     fit: str  # of images, where a card of an older version does not say
-
-    def read_spec(self, data: Mapping[str, Any]) -> Any:
-        """The spec that model.json holds."""
-
-    def build(self, spec: Any) -> Any:
-        """A network with fresh weights."""
 
     def open_data(self, config: Any, root: str | None = None) -> Data: ...
 
@@ -164,7 +162,7 @@ def save(net: nn.Module, folder: str | os.PathLike[str]) -> Path:
     """
     net = getattr(net, "_orig_mod", net)  # what torch.compile wraps
     spec: Any = getattr(net, "spec", None)
-    if spec is None or not isinstance(net, named(task_in({"spec": spec.to_dict()})).network):
+    if spec is None or not isinstance(net, named(getattr(spec, "task", "classification")).network):
         raise ValueError(
             f"only a Supernet or another task's network can be saved, not a {type(net).__name__}; use torch.save for "
             f"extracted networks"
@@ -187,42 +185,35 @@ def load(folder: str | os.PathLike[str], task: str | None = None, *, device: tor
     """The saved network in eval mode, bit for bit. task: refuse networks of other tasks."""
     folder = Path(folder)
     content, tensors = read_model(folder)
-    spec, of = spec_in(folder, content, task), named(task_in(content))
-    try:
-        with torch.device("meta"):  # costs nothing, whatever sizes a spec asks for
-            expected = of.build(spec).state_dict()
-    except (ValueError, TypeError, RuntimeError, IndexError) as error:
-        raise CheckpointError(f"{folder / MODEL} describes a network that cannot be built ({error})") from error
-    check_tensors(folder / WEIGHTS, tensors, expected)
+    empty = described(folder, content, task)
+    check_tensors(folder / WEIGHTS, tensors, empty.state_dict())
     with torch.random.fork_rng(devices=[]):  # building draws initial weights; loading must not move the generator
-        net = of.build(spec)
-    net.card = card_in(folder, content, fit=named(task_in(content)).fit)
+        net = empty.spec.build()
+    net.card = empty.card
     net.load_state_dict(tensors, assign=True)
     return net.to(device).eval()
 
 
-def blank(folder: str | os.PathLike[str]) -> Any:
-    """The network in a folder without its weights, which tells what it costs."""
-    folder = Path(folder)
-    content = read_description(folder)
-    with torch.device("meta"):
-        net = named(task_in(content)).build(spec_in(folder, content, None))
-    net.card = card_in(folder, content, fit=named(task_in(content)).fit)
-    return net.eval()
+def blank(folder: str | os.PathLike[str], task: str | None = None) -> Any:
+    """The network in a folder without its weights; it has spec and card, and tells what it costs."""
+    return described(Path(folder), read_description(folder), task).eval()
 
 
-def load_spec(folder: str | os.PathLike[str], task: str | None = None) -> Any:
-    """The spec of the network in a folder."""
-    return spec_in(Path(folder), read_description(folder), task)
-
-
-def spec_in(folder: Path, content: Mapping[str, Any], task: str | None) -> Any:
+def described(folder: Path, content: Mapping[str, Any], task: str | None) -> Any:
+    """The network of a description on the meta device, which costs nothing, whatever sizes a spec asks for."""
     found = task_in(content)
     if task not in (None, found):
         raise CheckpointError(f"{folder} holds a network for {found}, not for {task}")
     if found not in TASKS:
         raise CheckpointError(f"{folder} holds a network for {found}, which dsnet does not know; update dsnet")
+    of = named(found)
+    spec = parse(of.spec, content.get("spec"), str(folder / MODEL), error=CheckpointError, strict=True)
+    if plain(spec) != content["spec"]:
+        raise CheckpointError(f"{folder / MODEL} leaves out keys of the spec; restore it from a copy")
     try:
-        return named(found).read_spec(content["spec"])
-    except (ValueError, KeyError) as error:
-        raise CheckpointError(f"{folder / MODEL}: {error}") from error
+        with torch.device("meta"):
+            net = spec.build()
+    except (ValueError, TypeError, RuntimeError, IndexError) as error:
+        raise CheckpointError(f"{folder / MODEL} describes a network that cannot be built ({error})") from error
+    net.card = card_in(folder, content, fit=of.fit)
+    return net

@@ -40,12 +40,7 @@ class Classification:
     batch = 256
     fit = "crop"
     network = Supernet
-
-    def read_spec(self, data: Mapping[str, Any]) -> ModelSpec:
-        return ModelSpec.from_dict(data)
-
-    def build(self, spec: ModelSpec) -> Supernet:
-        return Supernet(spec)
+    spec = ModelSpec
 
     def open_data(self, config: ClassificationConfig, root: str | None = None) -> Data:
         return open_data(config, root)

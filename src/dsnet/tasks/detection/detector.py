@@ -25,7 +25,7 @@ from dsnet.space import Channels, WidthPath, WidthSpace
 from dsnet.tasks.detection.boxes import decode
 from dsnet.tasks.detection.layers import Heads, Neck
 from dsnet.tasks.detection.priors import prior_boxes
-from dsnet.tasks.detection.spec import TASK, DetectorSpec
+from dsnet.tasks.detection.spec import DetectorSpec
 
 NAMED = ("backbone", "projections", "neck", "heads")  # parts whose MAdds are told apart
 
@@ -182,7 +182,7 @@ class Detector(nn.Module):
         count = len(self.priors)
         outputs: dict[str, tuple[int, ...]] = {"boxes": (count, 4), "scores": (count, self.spec.num_classes)}
         channels = self.spec.backbone.channels
-        return describe(self, task=TASK, outputs=outputs, channels=channels, any_size=False, named=NAMED)
+        return describe(self, task=self.spec.task, outputs=outputs, channels=channels, any_size=False, named=NAMED)
 
     def check_input(self, x: Tensor) -> None:
         self.spec.check_input(x.shape)

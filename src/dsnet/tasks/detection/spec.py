@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 from dsnet.manifest import RouterSpec
 from dsnet.models import ModelSpec
 from dsnet.models.spec import StageSpec
 from dsnet.nn.slicing import out_side
+from dsnet.schema import Typed
 from dsnet.space import Channels, WidthSpace
 from dsnet.tasks.detection.priors import RATIOS, SCALES, boxes_per_place
 
 if TYPE_CHECKING:
     from dsnet.tasks.detection.detector import Detector
 
-TASK = "detection"
 TAPS = ("block5", "block11", "block13")
 GROUP = 16  # channels per group of the neck's norms
 
 
 @dataclass(frozen=True)
-class DetectorSpec:
+class DetectorSpec(Typed):
     """Everything that is needed to build a detector again.
 
     backbone: with one class, because its classifier is not used, and with the detector's image size.
@@ -32,6 +32,7 @@ class DetectorSpec:
     scales, ratios: of the prior boxes, see `prior_boxes`; the pyramid has one map for each list of ratios.
     """
 
+    task: Literal["detection"] = field(default="detection", kw_only=True)
     backbone: ModelSpec
     num_classes: int
     taps: tuple[str, ...] = TAPS
@@ -144,28 +145,3 @@ class DetectorSpec:
             last = len(sides) == len(self.ratios) - 1 and sides[-1] >= 3
             sides.append((sides[-1] - 3) // 2 + 1 if last else out_side(sides[-1], 2))
         return tuple(sides)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"task": TASK, **asdict(self), "backbone": self.backbone.to_dict()}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> DetectorSpec:
-        """The inverse of `to_dict`, also after a trip through JSON."""
-        if not isinstance(data, Mapping) or data.get("task") != TASK:
-            raise ValueError("this is not the spec of a detector; open it with dsnet.load")
-        names = {f.name for f in fields(cls)}
-        if set(data) - {"task"} != names:
-            raise ValueError(f"detector spec has keys {sorted(data)}; this version knows {sorted(names)}")
-        try:
-            ratios = tuple(tuple(float(ratio) for ratio in own) for own in data["ratios"])
-            return cls(
-                backbone=ModelSpec.from_dict(data["backbone"]),
-                num_classes=data["num_classes"],
-                taps=tuple(data["taps"]),
-                projection=data["projection"],
-                pyramid=data["pyramid"],
-                scales=tuple(float(scale) for scale in data["scales"]),
-                ratios=ratios,
-            )
-        except TypeError as error:
-            raise ValueError(f"detector spec is incomplete or of another version: {error}") from error

@@ -17,7 +17,7 @@ from dsnet.manifest import Card, Manifest, Preprocessing
 from dsnet.models import eager
 from dsnet.models.parts import uncalibrated
 from dsnet.routing.traces import Traces
-from dsnet.tasks import GATE, STATE, Note, Plan, calibrated, images_of, load, load_spec
+from dsnet.tasks import GATE, STATE, Note, Plan, blank, calibrated, images_of, load
 from dsnet.tasks.detection.config import DetectionConfig
 from dsnet.tasks.detection.detector import Detector, with_backbone
 from dsnet.tasks.detection.scorer import METRIC, PrecisionScorer
@@ -35,12 +35,7 @@ class Detection:
     batch = 32
     fit = "squeeze"  # of images, where a card of an older version does not say
     network = Detector
-
-    def read_spec(self, data: Mapping[str, Any]) -> DetectorSpec:
-        return DetectorSpec.from_dict(data)
-
-    def build(self, spec: DetectorSpec) -> Detector:
-        return Detector(spec)
+    spec = DetectorSpec
 
     def open_data(self, config: DetectionConfig, root: str | None = None) -> Data:
         return open_detection_data(config.data if root is None else replace(config.data, root=root))
@@ -151,7 +146,7 @@ def backbone_of(config: DetectionConfig) -> Path:
 
 def has_widths(config: DetectionConfig) -> bool:
     """Whether there is something to choose on the backbone."""
-    return bool(load_spec(backbone_of(config), "classification").widths)
+    return bool(blank(backbone_of(config), "classification").spec.widths)
 
 
 def new_detector(config: DetectionConfig, data: Data) -> Detector:
