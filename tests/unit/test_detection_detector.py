@@ -56,7 +56,8 @@ def test_parts_can_be_materialised_one_by_one() -> None:
         return started.scaled, scores, started.projected[taps[0]]
 
     def branch(scaled: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(detector.branch(0, scaled, scaled, 0, 3)[1].values())
+        y = detector.backbone.chain[0].first.body(scaled, scaled, 0, 3)
+        return tuple(detector.rest(0, 3, y)[1].values())
 
     scaled, scores, first = materialise(detector, front)(x)
     others = materialise(detector, branch)(scaled)

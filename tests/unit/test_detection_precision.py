@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from dsnet.tasks.detection import coco
-from dsnet.tasks.detection.average_precision import Detections, Truth, average_precision, mean_average_precision
+from dsnet.tasks.detection import precision
+from dsnet.tasks.detection.precision import Detections, Truth, average_precision, mean_average_precision
 
 FAR = (100.0, 100.0, 110.0, 110.0)
 BOX = (0.0, 0.0, 10.0, 10.0)
@@ -109,37 +109,37 @@ def test_wrong_arguments_are_named() -> None:
 
 
 def test_cocos_format() -> None:
-    from dsnet.tasks.detection.coco import dataset, results
+    from dsnet.tasks.detection.precision import coco_dataset, coco_results
 
     half = (0.25, 0.5, 0.75, 1.0)
-    (thing,) = dataset([truth(), truth((half, 1, True))], 2, 200)["annotations"]
+    (thing,) = coco_dataset([truth(), truth((half, 1, True))], 2, 200)["annotations"]
     expected = {"id": 1, "image_id": 2, "category_id": 2, "bbox": [50, 100, 100, 100], "area": 10000, "iscrowd": 1}
     assert thing == expected
-    (row,) = results([found((half, 0.5, 0))], 200)
+    (row,) = coco_results([found((half, 0.5, 0))], 200)
     assert row == {"image_id": 1, "category_id": 1, "bbox": [50, 100, 100, 100], "score": 0.5}
 
 
 def test_coco_without_a_package_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coco, "PACKAGES", (("no_such_package", "COCOeval"),))
+    monkeypatch.setattr(precision, "PACKAGES", (("no_such_package", "COCOeval"),))
     with pytest.raises(ValueError, match=r"install dsnet\[coco\], or use VOC's rules"):
-        coco.coco_precision([found()], [truth()], 1, size=100)
+        precision.coco_precision([found()], [truth()], 1, size=100)
 
 
 HALF = (0.0, 0.0, 0.5, 0.5)
 CORNER = (0.6, 0.6, 0.9, 0.9)
 
 
-@pytest.fixture(params=coco.PACKAGES, ids=lambda package: package[0].split(".")[0])
+@pytest.fixture(params=precision.PACKAGES, ids=lambda package: package[0].split(".")[0])
 def package(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the packages that give COCO's figures, alone."""
     pytest.importorskip(request.param[0], reason=f"{request.param[0]} is an extra and not installed")
-    monkeypatch.setattr(coco, "PACKAGES", (request.param,))
+    monkeypatch.setattr(precision, "PACKAGES", (request.param,))
 
 
 @pytest.mark.usefixtures("package")
 def test_cocos_figures_worked_by_hand() -> None:
     def figures(mine: list[Detections], truths: list[Truth]) -> tuple[float, ...]:
-        return tuple(coco.coco_precision(mine, truths, 1, size=200).values())
+        return tuple(precision.coco_precision(mine, truths, 1, size=200).values())
 
     one = [truth((HALF, 0, False))]
     assert figures([found((HALF, 0.5, 0))], one) == pytest.approx((1, 1, 1))
@@ -168,7 +168,7 @@ def test_cocos_precision_at_one_overlap_is_nearly_vocs() -> None:
         truths.append(Truth(boxes, torch.arange(6) % 2, torch.zeros(6, dtype=torch.bool)))
         noise = torch.randn(6, 4, generator=generator) * 0.03
         mine.append(Detections(boxes + noise, torch.rand(6, generator=generator), torch.arange(6) % 2))
-    figures = coco.coco_precision(mine, truths, 2, size=300)
+    figures = precision.coco_precision(mine, truths, 2, size=300)
     for overlap, name in ((0.5, "map50"), (0.75, "map75")):
         vocs = mean_average_precision(mine, truths, 2, overlap=overlap)[0]
         assert 0.02 < vocs < 0.95

@@ -22,9 +22,8 @@ from dsnet.models.parts import LiveParts, describe
 from dsnet.nn import SliceBatchNorm2d, SliceConv2d
 from dsnet.routing.route import Outputs, Step
 from dsnet.space import Channels, WidthPath, WidthSpace
-from dsnet.tasks.detection.boxes import decode
-from dsnet.tasks.detection.layers import Heads, Neck
-from dsnet.tasks.detection.priors import prior_boxes
+from dsnet.tasks.detection.loss import decode
+from dsnet.tasks.detection.neck import Heads, Neck, prior_boxes
 from dsnet.tasks.detection.spec import DetectorSpec
 
 NAMED = ("backbone", "projections", "neck", "heads")  # parts whose MAdds are told apart
@@ -61,7 +60,9 @@ class Detector(nn.Module):
         self.spec = spec
         self.backbone = Supernet(spec.backbone)
         self.backbone.head.requires_grad_(False)
-        self.projections = nn.ModuleDict({tap: projection(spec.channels_of(tap), spec.projection) for tap in spec.taps})
+        self.projections = nn.ModuleDict(
+            {tap: SliceConv2d(spec.channels_of(tap), Channels.of(spec.projection)) for tap in spec.taps}
+        )
         self.neck = Neck(spec)
         self.heads = Heads(spec)
         self.register_buffer("priors", prior_boxes(spec.sides, spec.scales, spec.ratios), persistent=False)
@@ -115,29 +116,31 @@ class Detector(nn.Module):
         x = net.chain[0].enter(x, 0)
         return Started(x, *net.chain[0].attend(x, 0), projected)
 
-    def branch(self, point: int, x: Tensor, scaled: Tensor, w_in: int, w_out: int) -> tuple[Tensor, Features]:
-        """A segment behind its gate: its last map, and the projections of its tapped ones."""
-        segment = self.backbone.chain[point]
-        x = segment.first.body(x, scaled, w_in, w_out)
-        mine = {} if segment.tap is None else {segment.tap: x}
-        x, tapped = segment.rest.features(x, w_out)
-        return x, self.project(mine | tapped, w_out)
-
-    def widths(self, started: Started, path: WidthPath) -> Features:
-        """The projected maps of a path."""
-        x, scaled, _, projected = started
+    def widths(self, started: Started, path: WidthPath, scores: list[Tensor | None] | None = None) -> Features:
+        """The projected maps of a path. scores: gets the raw scores of the slimming heads on the way."""
+        x, scaled, code, projected = started
         w_in = 0
         for point, w_out in enumerate(path):
+            segment = self.backbone.chain[point]
             if point:
-                x = self.backbone.chain[point].enter(x, w_in)
-                scaled, _ = self.backbone.chain[point].attend(x, w_in)
-            x, more = self.branch(point, x, scaled, w_in, w_out)
+                x = segment.enter(x, w_in)
+                scaled, code = segment.attend(x, w_in)
+            if scores is not None:
+                scores.append(segment.score(code, w_in))
+            x, more = self.rest(point, w_out, segment.first.body(x, scaled, w_in, w_out))
             projected, w_in = projected | more, w_out
         return projected
 
+    def rest(self, point: int, width: int, x: Tensor) -> tuple[Tensor, Features]:
+        """A segment behind its first block: its last map, and the projections of its tapped ones."""
+        segment = self.backbone.chain[point]
+        mine = {} if segment.tap is None else {segment.tap: x}
+        x, tapped = segment.rest.features(x, width)
+        return x, self.project(mine | tapped, width)
+
     def project(self, tapped: Features, width: int) -> Features:
-        """Tapped maps of any width as maps of one."""
-        return {tap: self.projections[tap](x, width, 0) for tap, x in tapped.items() if tap in self.projections}
+        """Tapped maps of any width as maps of one, in the order of the taps."""
+        return {tap: self.projections[tap](tapped[tap], width, 0) for tap in self.spec.taps if tap in tapped}
 
     def finish(self, projected: Features) -> Answer:
         """Everything behind the projections."""
@@ -149,17 +152,8 @@ class Detector(nn.Module):
 
     def run_scored(self, x: Tensor, path: WidthPath) -> tuple[Answer, list[Tensor | None]]:
         """The answer of a path, and the raw scores of the slimming heads on the way."""
-        x, scaled, code, projected = self.start(x)
-        w_in, scores = 0, []
-        for point, w_out in enumerate(path):
-            segment = self.backbone.chain[point]
-            if point:
-                x = segment.enter(x, w_in)
-                scaled, code = segment.attend(x, w_in)
-            scores.append(segment.score(code, w_in))
-            x, more = self.branch(point, x, scaled, w_in, w_out)
-            projected, w_in = projected | more, w_out
-        return self.finish(projected), scores
+        scores: list[Tensor | None] = []
+        return self.finish(self.widths(self.start(x), path, scores)), scores
 
     def place_of(self, layer: str) -> int:
         """The choice point that a layer belongs to, by its name; neck and heads are run by every path."""
@@ -202,18 +196,13 @@ class DetectorParts(LiveParts):
 
     def front(self, x: Tensor) -> Step:
         x, tapped = self.net.front.features(x, 0)
-        return Step(self.fork(0, 0, x) if self.net.chain else None, self.projected(tapped, 0))
+        fork = self.fork(0, 0, x) if self.net.chain else None
+        return Step(fork, named_maps(self.detector.project(tapped, 0)))
 
     def rest(self, point: int, width: int, x: Tensor) -> Step:
-        segment = self.net.chain[point]
-        mine = {} if segment.tap is None else {segment.tap: x}
-        x, tapped = segment.rest.features(x, width)
+        x, projected = self.detector.rest(point, width, x)
         fork = None if point + 1 == len(self.net.chain) else self.fork(point + 1, width, x)
-        return Step(fork, self.projected(mine | tapped, width))
-
-    def projected(self, tapped: Features, width: int) -> Outputs:
-        maps = self.detector.project(tapped, width)
-        return {f"map.{tap}": maps[tap] for tap in self.detector.spec.taps if tap in maps}
+        return Step(fork, named_maps(projected))
 
     def finish(self, left: Outputs) -> Outputs:
         detector = self.detector
@@ -226,8 +215,8 @@ class DetectorParts(LiveParts):
         return [f"map.{tap}" for tap in spec.taps if spec.stage_of(tap).choice == owner]
 
 
-def projection(channels: Channels, out: int) -> SliceConv2d:
-    return SliceConv2d(channels, Channels.of(out))
+def named_maps(projected: Features) -> Outputs:
+    return {f"map.{tap}": x for tap, x in projected.items()}
 
 
 def with_backbone(spec: DetectorSpec, net: Supernet) -> Detector:

@@ -1,4 +1,4 @@
-"""The multibox loss: which prior answers for which object, and how wrong the answers are."""
+"""The multibox loss: the code of boxes, which prior answers for which object, and how wrong the answers are."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dsnet.data.boxes import PADDING, iou, to_corners
-from dsnet.tasks.detection.boxes import encode
+from dsnet.data.boxes import PADDING, iou, to_centres, to_corners
 
+VARIANCES = (0.1, 0.2)  # SSD's: offsets and log sizes are divided by these
 OVERLAP = 0.5
 NEGATIVES = 3  # background priors per prior with an object
 IGNORED = -1  # neither object nor background
@@ -39,6 +39,20 @@ class MultiboxLoss(NamedTuple):
     def each(self) -> Tensor:
         """Of each image [B] by itself."""
         return (self.localisation + self.classification) / self.positives.clamp_min(1)
+
+
+def encode(corners: Tensor, priors: Tensor) -> Tensor:
+    """What a detector is to say about boxes (in corners) at their priors (as centres)."""
+    boxes = to_centres(corners)
+    offset = (boxes[..., :2] - priors[..., :2]) / priors[..., 2:] / VARIANCES[0]
+    return torch.cat([offset, (boxes[..., 2:] / priors[..., 2:]).log() / VARIANCES[1]], -1)
+
+
+def decode(deltas: Tensor, priors: Tensor) -> Tensor:
+    """The inverse of `encode`: boxes in corners."""
+    middle = priors[..., :2] + deltas[..., :2] * VARIANCES[0] * priors[..., 2:]
+    size = priors[..., 2:] * (deltas[..., 2:] * VARIANCES[1]).exp()
+    return to_corners(torch.cat([middle, size], -1))
 
 
 def match(objects: Tensor, priors: Tensor, *, overlap: float = OVERLAP) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from dsnet.results import Box, Example, Metric
 from dsnet.routing.route import Outputs, as_array
 from dsnet.routing.traces import Outcome, Traces
 from dsnet.space import WidthPath
-from dsnet.tasks.detection.average_precision import Rule, Truth, mean_average_precision
+from dsnet.tasks.detection.precision import Rule, Truth, mean_average_precision
 
 METRIC = Metric("mAP", ".3f")
 SIZES = {"S": 0.25, "M": 0.5, "L": 0.75}  # of the way from the slimmest to the widest candidate's MAdds

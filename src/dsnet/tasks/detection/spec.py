@@ -12,12 +12,13 @@ from dsnet.models.spec import StageSpec
 from dsnet.nn.slicing import out_side
 from dsnet.schema import Typed
 from dsnet.space import Channels, WidthSpace
-from dsnet.tasks.detection.priors import RATIOS, SCALES, boxes_per_place
 
 if TYPE_CHECKING:
     from dsnet.tasks.detection.detector import Detector
 
 TAPS = ("block5", "block11", "block13")
+SCALES = (0.1, 0.2, 0.37, 0.54, 0.71, 0.88, 1.05)  # SSD300's sides 30, 60, ... 315 as shares of the image
+RATIOS = ((2.0, 3.0),) * 4 + ((2.0,),) * 2
 GROUP = 16  # channels per group of the neck's norms
 
 
@@ -118,8 +119,8 @@ class DetectorSpec(Typed):
 
     @property
     def boxes(self) -> tuple[int, ...]:
-        """Prior boxes at each place of each map."""
-        return boxes_per_place(self.ratios)
+        """Prior boxes at each place of each map: two squares, and a lying and a standing box for each aspect ratio."""
+        return tuple(2 + 2 * len(own) for own in self.ratios)
 
     def stage_of(self, tap: str) -> StageSpec:
         return next(stage for stage in self.backbone.stages if stage.tap == tap)

@@ -1,11 +1,15 @@
-"""Average precision as PASCAL VOC defines it, by the 11-point rule of 2007 or by the area of later years."""
+"""Average precision: PASCAL VOC's, by the 11-point rule of 2007 or by the area of later years, and COCO's, by the
+package faster-coco-eval or pycocotools where one is installed."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from math import isnan, nan
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,12 +29,16 @@ class Truth:
     difficult: Tensor
 
 
+def check_images(found: Sequence[Detections], truths: Sequence[Truth]) -> None:
+    if len(found) != len(truths):
+        raise ValueError(f"there are detections of {len(found)} images but objects of {len(truths)}; give one for each")
+
+
 def mean_average_precision(
     found: Sequence[Detections], truths: Sequence[Truth], classes: int, *, overlap: float = 0.5, rule: Rule = "area"
 ) -> tuple[float, list[float]]:
     """The mean over classes, and each class's; a class without objects that count is nan and left out of the mean."""
-    if len(found) != len(truths):
-        raise ValueError(f"there are detections of {len(found)} images but objects of {len(truths)}; give one for each")
+    check_images(found, truths)
     each = [average_precision(found, truths, label, overlap=overlap, rule=rule) for label in range(classes)]
     known = [value for value in each if not isnan(value)]
     return (sum(known) / len(known) if known else nan), each
@@ -99,3 +107,76 @@ def eleven_points(recall: Tensor, precision: Tensor) -> float:
     """The mean of the best precision at a recall of at least 0, 0.1, ... 1."""
     points = [precision[recall >= number / 10 - 1e-12] for number in range(11)]
     return float(sum(float(beyond.max()) if len(beyond) else 0.0 for beyond in points) / 11)
+
+
+PACKAGES = (("faster_coco_eval", "COCOeval_faster"), ("pycocotools.cocoeval", "COCOeval"))
+
+FIGURES = ("map", "map50", "map75")  # in the order of the packages' own
+
+
+def coco_precision(
+    found: Sequence[Detections], truths: Sequence[Truth], classes: int, *, size: int
+) -> dict[str, float]:
+    """Precision averaged over overlaps of 0.5 to 0.95, and at 0.5 and 0.75; nan where no object counts.
+
+    size: by which boxes, which are shares of the image, are multiplied. Difficult objects are
+    ignored as crowds are: what lies inside of one costs nothing.
+    """
+    check_images(found, truths)
+    coco, evaluation = packages()
+    if not any(bool((~truth.difficult).any()) for truth in truths):
+        return dict.fromkeys(FIGURES, nan)
+    with contextlib.redirect_stdout(io.StringIO()):  # both packages talk
+        objects = coco()
+        objects.dataset = coco_dataset(truths, classes, size)
+        objects.createIndex()
+        rows = coco_results(found, size)
+        if not rows:
+            return dict.fromkeys(FIGURES, 0.0)
+        judge = evaluation(objects, objects.loadRes(rows), "bbox")
+        judge.evaluate()
+        judge.accumulate()
+        judge.summarize()
+    return {name: float(judge.stats[place]) for place, name in enumerate(FIGURES)}
+
+
+def packages() -> tuple[Any, Any]:
+    """COCO and COCOeval of whichever package is there."""
+    for module, name in PACKAGES:
+        try:
+            evaluation = getattr(import_module(module), name)
+            return import_module(module.replace("cocoeval", "coco")).COCO, evaluation
+        except ImportError:
+            continue
+    raise ValueError("COCO's precision needs another package; install dsnet[coco], or use VOC's rules area and 11point")
+
+
+def coco_dataset(truths: Sequence[Truth], classes: int, size: int) -> dict[str, Any]:
+    """Objects in COCO's format; images, objects and classes count from 1."""
+    rows: list[dict[str, Any]] = []
+    for image, truth in enumerate(truths, start=1):
+        each = zip(truth.boxes.tolist(), truth.classes.tolist(), truth.difficult.tolist(), strict=True)
+        for box, label, difficult in each:
+            edges = coco_box(box, size)
+            row = {"id": len(rows) + 1, "image_id": image, "category_id": label + 1, "bbox": edges}
+            rows.append({**row, "area": edges[2] * edges[3], "iscrowd": int(difficult)})
+    return {
+        "images": [{"id": number + 1, "width": size, "height": size} for number in range(len(truths))],
+        "categories": [{"id": number + 1, "name": str(number)} for number in range(classes)],
+        "annotations": rows,
+        "info": {},
+    }
+
+
+def coco_results(found: Sequence[Detections], size: int) -> list[dict[str, Any]]:
+    """Detections in COCO's format."""
+    return [
+        {"image_id": image, "category_id": label + 1, "bbox": coco_box(box, size), "score": score}
+        for image, one in enumerate(found, start=1)
+        for box, label, score in zip(one.boxes.tolist(), one.classes.tolist(), one.scores.tolist(), strict=True)
+    ]
+
+
+def coco_box(corners: Sequence[float], size: int) -> list[float]:
+    left, top, right, bottom = (edge * size for edge in corners)
+    return [left, top, right - left, bottom - top]

@@ -1,4 +1,4 @@
-"""What lies behind the projections and has one width: the neck that fuses maps, and the heads."""
+"""What lies behind the projections and has one width: the neck that fuses maps, the heads, and their prior boxes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dsnet.nn.slicing import Fixed, out_side
-from dsnet.tasks.detection.spec import GROUP, DetectorSpec
+from dsnet.tasks.detection.spec import GROUP, RATIOS, SCALES, DetectorSpec
 
 
 class ConvNorm(nn.Module):
@@ -81,3 +81,30 @@ def head(cin: int, cout: int) -> Fixed:
 def rows(x: Tensor) -> Tensor:
     """A map [B, C, H, W] as rows [B, H * W * C]: place by place, as the priors are listed."""
     return x.permute(0, 2, 3, 1).flatten(1)
+
+
+def prior_boxes(
+    sides: Sequence[int], scales: Sequence[float] = SCALES, ratios: Sequence[Sequence[float]] = RATIOS
+) -> Tensor:
+    """Priors [P, 4] as centres in shares of the image: map by map, row by row, then the boxes of a place.
+
+    The squares have the map's scale, and the geometric mean of it and the next map's. Unlike SSD300, whose steps of 8,
+    16, 32 ... pixels run past the image, centres are spread evenly over it.
+    """
+    if len(scales) != len(sides) + 1 or len(ratios) != len(sides):
+        raise ValueError(
+            f"{len(sides)} maps need {len(sides) + 1} scales and {len(sides)} lists of aspect ratios, "
+            f"not {len(scales)} and {len(ratios)}"
+        )
+    found = []
+    for side, (scale, larger), own in zip(sides, pairwise(scales), ratios, strict=True):
+        shapes = [(scale, scale), ((scale * larger) ** 0.5,) * 2]
+        for ratio in own:
+            root = ratio**0.5
+            shapes += [(scale * root, scale / root), (scale / root, scale * root)]
+        at = (torch.arange(side) + 0.5) / side
+        y, x = torch.meshgrid(at, at, indexing="ij")
+        places = torch.stack([x, y], -1)[:, :, None].expand(-1, -1, len(shapes), -1)
+        sizes = torch.tensor(shapes).clamp_max(1.0).expand(side, side, -1, -1)
+        found.append(torch.cat([places, sizes], -1).reshape(-1, 4))
+    return torch.cat(found)
