@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import asdict
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -25,7 +26,7 @@ class RunData(Protocol):
     def workers(self) -> int: ...
 
 
-class RunConfig(Typed):
+class RunConfig(Typed, ABC):
     """The keys that every task's config has. It is saved as config.yaml in the run's folder.
 
     BASIC: keys that the short help shows. CARRIED: keys that fine-tuning takes from the run that it starts from.
@@ -49,9 +50,9 @@ class RunConfig(Typed):
         must("save_steps", self.save_steps, self.save_steps is None or self.save_steps >= 1, "be at least 1, or null")
 
     @property
+    @abstractmethod
     def run_name(self) -> str:
         """What the folder of this run is called unless it is named."""
-        raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)  # type: ignore[call-overload]

@@ -38,7 +38,7 @@ def run(args: Namespace) -> None:
         print(f"{net.spec.name} has no batch norm: there is nothing to recalibrate")
         return
     if net.spec.router is not None:
-        net.card = calibrated(task, net, data, config)
+        net = calibrated(task, net, data, config)
     save(net, folder)
     print(f"{folder}: statistics of {net.space.size} widths averaged over {batches} batches; weights are unchanged")
     if net.spec.router is not None:

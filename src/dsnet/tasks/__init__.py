@@ -23,13 +23,14 @@ from dsnet.data.batches import PlainImages
 from dsnet.data.dataset import Data
 from dsnet.errors import CheckpointError
 from dsnet.layers import read_run, read_yaml, resolve
-from dsnet.manifest import Card, Manifest
+from dsnet.manifest import Manifest
 from dsnet.models import Supernet, eager
 from dsnet.nn import ThresholdHead
 from dsnet.results import Metric
 from dsnet.routing.budgets import calibrate, fit_threshold
 from dsnet.routing.traces import Scorer, Traces
 from dsnet.schema import parse, plain
+from dsnet.space import WidthPath
 from dsnet.training import OptimConfig, Stage
 
 TASKS = {"classification": "dsnet.tasks.classification.task", "detection": "dsnet.tasks.detection.task"}
@@ -45,13 +46,11 @@ Note = Callable[[Sequence[str]], None]  # is told of damaged files
 class Plan(Generic[N]):
     """One stage of a training, as data.
 
-    name: folder of its state and metrics below the run's; empty for the run's folder itself.
+    name: folder of its state and metrics below the run's; empty for stage I, which uses the run's folder itself.
     key: of its optimisation in the config. momentum: of the moving average.
-    keep: the best moving average by `validate`, or the last one.
-    goes_on: trains the network that lies in the run's folder, rather than the one that the run begins with.
+    stage: what a step learns; None where there is nothing to learn, such as a threshold, or gates that are kept.
     check: refuses what the run begins with, before anything is written.
     prepare: the network of the folder as this stage trains it; seeds, and adds a fresh router.
-    stage: what a step learns; None where there is nothing to learn, such as a threshold, or gates that are kept.
     finish: what the trained network still needs before it is saved, such as statistics or budgets.
     """
 
@@ -59,13 +58,21 @@ class Plan(Generic[N]):
     key: str
     optim: OptimConfig
     momentum: float
-    keep: Literal["best", "last"]
-    goes_on: bool
-    check: Callable[[N], None]
-    prepare: Callable[[N], N]
     stage: Callable[[N], Stage[N]] | None
     validate: Callable[[N, Note], dict[str, float]]
-    finish: Callable[[N], N]
+    check: Callable[[N], None] = lambda net: None
+    prepare: Callable[[N], N] = lambda net: net
+    finish: Callable[[N], N] = lambda net: net
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it trains the network that lies in the run's folder, rather than the one that the run begins with."""
+        return bool(self.name)
+
+    @property
+    def keep(self) -> Literal["best", "last"]:
+        """Stage I keeps the best moving average by `validate`, stage II the last one."""
+        return "last" if self.name else "best"
 
 
 class Task(Protocol):
@@ -112,15 +119,37 @@ def images_of(task: Task, data: Data, split: str, config: Any) -> PlainImages:
     return PlainImages(data.split(split), task.batch, name=split, **how)
 
 
-def calibrated(task: Task, net: Any, data: Data, config: Any) -> Card:
-    """The card of a network with the lambdas of all budgets, found on the calibration split."""
+def calibrated(task: Task, net: Any, data: Data, config: Any) -> Any:
+    """The network, in eval mode, with the lambdas of all budgets in its card, found on the calibration split."""
+    net = net.to(memory_format=torch.contiguous_format).eval()
     net.card = replace(net.card, budgets=())
     runner, images = eager(net), images_of(task, data, "calibration", config)
     scorer = task.scorer(runner.manifest, {})
     traces = Traces(runner, images.batches(), scorer, load=images.load)
     if isinstance(getattr(net, "probe", None), ThresholdHead):
         fit_threshold(traces, threshold_width(net, traces))
-    return replace(net.card, budgets=calibrate(traces))
+    net.card = replace(net.card, budgets=calibrate(traces))
+    return net
+
+
+def ends(net: Any) -> dict[str, WidthPath]:
+    """The paths that validation of stage I looks at; a static network has the widest alone."""
+    space = net.space
+    return {"slimmest": space.slimmest, "widest": space.widest} if space.size > 1 else {"widest": space.widest}
+
+
+def check_source(net: Any, folder: str, data: Data) -> None:
+    """Refuse a network for stage II that knows other data."""
+    if net.card.classes != data.classes:
+        raise ValueError(
+            f"the network in {folder} knows the classes {list(net.card.classes)[:5]} but the data has "
+            f"{list(data.classes)[:5]}; train its router on the same classes"
+        )
+    if net.spec.image_size != data.image_size:
+        raise ValueError(
+            f"the network in {folder} takes {net.spec.image_size}-pixel images but the data has {data.image_size}; "
+            f"set data.image_size {net.spec.image_size}"
+        )
 
 
 def threshold_width(net: Any, traces: Traces) -> Callable[[int], None]:

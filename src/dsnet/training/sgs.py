@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +14,10 @@ from torch import Tensor
 from dsnet.cost import CostTable
 from dsnet.data.batches import seed_of
 from dsnet.errors import must
-from dsnet.models import Entered, ModelSpec, Supernet, count
+from dsnet.models import Entered, Supernet, count
 from dsnet.nn import RouterSpec
 from dsnet.schema import Typed
-from dsnet.training.ieb import Stage, full
+from dsnet.training.ieb import N, Stage, full
 
 PAPER = ("try_best", "give_up", "narrowest")  # a class per width; the other targets are one number per width
 
@@ -90,16 +90,18 @@ class Draw(NamedTuple):
     temperature: float
 
 
-def with_fresh_router(net: Supernet, spec: ModelSpec) -> Supernet:
-    """The supernet's weights and statistics under a spec with another router, whose own weights are new."""
-    if replace(spec, router=net.spec.router, routing=net.spec.routing, gate=net.spec.gate) != net.spec:
-        raise ValueError(f"the router's spec changes more of {net.spec.name!r} than its routing")
-    fresh = Supernet(spec).to(net.head.classifier.weight).train(net.training)
-    fresh.card = replace(net.card, budgets=())
-    kept = {name: tensor for name, tensor in net.state_dict().items() if not of_router(name)}
-    found = fresh.load_state_dict(kept, strict=False)
-    assert all(of_router(name) for name in found.missing_keys)
-    assert not found.unexpected_keys
+def with_fresh_router(net: N, spec: Any) -> N:
+    """The network's weights and statistics under a spec with another router, whose own weights are new."""
+    old: Any = net
+    fresh = spec.build().to(next(net.parameters())).train(net.training)
+    fresh.card = replace(old.card, budgets=())
+    kept, wanted = (
+        {name: tensor for name, tensor in state.items() if not of_router(name)}
+        for state in (net.state_dict(), fresh.state_dict())
+    )
+    if [(name, tensor.shape) for name, tensor in kept.items()] != [(name, t.shape) for name, t in wanted.items()]:
+        raise ValueError(f"the router's spec changes more of {old.spec.name!r} than its routing")
+    fresh.load_state_dict(kept, strict=False)
     return fresh
 
 

@@ -127,7 +127,6 @@ class ClassificationConfig(RunConfig):
 
     @property
     def run_name(self) -> str:
-        """What the folder of this run is called unless it is named."""
         name = f"{self.model.name}-{self.data.dataset}-seed{self.seed}"
         if self.stage == "gate":
             return f"{name}-{self.sgs.router}-{self.sgs.spec.targets}"

@@ -16,7 +16,7 @@ from dsnet.data.dataset import Batch, Data, open_dataset
 from dsnet.data.splits import SPLITS, check_data
 from dsnet.manifest import Card, Manifest, Preprocessing
 from dsnet.models import ModelSpec, Supernet
-from dsnet.tasks import GATE, Note, Plan, calibrated, load
+from dsnet.tasks import GATE, Note, Plan, calibrated, check_source, ends, load
 from dsnet.tasks.classification.accuracy import METRIC, AccuracyScorer, accuracy, router_auc
 from dsnet.tasks.classification.config import ClassificationConfig
 from dsnet.tasks.classification.transfer import (
@@ -130,10 +130,9 @@ def widths_plan(config: ClassificationConfig, data: Data) -> Plan[Supernet]:
     """Stage I: the best moving average, with the statistics of every width averaged anew."""
 
     def validate(average: Supernet, note: Note) -> dict[str, float]:
-        ends = dict.fromkeys([average.space.slimmest, average.space.widest])
-        found = accuracy(average, noted(data, config, note), list(ends))
-        names = ["slimmest", "widest"] if len(ends) == 2 else ["widest"]
-        return dict(zip(names, found, strict=True))
+        paths = ends(average)
+        found = accuracy(average, noted(data, config, note), list(paths.values()))
+        return dict(zip(paths, found, strict=True))
 
     def finish(net: Supernet) -> Supernet:
         net.card = card_of(data)
@@ -145,10 +144,6 @@ def widths_plan(config: ClassificationConfig, data: Data) -> Plan[Supernet]:
         key="optim",
         optim=config.optim,
         momentum=config.ieb.momentum,
-        keep="best",
-        goes_on=False,
-        check=lambda net: None,
-        prepare=lambda net: net,
         stage=lambda net: IEB(net, config.ieb),
         validate=validate,
         finish=finish,
@@ -157,24 +152,16 @@ def widths_plan(config: ClassificationConfig, data: Data) -> Plan[Supernet]:
 
 def router_plan(config: ClassificationConfig, data: Data, folder: Path) -> Plan[Supernet]:
     """Stage II: the last moving average of the router, with calibrated budgets."""
-
-    def finish(net: Supernet) -> Supernet:
-        net = net.to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
-        net.card = calibrated(task, net, data, config)
-        return net
-
     return Plan(
         name=GATE,
         key="sgs_optim",
         optim=config.sgs_optim,
         momentum=config.sgs.momentum,
-        keep="last",
-        goes_on=True,
-        check=lambda net: check_gate_source(config, net.spec, data.classes),
-        prepare=lambda net: with_router(net, config, folder),
         stage=None if config.sgs.router == "threshold" else lambda net: SGS(net, config.sgs),
         validate=lambda average, note: {"auc": router_auc(average, plain_batches(data.calibration, task.batch))},
-        finish=finish,
+        check=lambda net: check_gate_source(config, net.spec, data.classes),
+        prepare=lambda net: with_router(net, config, folder),
+        finish=lambda net: calibrated(task, net, data, config),
     )
 
 
@@ -205,16 +192,7 @@ def source_network(config: ClassificationConfig, data: Data) -> Supernet:
     net = load_source(config)
     if (folder / SPLITS).exists():
         check_data(folder, data)
-    if net.card.classes != data.classes:
-        raise ValueError(
-            f"the supernet in {folder} knows the classes {list(net.card.classes)[:5]} but the data has "
-            f"{list(data.classes)[:5]}; train its router on the same classes"
-        )
-    if net.spec.image_size != data.image_size:
-        raise ValueError(
-            f"the supernet in {folder} takes {net.spec.image_size}-pixel images but the data has {data.image_size}; "
-            f"set data.image_size {net.spec.image_size}"
-        )
+    check_source(net, config.source, data)
     config.routed(net.spec)  # says what is wrong with a routing space
     return net
 

@@ -88,6 +88,5 @@ class DetectionConfig(RunConfig):
 
     @property
     def run_name(self) -> str:
-        """What the folder of this run is called unless it is named."""
         backbone, data = Path(self.source or self.backbone or "none").name, Path(self.data.root).name
         return f"fssd-{backbone}-{data}-seed{self.seed}" + ("-gate" if self.stage == "gate" else "")

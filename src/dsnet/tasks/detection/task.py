@@ -17,13 +17,13 @@ from dsnet.manifest import Card, Manifest, Preprocessing
 from dsnet.models import eager
 from dsnet.models.parts import uncalibrated
 from dsnet.routing.traces import Traces
-from dsnet.tasks import GATE, STATE, Note, Plan, blank, calibrated, images_of, load
+from dsnet.tasks import GATE, STATE, Note, Plan, blank, calibrated, check_source, ends, images_of, load
 from dsnet.tasks.detection.config import DetectionConfig
 from dsnet.tasks.detection.detector import Detector, with_backbone
 from dsnet.tasks.detection.scorer import METRIC, PrecisionScorer
 from dsnet.tasks.detection.spec import DetectorSpec
 from dsnet.tasks.detection.stages import GatesStage, WidthsStage, median_gap
-from dsnet.training import OptimConfig
+from dsnet.training import OptimConfig, with_fresh_router
 
 
 class Detection:
@@ -74,12 +74,11 @@ def widths_plan(config: DetectionConfig, data: Data) -> Plan[Detector]:
     """Stage I: the moving average that is best on the calibration split."""
 
     def validate(average: Detector, note: Note) -> dict[str, float]:
-        ends = list(dict.fromkeys([average.space.slimmest, average.space.widest]))
+        paths = ends(average)
         runner, images = eager(average), images_of(task, data, "calibration", config)
         scorer = PrecisionScorer(runner.manifest)
-        Traces(runner, images.batches(), scorer, paths=ends, routed=False)
-        names = ["slimmest", "widest"] if len(ends) == 2 else ["widest"]
-        return {name: scorer.of(path)["mAP"] for name, path in zip(names, ends, strict=True)}
+        Traces(runner, images.batches(), scorer, paths=list(paths.values()), routed=False)
+        return {name: scorer.of(path)["mAP"] for name, path in paths.items()}
 
     keep = config.gates.router == "frozen"
     return Plan(
@@ -87,13 +86,9 @@ def widths_plan(config: DetectionConfig, data: Data) -> Plan[Detector]:
         key="optim",
         optim=config.optim,
         momentum=config.widths.momentum,
-        keep="best",
-        goes_on=False,
-        check=lambda net: check_optim(config.optim, "optim"),
-        prepare=lambda net: net,
         stage=lambda net: WidthsStage(net, config.widths, keep_gates=keep),
         validate=validate,
-        finish=lambda net: net,
+        check=lambda net: check_optim(config.optim, "optim"),
     )
 
 
@@ -110,23 +105,16 @@ def gates_plan(config: DetectionConfig, data: Data) -> Plan[Detector]:
         batches = TrainBatches(data.train, config.gates_optim.batch_size, config.seed, config.data.workers)
         return GatesStage(net, median=median_gap(net, batches.epoch(0)))
 
-    def finish(net: Detector) -> Detector:
-        net = net.to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
-        net.card = calibrated(task, net, data, config)
-        return net
-
     return Plan(
         name=GATE,
         key="gates_optim",
         optim=config.gates_optim,
         momentum=config.gates.momentum,
-        keep="last",
-        goes_on=True,
-        check=lambda net: check_optim(config.gates_optim, "gates_optim") if learns else None,
-        prepare=prepare,
         stage=stage if learns else None,
         validate=lambda average, note: {"slimmest_share": slimmest_share(average, data, config)},
-        finish=finish,
+        check=lambda net: check_optim(config.gates_optim, "gates_optim") if learns else None,
+        prepare=prepare,
+        finish=lambda net: calibrated(task, net, data, config),
     )
 
 
@@ -173,16 +161,7 @@ def source_detector(config: DetectionConfig, data: Data) -> Detector:
     if config.source is None:
         raise ValueError("stage gate needs a trained detector; say which with --from RUN")
     detector: Detector = load(config.source, "detection")
-    if detector.card.classes != data.classes:
-        raise ValueError(
-            f"the detector in {config.source} knows the classes {list(detector.card.classes)[:5]} but the data has "
-            f"{list(data.classes)[:5]}; train its gate on the same classes"
-        )
-    if detector.spec.image_size != data.image_size:
-        raise ValueError(
-            f"the detector in {config.source} takes {detector.spec.image_size}-pixel images; "
-            f"set data.image_size {detector.spec.image_size}"
-        )
+    check_source(detector, config.source, data)
     if config.gates.router == "frozen" and detector.spec.backbone.router is None:
         raise ValueError(f"{config.source} has no trained gates to keep; set gates.router trained")
     if not detector.spec.backbone.widths:
@@ -191,16 +170,11 @@ def source_detector(config: DetectionConfig, data: Data) -> Detector:
 
 
 def with_fresh_gate(detector: Detector, config: DetectionConfig) -> Detector:
-    """The detector's weights under a spec with this run's router, whose slimming heads are new."""
+    """The detector under this run's router, whose slimming heads are new."""
     backbone = detector.spec.backbone
     routing = backbone.space.restrict(config.routing).choices
-    spec = replace(detector.spec, backbone=replace(backbone, router=config.gates.spec, routing=routing))
-    fresh = Detector(spec).eval()
-    fresh.card = replace(detector.card, budgets=())
-    kept = {name: tensor for name, tensor in detector.state_dict().items() if ".slimming." not in name}
-    found = fresh.load_state_dict(kept, strict=False)
-    assert all(".slimming." in name for name in found.missing_keys)
-    return fresh
+    backbone = replace(backbone, router=config.gates.spec, routing=routing)
+    return with_fresh_router(detector, replace(detector.spec, backbone=backbone))
 
 
 def slimmest_share(average: Detector, data: Data, config: DetectionConfig) -> float:
