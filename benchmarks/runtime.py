@@ -27,8 +27,7 @@ from dsnet.bench.timing import Call, interleaved, ratio, summary
 from dsnet.bench.widths import BenchConfig, bench, machine
 from dsnet.models import Supernet, model_spec
 from dsnet.nn import RouterSpec
-from dsnet.report.bench import COLUMNS, width_cells, width_note
-from dsnet.report.tables import markdown_table
+from dsnet.report.tables import markdown_table, widths_table
 from dsnet.runtime.onnx import open_bundle, open_session
 from dsnet.schema import plain
 from dsnet.space import WidthPath
@@ -149,12 +148,13 @@ def main() -> None:
     lines = ["# What dynamic inference costs", ""]
     for name in ("ds_mobilenet_v1", "ds_resnet50"):
         found = results[name]
+        table = widths_table(found)
         lines += [
             f"## {name}, {found.image_size} px, one image, one thread",
             "",
-            *markdown_table(COLUMNS, width_cells(found)),
+            *markdown_table(table.columns, table.rows),
         ]
-        lines += ["", width_note(found).replace("\n", "\n\n"), ""]
+        lines += ["", table.note.replace("\n", "\n\n"), ""]
     lines += ["## Batches in ONNX Runtime: time relative to grouping by width", ""]
     lines += [*markdown_table(columns, batch_cells(results["batches"])), ""]
     about = machine()

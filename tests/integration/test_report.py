@@ -284,15 +284,15 @@ def test_a_detector(tmp_path: Path, which: int) -> None:
     result = read(ROOT / "docs" / "results" / "bccd.json", Evaluations).results[which]
     write(result, tmp_path / "results" / "test.json")
     page = checked(report(tmp_path))
-    assert "Precision" in page.text
-    assert ("Precision against MAdds" in page.text) == (not result.static)
+    assert "Accuracy" in page.text
+    assert ("Accuracy against MAdds" in page.text) == (not result.static)
     assert ("Gate distributions" in page.text) == (not result.static)  # one width has no gates to miss
     assert "Missing: gate distributions" not in page.text
     marks = len(result.rows) + (0 if result.dynamic is None else len(result.dynamic.rows))
     assert drawn(tmp_path / "report.html")[f"{result.model}, {result.dataset} test"] == marks
     (tmp_path / "results" / "test.json").unlink()
     (tmp_path / "config.yaml").write_text("task: detection\n")
-    assert "Missing: precision against MAdds" in checked(report(tmp_path)).text
+    assert "Missing: accuracy against MAdds" in checked(report(tmp_path)).text
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 
 from dsnet.report.charts import accuracy, classes, gates, latency
 from dsnet.report.document import made_by
-from dsnet.report.keys import saving
 from dsnet.report.page import ticked
+from dsnet.report.tables import saving
 from dsnet.results import (
     Bench,
     BudgetRow,

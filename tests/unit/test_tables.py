@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsnet.report.export import export_evaluations
+from dsnet.report.export import export
 from dsnet.report.seeds import combine
 from dsnet.report.tables import (
     budgets_table,
@@ -16,8 +16,7 @@ from dsnet.report.tables import (
     paths_table,
     routes_table,
     show_evaluation,
-    summary_cells,
-    summary_columns,
+    summary_table,
     title,
 )
 from dsnet.results import BudgetRow, Dynamic, Evaluation, Evaluations, Gate, Stat, read
@@ -56,7 +55,7 @@ def test_parts_and_classes_are_columns_of_a_detector() -> None:
     table = paths_table(detection())
     assert table.columns == ("<path", "MAdds", "backbone", "parameters", "mAP", "cat", "top-5")
     assert table.rows == (("-", "100", "60", "10", "0.500", "0.400", "inf"),)
-    assert table.title == "fssd: 9 objects in 5 test images, 300 px, seed 1"
+    assert table.title == "fssd on voc: 9 objects in 5 test images, 300 px, seed 1"
     assert "at an overlap of 0.5, area under the curve" in table.note
     assert classes_table(detection()) is None
 
@@ -91,8 +90,8 @@ def test_budgets_by_cost_and_by_name() -> None:
     assert "An oracle of the narrowest right width would reach 80.0% at 120." in table.note
     named = budgets_table(routed())
     assert named is not None
-    assert named.columns == ("<budget", "MAdds", "mAP", "uniform", "<images per width")
-    assert named.rows[0] == ("S", "80", "0.410", "0.400", "2 3")
+    assert named.columns == ("budget", "MAdds", "p50", "p95", "mAP", "uniform", "<images per width, first gate")
+    assert named.rows[0] == ("S", "80", "80", "80", "0.410", "0.400", "40% 60%")
     assert named.note.startswith("S, M, L: a quarter")
     assert budgets_table(detection()) is None
 
@@ -114,18 +113,12 @@ def test_routes_of_classes() -> None:
 
 def test_a_run_is_one_row_of_an_overview() -> None:
     for result in (evaluation(), replace(evaluation(), dynamic=None), detection(), routed()):
-        assert len(summary_cells("run", result)) == len(summary_columns(result))
-    assert summary_cells("run", evaluation()) == [
-        "run",
-        "ds_tiny",
-        "gate, try_best",
-        "0.00",
-        "30.00",
-        "60.00",
-        "252",
-        "+10.00 ± 0.20",
-    ]
-    assert summary_cells("run", routed()) == ["run", "fssd", "0.500", "0.500", "0.410", "80", "0.400"]
+        table = summary_table("digits", [("run", result), ("another", result)])
+        assert {len(row) for row in table.rows} == {len(table.columns)}
+    (row,) = summary_table("digits", [("run", evaluation())]).rows
+    assert row == ("run", "ds_tiny", "gate, try_best", "0.00", "30.00", "60.00", "252", "50.00", "+10.00 ± 0.20")
+    (row,) = summary_table("voc", [("run", routed())]).rows
+    assert row == ("run", "fssd", "gate, kl", "0.500", "0.500", "0.410", "80", "0.400", "")
 
 
 def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,8 +134,8 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_published_pages_are_written_from_their_json(name: str, tmp_path: Path) -> None:
     """A page in docs/results is what `--export` writes, down to the last line."""
     file = ROOT / "docs" / "results" / f"{name}.json"
-    results = read(file, Evaluations).results if name == "bccd" else (read(file, Evaluation),)
+    result = read(file, Evaluations) if name == "bccd" else read(file, Evaluation)
     sheet = file.with_name(f"{name}-examples.png")
-    export_evaluations(results, tmp_path / name, sheet=sheet if sheet.exists() else None)
+    export(result, tmp_path / name, sheet=sheet if sheet.exists() else None)
     assert (tmp_path / f"{name}.md").read_text() == file.with_suffix(".md").read_text()
     assert (tmp_path / f"{name}.json").read_bytes() == file.read_bytes()

@@ -70,8 +70,8 @@ def run(args: Namespace) -> None:
     from dsnet.bench.widths import BenchConfig, bench, bench_file
     from dsnet.config import CONFIG
     from dsnet.models import list_models
-    from dsnet.report.bench import export_bench, show_bench
-    from dsnet.report.tables import print_json
+    from dsnet.report.export import export
+    from dsnet.report.tables import bench_tables, print_json, show
     from dsnet.results import Bench, as_json, write
     from dsnet.runs.folder import BENCH
     from dsnet.runtime.onnx import is_artefact
@@ -105,11 +105,11 @@ def run(args: Namespace) -> None:
     if (Path(args.model) / CONFIG).is_file() and args.model not in list_models():  # `dsnet report` finds it there
         write(result, Path(args.model) / BENCH)
     if args.export:
-        export_bench(result, Path(args.export))
+        export(result, Path(args.export))
     if args.json:
         print_json(as_json(result))
     else:
-        show_bench(result)
+        show(bench_tables(result))
 
 
 def without_places(words: list[str]) -> list[str]:

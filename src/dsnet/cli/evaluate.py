@@ -69,7 +69,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> None:
     from dsnet.opening import open_runner
-    from dsnet.report.export import draw, export_evaluations
+    from dsnet.report.export import draw, export
     from dsnet.report.seeds import together
     from dsnet.report.tables import print_json, show_evaluation
     from dsnet.results import Evaluations, as_json
@@ -94,8 +94,9 @@ def run(args: Namespace) -> None:
     if len(shown) < len(results) or static:
         place, _ = run_of(args.runs[0], args)
         pictures = draw(shown, place / "results" / f"{args.split}-{len(args.runs)}-seeds", static)
+    combined = shown[0] if len(shown) == 1 else Evaluations(tuple(shown))
     if args.json:
-        print_json(as_json(shown[0] if len(shown) == 1 else Evaluations(tuple(shown))))
+        print_json(as_json(combined))
     else:
         for number, result in enumerate(shown, start=1):
             show_evaluation(result, pictures if number == len(shown) else ())
@@ -104,7 +105,7 @@ def run(args: Namespace) -> None:
         sheet = None
         if shown[-1].objects is not None:
             sheet = draw_examples(shown[-1], data, prefix.with_name(f"{prefix.name}-examples.png"))
-        export_evaluations(shown, prefix, sheet=sheet, static=static)
+        export(combined, prefix, sheet=sheet, static=static)
 
 
 def run_of(name: str, args: Namespace) -> tuple[Path, str]:

@@ -51,8 +51,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     from dsnet.experiments import EXPERIMENTS, SCALES, progress, reproduce
-    from dsnet.report.experiment import show_experiment
-    from dsnet.report.tables import print_json, print_table
+    from dsnet.report.tables import print_json, print_table, show_experiment
     from dsnet.results import as_json
     from dsnet.training import Interrupted
 

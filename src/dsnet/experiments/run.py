@@ -18,7 +18,7 @@ from dsnet.experiments.digits import write_digits
 from dsnet.experiments.grid import RESULT, Finished, in_order, is_finished, train_all
 from dsnet.experiments.layout import Experiment, result_of
 from dsnet.experiments.recipe import Cell, Scale, cell_of
-from dsnet.report.experiment import export_experiment
+from dsnet.report.export import export as export_result
 from dsnet.results import Experiment as Result
 from dsnet.results import Made, made, read
 from dsnet.training.distributed import barrier, process_group, rank
@@ -66,7 +66,7 @@ def reproduce(
             result = replace(result, made=provenance(said, seconds))
         for folder in (out, export):
             if folder is not None:
-                export_experiment(result, folder / f"{name}{scale.suffix}")
+                export_result(result, folder / f"{name}{scale.suffix}")
         results.append(result)
     return results
 

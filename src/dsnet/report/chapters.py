@@ -1,60 +1,51 @@
-"""What a report says about runs and experiments."""
+"""What a report says about evaluations, benchmarks and experiments, and about the runs of a folder."""
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from dsnet import results
 from dsnet.report import charts, tables
-from dsnet.report.bench import bench_tables
-from dsnet.report.document import (
-    Block,
-    Chapter,
-    Document,
-    Figure,
-    Images,
-    Picture,
-    Section,
-    Table,
-    Text,
-    made_by,
-    missing,
-)
-from dsnet.report.experiment import claims_table
-from dsnet.report.keys import key_figures
+from dsnet.report.document import Block, Chapter, Document, Figure, Images, Picture, Table, Text, made_by, missing
 from dsnet.report.page import anchor
 from dsnet.report.seeds import combine, kind
-from dsnet.report.tables import human
 from dsnet.results import Bench, Evaluation, Experiment
 
-GAIN = "Top-1 in %; dynamic: at the middle budget; gain: points over fixed widths at the same average MAdds."
+DIFFICULTY = "Easy: the slimmest width is right. Dependent: only wider ones are. Hard: no width is."
+IDEAL = "Ideal: the same path as a static network of the same runtime. Times are noise, ratios are what counts."
+MEANING = (
+    "Differences are paired by seed, in points for accuracies. A direction holds if every seed shows it; it has no "
+    "verdict where seeds disagree or nothing differs. With few seeds, a small difference that holds is no proof."
+)
 
 
 @dataclass(frozen=True)
 class Run:
-    """All that a run's folder has to tell. Where something is not there, it is None or empty, and `no_result`,
-    `no_bench` and `no_pictures` say why if there is more to say than that."""
+    """All that a run's folder has to tell. What is not there is None or empty; `why` says of `result`, `bench` and
+    `pictures` why, if there is more to say than that."""
 
     name: str
     folder: str
     config: str | None = None
     result: Evaluation | None = None
-    no_result: str = ""
     bench: Bench | None = None
-    no_bench: str = ""
     metrics: Sequence[Mapping[str, float]] = ()
     gate_metrics: Sequence[Mapping[str, float]] = ()
     pictures: Sequence[Images] = ()
-    no_pictures: str = ""
     sheet: bytes | None = None
-    detector: bool = False
     static: Sequence[Evaluation] = ()
+    why: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def place(self) -> str:
-        return shlex.quote(self.folder)
+    def remedy(self, part: str, command: str) -> str:
+        """Why a part is missing, or the command that brings it."""
+        words = self.why.get(part, "")
+        return sentence(words) if words else f"Run `{command} {shlex.quote(self.folder)}`."
+
+
+def sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:].rstrip('.')}."
 
 
 def compose(name: str, runs: Sequence[Run], experiments: Sequence[Experiment]) -> Document:
@@ -75,92 +66,108 @@ def compose(name: str, runs: Sequence[Run], experiments: Sequence[Experiment]) -
     return Document(name, words, chapters)
 
 
+# Results as blocks
+
+
+def evaluation_blocks(result: Evaluation) -> list[Block]:
+    """Every table, warnings, and how the network was trained."""
+    paths, *others = tables.evaluation_tables(result)
+    trained = Text(f"Training: {json.dumps(result.training)}.")
+    return [Table(replace(paths, title="")), *map(Table, others), *warnings(result), trained]
+
+
+def warnings(result: Evaluation) -> list[Text]:
+    return [Text(f"Warning: {words}") for words in (result.dynamic.warnings if result.dynamic is not None else ())]
+
+
+def experiment_parts(result: Experiment) -> tuple[list[Block], list[Block], list[Block], list[Block]]:
+    """Text, tables, verdicts and figures."""
+    text: list[Block] = [*map(Text, result.text)]
+    verdicts: list[Block] = [Table(tables.claims_table(result, "Does it hold?"))] if result.claims else []
+    if result.runs:
+        verdicts += [Text(MEANING)] * bool(verdicts)
+        seeds = ", ".join(map(str, result.seeds))
+        text += [Text(f"Mean ± standard deviation over seeds {seeds}.")] * (len(result.seeds) > 1)
+    return text, [*map(Table, result.tables)], verdicts, [*map(Figure, result.figures)]
+
+
+def examples_note(result: Evaluation) -> str:
+    how = "at budget M" if result.dynamic is not None else "at its widest"
+    return (
+        f"What {result.model} finds {how} with a confidence of {result.options['confidence']:.0%} or more in "
+        f"{result.split} images; dashed are the annotated objects."
+    )
+
+
 # Runs
 
 
 def run_chapter(run: Run, *, folded: bool = False) -> Chapter:
-    lead: list[Block] = []
+    blocks: list[Block] = []
     about = "not evaluated"
     if run.result is not None:
         about = tables.title(run.result)
-        rows = tuple(key_figures(run.result, run.bench))
-        lead.append(Table(results.Table("", ("<", "", "<"), rows), "tiles"))
-    return Chapter(run.name, about, lead, [*sections_of(run), training(run), config(run)], folded=folded)
+        blocks.append(Table(tables.key_figures(run.result, run.bench), "tiles"))
+    for title, mine in sections(run).items():
+        blocks += [Text(title, kind="heading"), *mine]
+    return Chapter(run.name, about, blocks, folded)
 
 
-def sections_of(run: Run) -> list[Section]:
-    noun = "Precision" if run.detector else "Accuracy"
-    if run.result is not None and run.result.static:
-        return [Section(noun, scores(run)), Section("Latency", latency(run))]
-    found = [Section(f"{noun} against MAdds", scores(run)), Section("Gate distributions", gates(run))]
-    if not run.detector:
-        found += [Section("Easy and hard images", pictures(run)), Section("Routes per class", routes(run))]
+def sections(run: Run) -> dict[str, Sequence[Block]]:
+    """What a run's chapter tells, by title. One width has no routes, and boxes are shown instead of classes."""
+    result = run.result
+    ends = {"Latency against ideal": latency(run), "Training": training(run), "Config": config(run)}
+    if result is not None and result.static:
+        return {"Accuracy": scores(run), **ends}
+    found = {"Accuracy against MAdds": scores(run), "Gate distributions": gates(run)}
+    if result is None or result.objects is None:
+        found |= {"Easy and hard images": pictures(run), "Routes per class": routes(run)}
     elif run.sheet is not None:
         sheet = Images("detections in example images", [Picture(run.sheet)], sheet=True)
-        words = "Boxes are detections at the middle budget, dashed ones the annotated objects."
-        found.append(Section("Examples", [Text(words), sheet]))
-    return [*found, Section("Latency against ideal", latency(run))]
-
-
-def not_evaluated(run: Run, what: str) -> Text:
-    words = f"There is no evaluation that can be read; run `dsnet eval {run.place}`."
-    return missing(what, sentence(run.no_result) or words)
+        found["Examples"] = [Text(examples_note(result)), sheet]
+    return {**found, **ends}
 
 
 def not_routed(run: Run, what: str) -> Text:
     if run.result is None:
-        return not_evaluated(run, what)
-    return missing(what, f"This network has no router; train one with `dsnet train --stage gate --from {run.place}`.")
-
-
-def sentence(words: str) -> str:
-    return f"{words[0].upper()}{words[1:].rstrip('.')}." if words else ""
+        return missing(what, run.remedy("result", "dsnet eval"))
+    return missing(what, f"This network has no router. {run.remedy('router', 'dsnet train --stage gate --from')}")
 
 
 def scores(run: Run) -> list[Block]:
     result = run.result
     if result is None:
-        return [not_evaluated(run, f"{'precision' if run.detector else 'accuracy'} against MAdds")]
-    blocks: list[Block] = [Figure(charts.accuracy([result], run.static))]
+        return [missing("accuracy against MAdds", run.remedy("result", "dsnet eval"))]
     paths = replace(tables.paths_table(result), title="Every path that was evaluated")
-    blocks.append(Table(paths, "open" if run.detector else "folded"))
-    if (by_class := tables.classes_table(result)) is not None:
-        blocks.append(Table(by_class, "folded"))
-    budgets = tables.budgets_table(result)
-    if budgets is not None and result.dynamic is not None:
-        blocks += [Table(budgets), *(Text(f"Warning: {warning}") for warning in result.dynamic.warnings)]
-    elif not result.static:
-        blocks.append(not_routed(run, "the dynamic network"))
-    return blocks
+    by_class, budgets = tables.classes_table(result), tables.budgets_table(result)
+    blocks: list[Block] = [Figure(charts.accuracy([result], run.static)), Table(paths, "folded")]
+    blocks += [] if by_class is None else [Table(by_class, "folded")]
+    if budgets is not None:
+        return [*blocks, Table(budgets), *warnings(result)]
+    return blocks if result.static else [*blocks, not_routed(run, "the dynamic network")]
 
 
 def gates(run: Run) -> list[Block]:
     if run.result is None or run.result.dynamic is None:
         return [not_routed(run, "gate distributions")]
-    found = charts.difficulty(run.result)
-    if found is None:
-        return [Figure(charts.gates(run.result))]
-    words = "Easy: the slimmest width is right. Dependent: only wider ones are. Hard: no width is."
-    return [Figure(charts.gates(run.result)), Figure(found), Text(words)]
+    bars, found = Figure(charts.gates(run.result)), charts.difficulty(run.result)
+    return [bars] if found is None else [bars, Figure(found), Text(DIFFICULTY)]
 
 
 def pictures(run: Run) -> list[Block]:
     if run.result is None or run.result.dynamic is None:
         return [not_routed(run, "example images")]
-    madds = human(run.result.dynamic.middle.madds.mean)
+    madds = tables.human(run.result.dynamic.middle.madds.mean)
     words = Text(f"The images with the cheapest and the dearest paths, the surest first, at {madds} MAdds.")
     if run.pictures:
         routed = any(len(picture.lines) > 1 for group in run.pictures for picture in group.pictures)
-        again = [] if routed else [missing("routes of example images", f"Run `dsnet eval {run.place}` again.")]
+        again = [] if routed else [missing("routes of example images", run.remedy("routes", "dsnet eval"))]
         return [words, *run.pictures, *again]
+    why = run.remedy("pictures", "dsnet eval")
     if run.sheet is not None:
         sheet = Images("images routed slimmest and widest", [Picture(run.sheet)], sheet=True)
-        why = f"{sentence(run.no_pictures)} This sheet was drawn by `dsnet eval`."
-        return [words, sheet, missing("single images with their routes", why)]
-    why = (
-        f"{run.no_pictures or 'There are none'}; say where the data is with `--root`, or run `dsnet eval {run.place}`."
-    )
-    return [missing("example images", why)]
+        return [words, sheet, missing("single images with their routes", f"{why} `dsnet eval` drew this sheet.")]
+    return [missing("example images", f"{why} If the data has moved, say where it is with `--root`.")]
 
 
 def routes(run: Run) -> list[Block]:
@@ -168,21 +175,20 @@ def routes(run: Run) -> list[Block]:
         return [not_routed(run, "per-class routing")]
     table, bars = tables.routes_table(run.result), charts.classes(run.result)
     if table is None or bars is None:
-        return [missing("per-class routing", f"Run `dsnet eval {run.place}` again.")]
+        return [missing("per-class routing", run.remedy("routes", "dsnet eval"))]
     return [Figure(bars), Table(table, "folded")]
 
 
 def latency(run: Run) -> list[Block]:
     if run.bench is None:
-        return [missing("latency against ideal", sentence(run.no_bench) or f"Run `dsnet bench {run.place}`.")]
-    figures = [Figure(chart) for chart in charts.latency(run.bench)]
-    words = "Ideal: the same path as a static network of the same runtime. Times are noise, ratios are what counts."
-    return [*figures, Text(words), *(Table(part, "folded") for part in bench_tables(run.bench))]
+        return [missing("latency against ideal", run.remedy("bench", "dsnet bench"))]
+    figures = map(Figure, charts.latency(run.bench))
+    return [*figures, Text(IDEAL), *(Table(table, "folded") for table in tables.bench_tables(run.bench))]
 
 
-def training(run: Run) -> Section:
+def training(run: Run) -> list[Block]:
     blocks: list[Block] = []
-    measure = "mAP" if run.detector else "top-1"
+    measure = "score" if run.result is None else run.result.metric.name
     parts = (("Stage I", run.metrics, f"{measure} on calibration images"), ("Stage II", run.gate_metrics, ""))
     for stage, metrics, calibration in parts:
         for what, y in (("loss", "loss"), ("calibration", calibration)):
@@ -196,17 +202,14 @@ def training(run: Run) -> Section:
     if run.result is not None and run.result.dynamic is not None and not run.gate_metrics:
         words = "gate/metrics.jsonl is not there: a threshold router does not train, others write it."
         blocks.append(missing("training curves of stage II", words))
-    return Section("Training", blocks)
+    return blocks
 
 
-def config(run: Run) -> Section:
+def config(run: Run) -> list[Block]:
     found = missing("the config", "There is no config.yaml in the folder; `dsnet train` writes it.")
     if run.config is not None:
         found = Text(run.config, "config.yaml", "code")
-    blocks = [found]
-    if run.result is not None:
-        blocks.append(Text(made_by(run.result.made, what="Evaluated")))
-    return Section("Config", blocks)
+    return [found] if run.result is None else [found, Text(made_by(run.result.made, what="Evaluated"))]
 
 
 # Several runs
@@ -214,26 +217,21 @@ def config(run: Run) -> Section:
 
 def overview(runs: Sequence[Run], links: Mapping[str, str], *, folded: bool) -> Chapter:
     """A figure and a table for each set of data; runs that differ in their seed only are one."""
-    groups = alike([run for run in runs if run.result is not None])
     by_data: dict[tuple[str, ...], list[tuple[str, str, Evaluation]]] = {}
-    for group in groups:
+    for group in alike(runs):
         by_data.setdefault(data_of(group[2]), []).append(group)
-    titles = {
-        data: f"{mine[0][2].dataset}, {mine[0][2].images} {mine[0][2].split} images" for data, mine in by_data.items()
-    }
-    blocks: list[Block] = [
-        Figure(charts.overview([group[1:] for group in mine], titles[data])) for data, mine in by_data.items()
+    figures, rows = [], []
+    for mine in by_data.values():
+        first, named = mine[0][2], [group[1:] for group in mine]
+        title = f"{first.dataset}, {first.images} {first.split} images"
+        figures.append(Figure(charts.overview(named, title)))
+        rows.append(Table(tables.summary_table(title, named), links=[links[name] for name, *_ in mine]))
+    lost = [
+        missing(f"the evaluation of {run.name}", run.remedy("result", "dsnet eval"))
+        for run in runs
+        if run.result is None
     ]
-    for data, mine in by_data.items():
-        rows = tuple(tuple(tables.summary_cells(name, result)) for _, name, result in mine)
-        note = GAIN if mine[0][2].objects is None else ""
-        content = results.Table(titles[data], tuple(tables.summary_columns(mine[0][2])), rows, note)
-        blocks.append(Table(content, links=[links[first] for first, *_ in mine]))
-    for run in runs:
-        if run.result is None:
-            words = sentence(run.no_result) or f"Run `dsnet eval {run.place}`."
-            blocks.append(missing(f"the evaluation of {run.name}", words))
-    return Chapter("Overview of the runs", "", blocks, folded=folded)
+    return Chapter("Overview of the runs", "", [*figures, *rows, *lost], folded)
 
 
 def data_of(result: Evaluation) -> tuple[str, ...]:
@@ -260,15 +258,11 @@ def alike(runs: Sequence[Run]) -> list[tuple[str, str, Evaluation]]:
 # Experiments
 
 
-def experiment_chapter(experiment: Experiment, *, folded: bool = False) -> Chapter:
+def experiment_chapter(experiment: Experiment) -> Chapter:
     """A result of `dsnet reproduce`, as it comes."""
-    blocks: list[Block] = [Text(words) for words in experiment.text]
-    if experiment.claims:
-        blocks.append(Table(claims_table(experiment)))
-    blocks += [Figure(figure) for figure in experiment.figures]
-    blocks += [Table(table) for table in experiment.tables]
-    blocks.append(Text(made_by(experiment.made)))
+    text, found, verdicts, figures = experiment_parts(experiment)
     seeds = experiment.seeds
     words = [f"scale {experiment.scale}"] if experiment.scale else []
     words += [f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"] if seeds else []
-    return Chapter(experiment.title or experiment.experiment, ", ".join(words), blocks, folded=folded)
+    blocks = [*text, *verdicts, *figures, *found, Text(made_by(experiment.made))]
+    return Chapter(experiment.title or experiment.experiment, ", ".join(words), blocks)

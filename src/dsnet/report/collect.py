@@ -55,42 +55,38 @@ def below(place: Path, depth: int = DEPTH) -> Iterator[Path]:
 
 
 def gather(folder: Path, place: Path, images_of: Found) -> Run:
-    result, no_result = found_in(folder / RESULT, Evaluation)
-    bench, no_bench = found_in(folder / BENCH, Bench)
-    config = text_of(folder / CONFIG)
-    detector = result.objects is not None if result is not None else "task: detection" in (config or "").splitlines()
-    pictures, no_pictures = [], ""
-    if result is not None and result.dynamic is not None and not detector:
+    why: dict[str, str] = {}
+    result = found_in(folder / RESULT, Evaluation, why)
+    pictures: list[Images] = []
+    if result is not None and result.dynamic is not None and result.objects is None:
         try:
             pictures = pictures_of(result, images_of(folder, result))
         except (ValueError, OSError, KeyError, IndexError) as error:
-            no_pictures = " ".join(str(error).split())
+            why["pictures"] = " ".join(str(error).split())
     return Run(
         name=place.resolve().name if folder == place else folder.relative_to(place).as_posix(),
         folder=str(folder),
-        config=config,
+        config=text_of(folder / CONFIG),
         result=result,
-        no_result=no_result,
-        bench=bench,
-        no_bench=no_bench,
+        bench=found_in(folder / BENCH, Bench, why),
         metrics=lines_of(folder / METRICS),
         gate_metrics=lines_of(folder / GATE_METRICS),
         pictures=pictures,
-        no_pictures=no_pictures,
         sheet=(folder / SHEET).read_bytes() if (folder / SHEET).is_file() else None,
-        detector=detector,
+        why=why,
     )
 
 
-def found_in(file: Path, kind: type[T]) -> tuple[T | None, str]:
-    """A result, or None and, where there is a file, why it cannot be read."""
+def found_in(file: Path, kind: type[T], why: dict[str, str]) -> T | None:
+    """A result; None where there is no file, or one that cannot be read, and then `why` gets the reason."""
     if not file.is_file():
-        return None, ""
-    command = "eval" if kind is Evaluation else "bench"
+        return None
+    part, command = ("result", "eval") if kind is Evaluation else ("bench", "bench")
     try:
-        return read(file, kind, remedy=f"run `dsnet {command} {file.parent.parent}` again"), ""
+        return read(file, kind, remedy=f"run `dsnet {command} {file.parent.parent}` again")
     except ResultError as error:
-        return None, " ".join(str(error).split())
+        why[part] = " ".join(str(error).split())
+        return None
 
 
 def text_of(file: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""What a report is made of, whatever it is written as: chapters of sections of four kinds of blocks."""
+"""What a report is made of, whatever it is written as: chapters of four kinds of blocks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dsnet.results import Made
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph, in which what stands between backticks is code. kind: `missing` is a part that is not there and what
-    brings it, `code` is a file in full."""
+    """A paragraph, in which what stands between backticks is code. kind: a `heading` begins a section, `missing` is a
+    part that is not there and what brings it, `code` is a file in full."""
 
     words: str
     title: str = ""
-    kind: Literal["words", "missing", "code"] = "words"
+    kind: Literal["words", "heading", "missing", "code"] = "words"
 
 
 @dataclass(frozen=True)
@@ -60,21 +60,12 @@ Block = Text | Table | Figure | Images
 
 
 @dataclass(frozen=True)
-class Section:
-    """Without a title, blocks that go on from those before."""
-
-    title: str
-    blocks: Sequence[Block]
-
-
-@dataclass(frozen=True)
 class Chapter:
-    """A run, an experiment or an overview; `lead` blocks stand before its sections."""
+    """A run, an experiment or an overview."""
 
     title: str
-    about: str = ""
-    lead: Sequence[Block] = ()
-    sections: Sequence[Section] = ()
+    about: str
+    blocks: Sequence[Block]
     folded: bool = False
 
 

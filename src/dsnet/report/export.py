@@ -1,16 +1,16 @@
-"""Evaluations as figures beside a run, and as a page of documentation; nothing in it is typed by hand."""
+"""Results as figures beside a run, and as pages of documentation; nothing in these is typed by hand."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from dsnet.report import charts, figures, tables
-from dsnet.report.document import Block, Chapter, Document, Figure, Images, Picture, Section, Table, Text, made_by
+from dsnet.report import charts, figures
+from dsnet.report.chapters import evaluation_blocks, examples_note, experiment_parts
+from dsnet.report.document import Block, Chapter, Document, Figure, Images, Picture, Table, Text, made_by
 from dsnet.report.markdown import write_markdown
-from dsnet.results import Evaluation, Evaluations, write
+from dsnet.report.tables import bench_tables, title
+from dsnet.results import Bench, Evaluation, Evaluations, Experiment, Result, write
 
 
 def figures_of(results: Sequence[Evaluation], static: Sequence[Evaluation] = ()) -> list[Figure]:
@@ -31,60 +31,50 @@ def draw(results: Sequence[Evaluation], prefix: Path, static: Sequence[Evaluatio
     ]
 
 
-def export_evaluations(
-    results: Sequence[Evaluation], prefix: Path, *, static: Sequence[Evaluation] = (), sheet: Path | None = None
-) -> list[Path]:
-    """PREFIX.json, PREFIX.md and pictures. sheet: of example images, drawn before."""
-    content = results[0] if len(results) == 1 else Evaluations(tuple(results))
-    write(content, prefix.with_name(prefix.name + ".json"))
-    pictures: list[Block] = [*figures_of(results, static)]
-    if sheet is not None:
-        pictures.append(Images(sheet.stem, [Picture(sheet.read_bytes())], sheet=True, name="examples"))
-        pictures.append(Text(examples_note(results[-1])))
-    detectors = results[0].objects is not None
-    document = detectors_page(results, prefix.name, pictures) if detectors else networks_page(results, pictures)
-    runs = "RUN ..." if detectors else "RUN"
-    footer = made_by(results[0].made, command=f"dsnet eval {runs} --export {prefix.name}")
-    last = [] if detectors else [training(result) for result in results]
-    more = f"Every figure is in {prefix.name}.json."
-    return write_markdown(document, prefix, footer=[*last, f"{footer} {more}"])
+def export(result: Result, prefix: Path, *, static: Sequence[Evaluation] = (), sheet: Path | None = None) -> list[Path]:
+    """PREFIX.json, PREFIX.md and pictures: PREFIX.png or, of experiments, PREFIX.svg, and so on.
 
-
-def networks_page(results: Sequence[Evaluation], pictures: Sequence[Block]) -> Document:
-    first, sections = tables.paths_table(results[0]), []
-    for result in results:
-        budgets = tables.budgets_table(result)
-        if budgets is not None and result.dynamic is not None:
-            warnings = [Text(f"Warning: {words}") for words in result.dynamic.warnings]
-            sections.append(Section(budgets.title, [Table(replace(budgets, title="")), *warnings]))
-    lead = [Table(replace(first, title=""))]
-    return Document(first.title, "", [Chapter("", lead=lead, sections=[*sections, Section("", pictures)])])
-
-
-def detectors_page(results: Sequence[Evaluation], name: str, pictures: Sequence[Block]) -> Document:
-    sections = []
-    for result in results:
-        paths, classes, budgets = (
-            make(result) for make in (tables.paths_table, tables.classes_table, tables.budgets_table)
+    static: networks that are drawn beside an evaluation. sheet: of its example images, drawn before.
+    """
+    write(result, prefix.with_name(prefix.name + ".json"))
+    if isinstance(result, Experiment):
+        text, tables, claims, drawn = experiment_parts(result)
+        heading, blocks, footer = (
+            result.title,
+            [*text, *tables, *claims, *drawn],
+            experiment_footer(result, prefix.name),
         )
-        assert paths is not None
-        blocks: list[Block] = [Table(replace(paths, title=""))]
-        if classes is not None:
-            blocks += [Text(f"{classes.title[0].upper()}{classes.title[1:]}:"), Table(replace(classes, title=""))]
-        if budgets is not None:
-            blocks += [Text("Dynamic:"), Table(replace(budgets, title=""))]
-        sections.append(Section(paths.title, [*blocks, Text(training(result))]))
-    title = f"{name.replace('_', ' ')}: mean average precision against MAdds"
-    return Document(title, "", [Chapter("", sections=[*sections, Section("", pictures)])])
+    elif isinstance(result, Bench):
+        made = next(part.made for part in (result.widths, result.routed, result.table1) if part is not None)
+        footer = [f"{made_by(made, command=result.command)} Times are noise, ratios are what counts."]
+        heading, blocks = (
+            f"Latency of {prefix.name}",
+            [*map(Table, bench_tables(result)), *map(Figure, charts.latency(result))],
+        )
+    else:
+        results = result.results if isinstance(result, Evaluations) else (result,)
+        heading, blocks = evaluations_page(results, prefix.name)
+        blocks += figures_of(results, static)
+        if sheet is not None:
+            blocks.append(Images(sheet.stem, [Picture(sheet.read_bytes())], sheet=True, name="examples"))
+            blocks.append(Text(examples_note(results[-1])))
+        command = f"dsnet eval {'RUN ...' if len(results) > 1 else 'RUN'} --export {prefix.name}"
+        footer = [f"{made_by(results[0].made, command=command)} Every figure is in {prefix.name}.json."]
+    suffix = ".svg" if isinstance(result, Experiment) else ".png"
+    return write_markdown(Document(heading, "", [Chapter("", "", blocks)]), prefix, footer=footer, suffix=suffix)
 
 
-def training(result: Evaluation) -> str:
-    return f"Training: {json.dumps(result.training)}."
+def evaluations_page(results: Sequence[Evaluation], name: str) -> tuple[str, list[Block]]:
+    """Title and blocks; where there are several results, each has a section."""
+    if len(results) == 1:
+        return title(results[0]), evaluation_blocks(results[0])
+    blocks: list[Block] = []
+    for result in results:
+        blocks += [Text(title(result), kind="heading"), *evaluation_blocks(result)]
+    return f"{name.replace('_', ' ')}: {results[0].metric.name} against MAdds", blocks
 
 
-def examples_note(result: Evaluation) -> str:
-    how = "at budget M" if result.dynamic is not None else "at its widest"
-    return (
-        f"What {result.model} finds {how} with a confidence of {result.options['confidence']:.0%} or more in "
-        f"{result.split} images; dashed are the annotated objects."
-    )
+def experiment_footer(result: Experiment, name: str) -> list[str]:
+    trained = ", ".join(f"{count} at {commit}" for commit, count in result.trained_at.items())
+    commits = [f"Commits that its runs were trained at: {trained}."] if trained else []
+    return [made_by(result.made), *commits, f"Every figure is in [{name}.json]({name}.json)."]

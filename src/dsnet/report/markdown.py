@@ -20,54 +20,49 @@ def write_markdown(document: Document, prefix: Path, *, footer: Sequence[str] = 
     prefix.parent.mkdir(parents=True, exist_ok=True)
     pictures: list[Path] = []
 
-    def beside(block: Figure | Images, end: str) -> Path:
-        number = f"-{len(pictures) + 1}" if pictures else ""
-        pictures.append(prefix.with_name(f"{prefix.name}{f'-{block.name}' if block.name else number}{end}"))
-        return pictures[-1]
-
-    def lines_of(block: Block) -> list[str]:
-        if isinstance(block, Figure):
-            file = beside(block, suffix)
-            write_whole(file, draw(block.content, to="png" if suffix == ".png" else "svg"))
-            return [f"![{plain(block.content.title)}]({file.name})", ""]
-        if isinstance(block, Images):
-            file = beside(block, ".png")
-            write_whole(file, block.pictures[0].png if block.sheet else sheet(block))
-            return [f"![{plain(block.title)}]({file.name})", ""]
-        lines = words_of(block) if isinstance(block, Text) else table_of(block)
-        return [*lines, ""] if lines else []
+    def picture(block: Figure | Images) -> str:
+        end = f"-{block.name}" if block.name else f"-{len(pictures) + 1}" if pictures else ""
+        file = prefix.with_name(f"{prefix.name}{end}{suffix if isinstance(block, Figure) else '.png'}")
+        write_whole(file, bytes_of(block, file.suffix))
+        pictures.append(file)
+        return f"![{plain(block.content.title if isinstance(block, Figure) else block.title)}]({file.name})"
 
     many = len(document.chapters) > 1
-    lines = [f"# {plain(document.title)}", "", *([plain(document.about), ""] if document.about else [])]
+    parts = [f"# {plain(document.title)}", plain(document.about)]
     for chapter in document.chapters:
-        if many:
-            lines += [f"## {plain(chapter.title)}", "", *([plain(chapter.about), ""] if chapter.about else [])]
-        lines += [line for block in chapter.lead for line in lines_of(block)]
-        for section in chapter.sections:
-            lines += [f"{'###' if many else '##'} {plain(section.title)}", ""] if section.title else []
-            lines += [line for block in section.blocks for line in lines_of(block)]
+        parts += [f"## {plain(chapter.title)}", plain(chapter.about)] if many else []
+        level = 3 if many else 2
+        for number, block in enumerate(chapter.blocks):
+            below = level + any(is_heading(before) for before in chapter.blocks[:number])
+            parts.append(
+                picture(block)
+                if isinstance(block, Figure | Images)
+                else markdown(block, level if is_heading(block) else below)
+            )
     page = prefix.with_name(prefix.name + ".md")
-    write_whole(page, ("\n".join([*lines, *footer]) + "\n").encode())
+    write_whole(page, ("\n\n".join(filter(None, [*parts, "\n".join(footer)])) + "\n").encode())
     return [page, *pictures]
 
 
-def words_of(text: Text) -> list[str]:
-    if text.kind == "code":  # a README is not the place
-        return []
-    if text.kind == "missing":
-        return [f"*{plain(text.title)} {plain(text.words)}*"]
-    return [plain(line) for line in text.words.splitlines()]
+def is_heading(block: Block) -> bool:
+    return isinstance(block, Text) and block.kind == "heading"
 
 
-def table_of(table: Table) -> list[str]:
-    content = table.content
-    rows = [[plain(cell) for cell in row] for row in content.rows]
-    lines = markdown_table(content.columns, rows)
-    if content.note:
-        lines += ["", *(plain(line) for line in content.note.splitlines())]
-    if table.look == "folded":
-        return [f"<details><summary>{plain(content.title)}</summary>", "", *lines, "", "</details>"]
-    return [f"**{plain(content.title)}**", "", *lines] if content.title else lines
+def markdown(block: Text | Table, level: int) -> str:
+    """Words or a table; level: of headings, such as the title of a table."""
+    if isinstance(block, Text):
+        if block.kind == "code":  # a README is not the place
+            return ""
+        if block.kind == "missing":
+            return f"*{plain(block.title)} {plain(block.words)}*"
+        words = "\n".join(map(plain, block.words.splitlines()))
+        return f"{'#' * level} {words}" if block.kind == "heading" else words
+    title, note = plain(block.content.title), "\n".join(map(plain, block.content.note.splitlines()))
+    rows = [[plain(cell) for cell in row] for row in block.content.rows]
+    table = "\n".join(markdown_table(block.content.columns, rows)) + (f"\n\n{note}" if note else "")
+    if block.look == "folded":
+        return f"<details><summary>{title}</summary>\n\n{table}\n\n</details>"
+    return f"{'#' * level} {title}\n\n{table}" if title else table
 
 
 def plain(words: str) -> str:
@@ -75,6 +70,10 @@ def plain(words: str) -> str:
     return " ".join(words.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
-def sheet(images: Images) -> bytes:
-    opened = [(Image.open(io.BytesIO(picture.png)).convert("RGB"), picture.lines) for picture in images.pictures]
-    return contact_sheet([("", opened)], title=images.title)
+def bytes_of(block: Figure | Images, suffix: str) -> bytes:
+    if isinstance(block, Figure):
+        return draw(block.content, to="png" if suffix == ".png" else "svg")
+    if block.sheet:
+        return block.pictures[0].png
+    opened = [(Image.open(io.BytesIO(picture.png)).convert("RGB"), picture.lines) for picture in block.pictures]
+    return contact_sheet([("", opened)], title=block.title)

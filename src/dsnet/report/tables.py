@@ -1,21 +1,36 @@
-"""Every table of an evaluation, for the terminal and for Markdown, and what else commands print."""
+"""Every table of results, for the terminal, for Markdown and for pages, and what else commands print."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
-from dsnet.results import BudgetRow, Dynamic, Evaluation, Measure, PathRow, Stat, Table
+from dsnet.hull import concave, cost_of
+from dsnet.results import (
+    Bench,
+    BudgetRow,
+    Dynamic,
+    Evaluation,
+    Experiment,
+    Measure,
+    PathRow,
+    RoutedTimes,
+    Stat,
+    Table,
+    Table1,
+    WidthTimes,
+)
 from dsnet.schema import plain
 from dsnet.space import WidthPath
 
 FEW = 6  # classes that have columns; more of them get a table of their own
 RULES = {"area": "area under the curve", "11point": "VOC 2007's 11 points"}
-SIZES = "S, M, L: a quarter, a half, three quarters of the way from the slimmest to the widest width's MAdds. "
+SIZES = "S, M, L: a quarter, a half, three quarters of the way from the slimmest to the widest width's MAdds."
+VERDICTS = {True: "holds", False: "does not hold", None: "no verdict"}
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, note: str = "") -> None:
@@ -69,17 +84,29 @@ def shown(stat: Stat, form: str) -> str:
     return format(stat.mean, form) + ("" if stat.std is None else f" ± {format(stat.std, form)}")
 
 
+def filled(title: str, rows: Iterable[Any], columns: Mapping[str, Callable[[Any], str]], note: str = "") -> Table:
+    """A table with a line for each row; columns: how each cell is made of a row."""
+    return Table(title, tuple(columns), tuple(tuple(cell(row) for cell in columns.values()) for row in rows), note)
+
+
+def show(tables: Iterable[Table]) -> None:
+    for table in tables:
+        print_table(table.title, table.columns, table.rows, note=table.note)
+
+
 def show_evaluation(result: Evaluation, pictures: Sequence[Path] = ()) -> None:
     """Print every table of an evaluation, its warnings, and where its figures are."""
-    for table in tables_of(result):
-        print_table(table.title, table.columns, table.rows, note=table.note)
+    show(evaluation_tables(result))
     for warning in result.dynamic.warnings if result.dynamic is not None else ():
         print(f"warning: {warning}")
     if pictures:
         print(f"figures: {' '.join(map(str, pictures))}")
 
 
-def tables_of(result: Evaluation) -> list[Table]:
+# Evaluations
+
+
+def evaluation_tables(result: Evaluation) -> list[Table]:
     """Paths, classes where there are many, budgets."""
     found = [paths_table(result), classes_table(result), budgets_table(result)]
     return [table for table in found if table is not None]
@@ -90,36 +117,25 @@ def title(result: Evaluation) -> str:
     told = (
         f"{len(seeds)} seeds, mean and standard deviation" if len(seeds) > 1 else f"seed {', '.join(map(str, seeds))}"
     )
-    what = f"{result.model} on {result.dataset}: {result.images}"
-    if result.objects is not None:
-        what = f"{result.model}: {result.objects} objects in {result.images}"
-    return f"{what} {result.split} images, {result.image_size} px, {told}"
+    objects = "" if result.objects is None else f"{result.objects} objects in "
+    images = f"{result.images} {result.split} images"
+    return f"{result.model} on {result.dataset}: {objects}{images}, {result.image_size} px, {told}"
 
 
 def paths_table(result: Evaluation) -> Table:
     """Every path that was evaluated, with its cost, its score and the metric's further measures."""
-    part = next(iter(result.rows[0].parts), None)  # MAdds of the first named part stand for the share of the widest
-    more = further(result)
-    columns = ["<path", "MAdds", part or "of widest", "parameters", result.metric.name, *(one.name for one in more)]
-    rows = [
-        (
-            path_name(row.path),
-            human(row.madds),
-            human(row.parts[part]) if part else f"{row.share:.1%}",
-            human(row.params),
-            shown(row.score, result.metric.form),
-            *(shown(row.more[one.name], one.form) for one in more),
-        )
-        for row in result.rows
-    ]
-    return Table(title(result), tuple(columns), tuple(rows), paths_note(result))
-
-
-def further(result: Evaluation) -> list[Measure]:
-    """What has a column beside the metric: its further measures, and the score of each class where these are few."""
-    classes = class_names(result)
-    few = [Measure(name, result.metric.form) for name in classes] if len(classes) <= FEW else []
-    return [*result.metric.more, *few]
+    part = next(iter(result.rows[0].parts), "")  # MAdds of the first named part stand for the share of the widest
+    metric, classes = result.metric, class_names(result)
+    more = [*metric.more, *(Measure(name, metric.form) for name in classes if len(classes) <= FEW)]
+    columns: dict[str, Callable[[PathRow], str]] = {
+        "<path": lambda row: path_name(row.path),
+        "MAdds": lambda row: human(row.madds),
+        part or "of widest": lambda row: human(row.parts[part]) if part else f"{row.share:.1%}",
+        "parameters": lambda row: human(row.params),
+        metric.name: lambda row: shown(row.score, metric.form),
+        **{one.name: lambda row, one=one: shown(row.more[one.name], one.form) for one in more},  # type: ignore[misc]
+    }
+    return filled(title(result), result.rows, columns, paths_note(result))
 
 
 def class_names(result: Evaluation) -> list[str]:
@@ -143,69 +159,54 @@ def classes_table(result: Evaluation) -> Table | None:
     names = class_names(result)
     if len(names) <= FEW:
         return None
-    columns = ["<class", *(path_name(row.path) for row in result.rows)]
+    columns = ("<class", *(path_name(row.path) for row in result.rows))
     rows = [(name, *(shown(row.more[name], result.metric.form) for row in result.rows)) for name in names]
-    return Table("average precision by class and path", tuple(columns), tuple(rows))
+    return Table("Every class along every path", columns, tuple(rows))
 
 
 def budgets_table(result: Evaluation) -> Table | None:
     """The dynamic network at its budgets; None where there is no router."""
-    if result.dynamic is None:
+    dynamic, metric = result.dynamic, result.metric
+    if dynamic is None:
         return None
-    if result.objects is not None:
-        return named_budgets(result, result.dynamic)
-    measured = ("budget", "MAdds", "p50", "p95", result.metric.name, "uniform hull", "gain")
-    rows = [
-        (
-            *(human(value) for value in (row.asked, row.madds.mean, row.p50.mean, row.p95.mean)),
-            shown(row.score, result.metric.form),
-            shown(row.hull, result.metric.form),
-            gain(row),
-            " ".join(f"{share:.0%}" for share in row.gates[0].shares),
-        )
-        for row in result.dynamic.rows
-    ]
-    columns = (*measured, "<images per width, first gate")
-    return Table(dynamic_title(result.dynamic), columns, tuple(rows), dynamic_note(result.dynamic))
-
-
-def named_budgets(result: Evaluation, dynamic: Dynamic) -> Table:
-    """Budgets by name. Their gain has no standard error, so the score of fixed widths stands alone."""
-    columns = ("<budget", "MAdds", result.metric.name, "uniform", "<images per width")
-    rows = [
-        (
-            row.name,
-            human(row.madds.mean),
-            shown(row.score, result.metric.form),
-            shown(row.hull, result.metric.form),
-            " ".join(str(round(share * result.images)) for share in row.gates[0].shares),
-        )
-        for row in dynamic.rows
-    ]
-    sizes = SIZES if [row.name for row in dynamic.rows] == ["S", "M", "L"] else ""
-    note = f"{sizes}Uniform: the {result.metric.name} of fixed widths at the same MAdds, interpolated."
-    return Table("dynamic detector", columns, tuple(rows), note)
+    columns: dict[str, Callable[[BudgetRow], str]] = {
+        "budget": lambda row: row.name or human(row.asked),
+        "MAdds": lambda row: human(row.madds.mean),
+        "p50": lambda row: human(row.p50.mean),
+        "p95": lambda row: human(row.p95.mean),
+        metric.name: lambda row: shown(row.score, metric.form),
+        "uniform hull" if gain(dynamic.middle) else "uniform": lambda row: shown(row.hull, metric.form),
+        "gain": gain,
+        "<images per width, first gate": lambda row: " ".join(f"{share:.0%}" for share in row.gates[0].shares),
+    }
+    if not gain(dynamic.middle):
+        del columns["gain"]
+    learned = "" if dynamic.router == "threshold" else f", targets {dynamic.targets}"
+    return filled(
+        f"dynamic network: router {dynamic.router}{learned}", dynamic.rows, columns, dynamic_note(result, dynamic)
+    )
 
 
 def gain(row: BudgetRow) -> str:
-    """Points over fixed widths, with their deviation over seeds or their standard error."""
+    """Points over fixed widths, with their deviation over seeds or their standard error; empty without these."""
     spread = row.gain_se if row.gain.std is None else row.gain.std
-    return f"{row.gain.mean:+.2f}" + ("" if spread is None else f" ± {spread:.2f}")
+    return "" if spread is None else f"{row.gain.mean:+.2f} ± {spread:.2f}"
 
 
 def router_name(dynamic: Dynamic) -> str:
     return dynamic.router + ("" if dynamic.router == "threshold" else f", {dynamic.targets}")
 
 
-def dynamic_title(dynamic: Dynamic) -> str:
-    learned = "" if dynamic.router == "threshold" else f", targets {dynamic.targets}"
-    return f"dynamic network: router {dynamic.router}{learned}"
-
-
-def dynamic_note(dynamic: Dynamic) -> str:
-    several = dynamic.rows[0].gain.std is not None
+def dynamic_note(result: Evaluation, dynamic: Dynamic) -> str:
+    several = len(result.seeds) > 1
     spread = "standard deviation over seeds" if several else "paired standard error"
-    words = [f"Gain: points above the concave hull of the uniform sub-networks at the same average MAdds, ± {spread}."]
+    words = [SIZES] if [row.name for row in dynamic.rows] == ["S", "M", "L"] else []
+    if gain(dynamic.middle):
+        words.append(
+            f"Gain: points above the concave hull of the uniform sub-networks at the same average MAdds, ± {spread}."
+        )
+    else:
+        words.append(f"Uniform: the {result.metric.name} of fixed widths at the same MAdds, interpolated.")
     if share := dynamic.difficulty:
         words.append(
             f"Easy {share['easy']:.1%} (the slimmest is right), dependent {share['dependent']:.1%}, "
@@ -237,27 +238,174 @@ def routes_table(result: Evaluation) -> Table | None:
     return Table("Every class at every budget", ("<class", "images", *columns), tuple(rows))
 
 
-def summary_columns(result: Evaluation) -> list[str]:
-    """Columns of a table with a row per run."""
-    if result.objects is None:
-        return ["<run", "<model", "<router", "slimmest", "widest", "dynamic", "at MAdds", "gain"]
-    scores = [f"{where} {result.metric.name}" for where in ("slimmest", "widest", "dynamic")]
-    return ["<run", "<model", *scores, "at MAdds", "uniform"]
+def summary_table(title: str, runs: Sequence[tuple[str, Evaluation]]) -> Table:
+    """Runs on the same data, each in one row: its ends, and the dynamic network at the middle budget."""
+    metric = runs[0][1].metric
+
+    def cells(name: str, result: Evaluation) -> tuple[str, ...]:
+        rows, dynamic = sorted(result.rows, key=lambda row: row.madds), result.dynamic
+        stats = [rows[0].score, rows[-1].score, *([dynamic.middle.score, dynamic.middle.hull] if dynamic else [])]
+        slimmest, widest, *routed = (shown(stat, metric.form).replace("%", "") for stat in stats)
+        if dynamic is None:
+            return name, result.model, "", slimmest, widest, "", "", "", ""
+        score, hull = routed
+        spent = human(dynamic.middle.madds.mean)
+        return name, result.model, router_name(dynamic), slimmest, widest, score, spent, hull, gain(dynamic.middle)
+
+    columns = ("<run", "<model", "<router", "slimmest", "widest", "dynamic", "at MAdds", "uniform", "gain")
+    note = (
+        f"{metric.name}{' in %' * ('%' in metric.form)}; dynamic: at the middle budget; uniform: fixed widths at the "
+        f"same average MAdds; gain: points over these."
+    )
+    return Table(title, columns, tuple(cells(*run) for run in runs), note)
 
 
-def summary_cells(name: str, result: Evaluation) -> list[str]:
-    """A run in one row: its ends, and the dynamic network at the middle budget."""
+def key_figures(result: Evaluation, bench: Bench | None) -> Table:
+    """The few numbers that stand for a run, of what there is: widest, slimmest, the middle budget, MAdds at equal
+    accuracy, milliseconds to ideal."""
+    unit, form = result.metric.name, result.metric.form
     rows = sorted(result.rows, key=lambda row: row.madds)
-    ends = [bare(row, result) for row in (rows[0], rows[-1])]
-    dynamic, detector = result.dynamic, result.objects is not None
-    if dynamic is None:
-        return [name, result.model, *([] if detector else [""]), *ends, "", "", ""]
-    best = dynamic.middle
-    router = [] if detector else [router_name(dynamic)]
-    last = shown(best.hull, result.metric.form) if detector else gain(best)
-    return [name, result.model, *router, *ends, bare(best, result), human(best.madds.mean), last]
+    slimmest, widest = rows[0], rows[-1]
+    lone = len(rows) == 1
+    found = [(f"Accuracy, {unit}" if lone else f"Widest {unit}", widest.score, f"{human(widest.madds)} MAdds")]
+    if not lone:
+        note = f"{human(slimmest.madds)} MAdds, {slimmest.madds / widest.madds:.0%} of the widest"
+        found.append((f"Slimmest {unit}", slimmest.score, note))
+    figures = [(label, format(score.mean, form), note) for label, score, note in found]
+    if result.dynamic is not None:
+        row = result.dynamic.middle
+        over = f", {gain(row)} points over fixed widths" if gain(row) else ""
+        figures.append(
+            (f"Dynamic {unit}", format(row.score.mean, form), f"middle budget: {human(row.madds.mean)} MAdds{over}")
+        )
+        more = 0.0 - round(saving(result.rows, row), 2)
+        figures.append(("MAdds at equal accuracy", f"{more:+.0%}", f"against fixed widths at {row.score.mean:{form}}"))
+    if bench is not None and bench.routed is not None:
+        own = [row for row in bench.routed.rows if row.name == bench.routed.rows[0].name]
+        note = "middle budget: measured over ideal milliseconds"
+        figures.append(("Time to ideal", f"{own[len(own) // 2].ratio:.2f}", note))
+    return Table("", ("<", "", "<"), tuple(figures))
 
 
-def bare(row: PathRow | BudgetRow, result: Evaluation) -> str:
-    """A score without its sign of percent, and its deviation."""
-    return shown(row.score, result.metric.form).replace("%", "")
+def saving(rows: Sequence[PathRow], row: BudgetRow) -> float:
+    """How many fewer MAdds a row takes than the hull of the uniform paths at the same score, as a share of these.
+
+    Beyond the best uniform path, in comparison with that one.
+    """
+    corners = concave([(one.madds, one.score.mean, one.path) for one in rows if one.uniform])
+    return 1 - row.madds.mean / cost_of(corners, row.score.mean)
+
+
+# Benchmarks
+
+
+def bench_tables(bench: Bench) -> list[Table]:
+    """Everything that was measured."""
+    found = []
+    if (widths := bench.widths) is not None:
+        found.append(widths_table(widths))
+        if widths.against:
+            columns = {"<static network": lambda row: row.model, **SETTING, **TIMES}
+            found.append(filled("what one could run instead, as static ONNX files", widths.against, columns))
+    if (routed := bench.routed) is not None:
+        found.append(routed_table(routed))
+        if routed.equal:
+            found.append(equal_table(routed))
+    return found if bench.table1 is None else [*found, table1_table(bench.table1)]
+
+
+def ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+SETTING: dict[str, Callable[[Any], str]] = {
+    "threads": lambda row: str(row.threads),
+    "batch": lambda row: str(row.batch),
+    "MAdds": lambda row: human(row.madds),
+}
+TIMES: dict[str, Callable[[Any], str]] = {
+    "mean ms": lambda row: f"{row.times.mean:.2f}",
+    "p50": lambda row: f"{row.times.p50:.2f}",
+    "p95": lambda row: f"{row.times.p95:.2f}",
+}
+TO_IDEAL: dict[str, Callable[[Any], str]] = {"to ideal": lambda row: ratio(row.ratio)}
+
+
+def widths_table(widths: WidthTimes) -> Table:
+    columns = {
+        "<runtime": lambda row: row.runtime,
+        "<path": lambda row: path_name(row.path),
+        **SETTING,
+        **TIMES,
+        "images/s": lambda row: f"{row.images_per_second:.1f}",
+        **TO_IDEAL,
+        "A/A": lambda row: ratio(row.noise),
+    }
+    notes = [
+        "To ideal: time relative to the same path built statically in the same runtime (extracted, folded), median of "
+        "rounds. A/A: that ideal measured twice."
+    ]
+    for row in widths.speed_up:
+        where = f"{row.runtime}, {row.threads} threads, batch {row.batch}"
+        faster = f"slimmest {row.realised:.2f}x as fast as widest, MAdds {row.madds:.2f}x"
+        notes.append(f"{where}: {faster} ({row.share:.0%}).")
+    if (files := widths.files) is not None:
+        notes.append(
+            f"Dynamic file: {human(files.dynamic)} bytes, {files.dynamic / files.widest:.3f}x the widest's; "
+            f"loaded in {files.load_seconds:.2f} s, taking {human(files.load_bytes)} bytes of memory "
+            f"({files.load_bytes / files.dynamic:.1f}x the file)."
+        )
+    where = f"{widths.model}, {widths.image_size} px, {widths.repeats} interleaved rounds"
+    return filled(where, widths.rows, columns, "\n".join(notes))
+
+
+def routed_table(routed: RoutedTimes) -> Table:
+    columns = {
+        "<run": lambda row: row.name,
+        "<router": lambda row: f"{row.router} {row.targets}",
+        "budget": lambda row: human(row.asked),
+        "MAdds": lambda row: human(row.madds),
+        "top-1": lambda row: "" if row.score is None else f"{row.score:.2%}",
+        **TIMES,
+        "ideal ms": lambda row: f"{row.ideal:.2f}",
+        **TO_IDEAL,
+    }
+    where = f"dynamic {routed.model}, {routed.images} test images one by one, {routed.rounds} times"
+    note = "Ideal: what the chosen paths take as static networks of the same runtime, were they known beforehand."
+    return filled(where, routed.rows, columns, note)
+
+
+def equal_table(routed: RoutedTimes) -> Table:
+    rows = tuple(
+        (f"{level.score:.2%}", name, f"{run.ms:.3f}", human(run.madds), ratio(run.ratio))
+        for level in routed.equal
+        for name, run in level.runs.items()
+    )
+    columns = ("top-1", "<run", "ms", "MAdds", "time to first")
+    return Table("at equal accuracy", columns, rows, "Interpolated between budgets.")
+
+
+def table1_table(table1: Table1) -> Table:
+    columns = {"<way": lambda row: row.way, **TIMES, **TO_IDEAL, "paper, to ideal": lambda row: ratio(row.paper)}
+    where = f"{table1.model} at its slimmest, {table1.image_size} px, batch {table1.batch}, {table1.threads} threads"
+    note = "The paper's figures are milliseconds on a GPU, relative to its ideal. Ideal here: extracted and folded."
+    return filled(f"Table 1: {where}", table1.rows, columns, note)
+
+
+# Experiments
+
+
+def claims_table(result: Experiment, title: str = "") -> Table:
+    """Claims of the paper beside what was measured."""
+    columns = {
+        "<claim": lambda row: row.claim,
+        "paper": lambda row: row.paper,
+        "ours": lambda row: row.ours,
+        "<direction": lambda row: VERDICTS[row.holds],
+    }
+    return filled(title, result.claims, columns)
+
+
+def show_experiment(result: Experiment) -> None:
+    title = f"{result.title}: does it hold at scale {result.scale}?"
+    show([*result.tables, *([claims_table(result, title)] if result.claims else [])])
