@@ -4,26 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import asdict
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar
 
+from dsnet.data.dataset import Reading
 from dsnet.errors import must
 from dsnet.schema import Typed
 from dsnet.training import OptimConfig
 
 CONFIG = "config.yaml"
-
-
-class RunData(Protocol):
-    """What the config of any kind of data tells."""
-
-    @property
-    def on_corrupt(self) -> Literal["stop", "skip"]: ...
-
-    @property
-    def max_skipped(self) -> float: ...
-
-    @property
-    def workers(self) -> int: ...
 
 
 class RunConfig(Typed, ABC):
@@ -38,7 +26,7 @@ class RunConfig(Typed, ABC):
     task: str
     stage: str
     source: str | None
-    data: RunData
+    data: Reading
     optim: OptimConfig
     seed: int
     threads: int

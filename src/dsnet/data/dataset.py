@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -106,8 +107,23 @@ class Data:
         return digest.hexdigest()
 
 
+class Reading(Typed):
+    """The keys that say how files are read, in the config of any kind of data."""
+
+    on_corrupt: Literal["stop", "skip"]
+    max_skipped: float
+    max_pixels: int
+    workers: int
+
+    def __post_init__(self) -> None:
+        if self.on_corrupt not in ("stop", "skip"):
+            raise ValueError(f"data.on_corrupt {self.on_corrupt!r} is unknown; choose stop or skip")
+        must("data.workers", self.workers, self.workers >= 0, "be at least 0")
+        must("data.max_skipped", self.max_skipped, 0 <= self.max_skipped <= 1, "be a share in [0, 1]")
+
+
 @dataclass(frozen=True)
-class DataConfig(Typed):
+class DataConfig(Reading):
     """Which images to train on, and how they are split and read.
 
     Args:
@@ -140,6 +156,7 @@ class DataConfig(Typed):
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         known = ("digits", "cifar10", "fashion_mnist", "idx", "folder")
         if self.dataset not in known:
             raise ValueError(f"data.dataset {self.dataset!r} is unknown; choose from {', '.join(known)}")
@@ -147,52 +164,32 @@ class DataConfig(Typed):
             raise ValueError(f"data.root is missing: say where the {self.dataset} files are with --data.root FOLDER")
         if not 0 < self.calibration < 0.9:
             raise ValueError(f"data.calibration is {self.calibration}; give a share between 0 and 0.9")
-        must(
-            "data.image_size",
-            self.image_size,
-            self.image_size is None or self.image_size >= 1,
-            "be at least 1, or null",
-        )
-        if self.on_corrupt not in ("stop", "skip"):
-            raise ValueError(f"data.on_corrupt {self.on_corrupt!r} is unknown; choose stop or skip")
-        must("data.workers", self.workers, self.workers >= 0, "be at least 0")
-        must("data.max_skipped", self.max_skipped, 0 <= self.max_skipped <= 1, "be a share in [0, 1]")
+        size = self.image_size
+        must("data.image_size", size, size is None or size >= 1, "be at least 1, or null")
         must("data.crop_ratio", self.crop_ratio, 0 < self.crop_ratio <= 1, "be a share in (0, 1]")
 
 
-class FileSource(Protocol):
-    def file(self, number: int) -> str: ...
-
-
-class Reading(Protocol):
-    """The keys that say how files are read, in the config of any kind of data."""
-
-    @property
-    def on_corrupt(self) -> Literal["stop", "skip"]: ...
-
-    @property
-    def max_pixels(self) -> int: ...
-
-
 def read_files(
-    source: FileSource, ids: Tensor, config: Reading, skipped: list[str]
-) -> Iterator[tuple[int, Image.Image]]:
-    """Sample numbers with their images; a damaged file is an error, or is listed in `skipped`."""
+    ids: Tensor, file_of: Callable[[int], str], fit: Callable[[int, Image.Image], Image.Image], how: Reading, size: int
+) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    """Images [B, 3, S, S] in 0..1, the numbers of those that could be read, and the files that could not.
+
+    fit: makes a square of an image, by its number. A damaged file is an error, or is passed over.
+    """
+    images, read, skipped = [], [], []
     for number in ids.tolist():
-        file = source.file(number)
+        file = file_of(number)
         try:
-            image = read_image(Path(file), max_pixels=config.max_pixels)
+            image = read_image(Path(file), max_pixels=how.max_pixels)
         except DataError:
-            if config.on_corrupt == "stop":
+            if how.on_corrupt == "stop":
                 raise
             skipped.append(file)
             continue
-        yield number, image
-
-
-def stacked(images: list[Tensor], size: int) -> Tensor:
-    """uint8 images as one float batch [B, 3, S, S] in 0..1, which may be empty."""
-    return to_float(torch.stack(images) if images else torch.zeros(0, 3, size, size, dtype=torch.uint8))
+        images.append(to_tensor(fit(number, image)))
+        read.append(number)
+    pixels = torch.stack(images) if images else torch.zeros(0, 3, size, size, dtype=torch.uint8)
+    return to_float(pixels), torch.tensor(read, dtype=torch.long), tuple(skipped)
 
 
 @dataclass(frozen=True)
@@ -206,23 +203,20 @@ class Loader:
     std: tuple[float, ...]
 
     def __call__(self, ids: Tensor, seed: int | None) -> Batch:
-        source, augment, skipped = self.source, self.config.augment, list[str]()
+        source, augment = self.source, self.config.augment
+        skipped: tuple[str, ...] = ()
         if isinstance(source, Arrays):
             images = to_float(source.images[ids])
         else:
-            read = [
-                (number, self.cropped(image, number, seed))
-                for number, image in read_files(source, ids, self.config, skipped)
-            ]
-            ids = torch.tensor([number for number, _ in read], dtype=torch.long)
-            images = stacked([to_tensor(image) for _, image in read], self.size)
+            fit = partial(self.cropped, seed)
+            images, ids, skipped = read_files(ids, source.file, fit, self.config, self.size)
         if seed is not None and len(images):
             # a resized crop of a file was taken when it was decoded, at full resolution
             crop = isinstance(source, Arrays) or augment.crop == "pad"
             images = Augment(augment, self.size, crop=crop)(images, seed)
-        return Batch(normalise(images, self.mean, self.std), source.labels[ids], ids, tuple(skipped))
+        return Batch(normalise(images, self.mean, self.std), source.labels[ids], ids, skipped)
 
-    def cropped(self, image: Image.Image, number: int, seed: int | None) -> Image.Image:
+    def cropped(self, seed: int | None, number: int, image: Image.Image) -> Image.Image:
         """Files are cropped at their full resolution, each by a seed of its own."""
         config, how = self.config, {"interpolation": self.config.interpolation}
         if seed is None or config.augment.crop != "resized":
@@ -271,5 +265,4 @@ def stratified(labels: Tensor, ids: Tensor, share: float, *, seed: int) -> tuple
             raise DataError(f"class {label} has only {len(mine)} images to split; at least 3 are needed")
         taken.append(mine[torch.randperm(len(mine), generator=generator)[:count]])
     aside = torch.cat(taken).sort().values
-    keep = ids[~torch.isin(ids, aside)]
-    return keep, aside
+    return ids[~torch.isin(ids, aside)], aside

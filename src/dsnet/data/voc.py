@@ -14,13 +14,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dsnet.data.augment import normalise, to_tensor
+from dsnet.data.augment import normalise
 from dsnet.data.boxes import BoxAugmentConfig, augment, inside, padded, resized
-from dsnet.data.dataset import Batch, Data, Split, read_files, stacked
+from dsnet.data.dataset import Batch, Data, Reading, Split, read_files, stratified
 from dsnet.data.sources import IMAGENET_MEAN, IMAGENET_STD
-from dsnet.errors import DataError
+from dsnet.errors import DataError, must
 from dsnet.images import MAX_PIXELS, Interpolation
-from dsnet.schema import Typed
 
 VOC_CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
@@ -31,7 +30,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")
 
 
 @dataclass(frozen=True)
-class DetectionDataConfig(Typed):
+class DetectionDataConfig(Reading):
     """Which images with objects to train on, and how they are split and read.
 
     Args:
@@ -67,10 +66,11 @@ class DetectionDataConfig(Typed):
     augment: BoxAugmentConfig = field(default_factory=BoxAugmentConfig)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.image_size < 64:
             raise ValueError(f"data.image_size is {self.image_size}; a detector needs at least 64 pixels")
-        if not 0 < self.calibration_share < 0.9 or not 0 <= self.max_skipped <= 1 or self.workers < 0:
-            raise ValueError("data.calibration_share lies in (0, 0.9), max_skipped in [0, 1]; workers is not negative")
+        share = self.calibration_share
+        must("data.calibration_share", share, 0 < share < 0.9, "be a share between 0 and 0.9")
         if self.classes is not None and len(set(self.classes)) != len(self.classes):
             raise ValueError(f"data.classes {self.classes} names a class twice")
         if shared := set(self.test) & {*self.train, *self.calibration}:
@@ -87,12 +87,10 @@ class Record:
 
 @dataclass(frozen=True)
 class Annotation:
-    """An annotation file as it is written: names, boxes (xmin, ymin, xmax, ymax) and marks of its objects."""
+    """An annotation file as it is written: of each object the name, and xmin, ymin, xmax, ymax, difficult."""
 
     file: Path
-    names: tuple[str, ...] = ()
-    boxes: tuple[tuple[float, float, float, float], ...] = ()
-    difficult: tuple[bool, ...] = ()
+    objects: tuple[tuple[str, list[float]], ...]
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ def read_lists(root: Path, lists: Sequence[str], classes: Sequence[str] | None =
         folder, entries = read_list(root, name)
         for entry in entries:
             found.setdefault(f"{folder}/{entry}", (image_of(folder, entry), read_annotation(folder, entry)))
-    names = sorted({name for _, annotation in found.values() for name in annotation.names})
+    names = sorted({name for _, annotation in found.values() for name, _ in annotation.objects})
     years = any("/" in name for name in lists)
     known = tuple(classes) if classes else VOC_CLASSES if years and set(names) <= set(VOC_CLASSES) else tuple(names)
     if not known:
@@ -181,7 +179,7 @@ def read_annotation(folder: Path, entry: str) -> Annotation:
         ) from None
     except (ET.ParseError, UnicodeDecodeError) as error:
         raise DataError(f"{file} is not well-formed XML ({error}); restore it, or take {entry} off the list") from error
-    names, boxes, marks = [], [], []
+    objects = []
     for number, thing in enumerate(tree.findall("object"), start=1):
         name = (thing.findtext("name") or "").strip()
         try:
@@ -192,24 +190,21 @@ def read_annotation(folder: Path, entry: str) -> Annotation:
             raise DataError(f"{file}: object {number} has no name; mend or remove it")
         if not (edges[0] <= edges[2] and edges[1] <= edges[3]):
             raise DataError(f"{file}: object {number}, {name}, has the box {edges}, which ends before it begins")
-        names.append(name)
-        boxes.append((edges[0], edges[1], edges[2], edges[3]))
-        marks.append((thing.findtext("difficult") or "0").strip() not in ("", "0"))
-    return Annotation(file, tuple(names), tuple(boxes), tuple(marks))
+        difficult = (thing.findtext("difficult") or "0").strip() not in ("", "0")
+        objects.append((name, [*edges, float(difficult)]))
+    return Annotation(file, tuple(objects))
 
 
 def objects_of(annotation: Annotation, classes: Sequence[str]) -> Tensor:
     """Objects [G, 6] in continuous coordinates: VOC counts pixels from 1 and includes the last one."""
     rows = []
-    for name, (left, top, right, bottom), mark in zip(
-        annotation.names, annotation.boxes, annotation.difficult, strict=True
-    ):
+    for name, (left, top, right, bottom, difficult) in annotation.objects:
         if name not in classes:
             raise DataError(
                 f"{annotation.file} has an object of the class {name!r}, which is not one of {', '.join(classes)}; "
                 f"add it to data.classes, or mend the file"
             )
-        rows.append([left - 1, top - 1, right, bottom, float(classes.index(name)), float(mark)])
+        rows.append([left - 1, top - 1, right, bottom, float(classes.index(name)), difficult])
     return torch.tensor(rows, dtype=torch.float32).view(-1, 6)
 
 
@@ -226,14 +221,15 @@ class BoxLoader:
 
     def __call__(self, ids: Tensor, seed: int | None) -> Batch:
         """Images [B, 3, S, S], and as labels objects [B, G, 6]: corners as shares, class, difficult; padded by -1."""
-        skipped: list[str] = []
-        read = [
-            (number, *self.fitted(image, number, seed))
-            for number, image in read_files(self.source, ids, self.config, skipped)
-        ]
-        images = normalise(stacked([to_tensor(image) for _, image, _ in read], self.size), IMAGENET_MEAN, IMAGENET_STD)
-        kept = torch.tensor([number for number, *_ in read], dtype=torch.long)
-        return Batch(images, padded([objects for *_, objects in read]), kept, tuple(skipped))
+        objects: list[Tensor] = []
+
+        def fit(number: int, image: Image.Image) -> Image.Image:
+            square, mine = self.fitted(image, number, seed)
+            objects.append(mine)
+            return square
+
+        images, kept, skipped = read_files(ids, self.source.file, fit, self.config, self.size)
+        return Batch(normalise(images, IMAGENET_MEAN, IMAGENET_STD), padded(objects), kept, skipped)
 
     def fitted(self, image: Image.Image, number: int, seed: int | None) -> tuple[Image.Image, Tensor]:
         """An image as a square, with its objects in shares of it."""
@@ -256,12 +252,9 @@ def open_detection_data(config: DetectionDataConfig) -> Data:
         held = read_lists(root, config.calibration, train.classes)
         train_ids, held_ids = torch.arange(len(train)), torch.arange(len(held))
     else:
-        generator = torch.Generator().manual_seed(config.split_seed)
-        order = torch.randperm(len(train), generator=generator)
-        count = max(1, round(len(train) * config.calibration_share))
-        if count >= len(train):
-            raise DataError(f"{len(train)} training images are too few to set {count} aside for calibration")
-        held, held_ids, train_ids = train, order[:count].sort().values, order[count:].sort().values
+        same = torch.zeros(len(train))  # images have no single class
+        held, ids = train, torch.arange(len(train))
+        train_ids, held_ids = stratified(same, ids, config.calibration_share, seed=config.split_seed)
     return Data(
         Split(BoxLoader(train, config), train_ids),
         Split(BoxLoader(held, config), held_ids),

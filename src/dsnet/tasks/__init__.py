@@ -23,7 +23,7 @@ from dsnet.data.batches import PlainImages
 from dsnet.data.dataset import Data
 from dsnet.errors import CheckpointError
 from dsnet.layers import read_run, read_yaml, resolve
-from dsnet.manifest import Manifest
+from dsnet.manifest import Card, Manifest, Preprocessing
 from dsnet.models import Supernet, eager
 from dsnet.nn import ThresholdHead
 from dsnet.results import Metric
@@ -111,6 +111,11 @@ class Task(Protocol):
 
     def about(self, config: Any, manifest: Manifest) -> tuple[str, dict[str, Any]]:
         """The name of the data, and how the network was trained."""
+
+
+def card_of(data: Data) -> Card:
+    """What a network that is trained on this data remembers of it."""
+    return Card(data.classes, Preprocessing(data.mean, data.std, data.crop, data.interpolation, data.fit))
 
 
 def images_of(task: Task, data: Data, split: str, config: Any) -> PlainImages:

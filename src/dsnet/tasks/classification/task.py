@@ -14,9 +14,9 @@ from torch import Tensor
 from dsnet.data.batches import TrainBatches, plain_batches
 from dsnet.data.dataset import Batch, Data, open_dataset
 from dsnet.data.splits import SPLITS, check_data
-from dsnet.manifest import Card, Manifest, Preprocessing
+from dsnet.manifest import Manifest
 from dsnet.models import ModelSpec, Supernet
-from dsnet.tasks import GATE, Note, Plan, calibrated, check_source, ends, load
+from dsnet.tasks import GATE, Note, Plan, calibrated, card_of, check_source, ends, load
 from dsnet.tasks.classification.accuracy import METRIC, AccuracyScorer, accuracy, router_auc
 from dsnet.tasks.classification.config import ClassificationConfig
 from dsnet.tasks.classification.transfer import (
@@ -178,10 +178,6 @@ def new_network(config: ClassificationConfig, data: Data) -> Supernet:
     net = Supernet(spec)
     net.card = card_of(data)
     return net
-
-
-def card_of(data: Data) -> Card:
-    return Card(classes=data.classes, preprocessing=Preprocessing(data.mean, data.std, data.crop, data.interpolation))
 
 
 def source_network(config: ClassificationConfig, data: Data) -> Supernet:

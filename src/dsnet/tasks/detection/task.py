@@ -13,11 +13,11 @@ from dsnet.data.batches import TrainBatches
 from dsnet.data.dataset import Data
 from dsnet.data.voc import open_detection_data
 from dsnet.errors import TrainingError, must
-from dsnet.manifest import Card, Manifest, Preprocessing
+from dsnet.manifest import Manifest
 from dsnet.models import eager
 from dsnet.models.parts import uncalibrated
 from dsnet.routing.traces import Traces
-from dsnet.tasks import GATE, STATE, Note, Plan, blank, calibrated, check_source, ends, images_of, load
+from dsnet.tasks import GATE, STATE, Note, Plan, blank, calibrated, card_of, check_source, ends, images_of, load
 from dsnet.tasks.detection.config import DetectionConfig
 from dsnet.tasks.detection.detector import Detector, with_backbone
 from dsnet.tasks.detection.scorer import METRIC, PrecisionScorer
@@ -151,8 +151,7 @@ def new_detector(config: DetectionConfig, data: Data) -> Detector:
     backbone = replace(net.spec, image_size=data.image_size, num_classes=1, router=router)
     spec = DetectorSpec(backbone, len(data.classes), tuple(config.taps), config.projection, config.pyramid)
     detector = with_backbone(spec, net)
-    how = Preprocessing(data.mean, data.std, 1.0, config.data.interpolation, "squeeze")
-    detector.card = Card(classes=data.classes, preprocessing=how)
+    detector.card = card_of(data)
     return detector
 
 
