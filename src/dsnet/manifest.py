@@ -197,6 +197,14 @@ class Manifest(Typed):
     def table(self) -> CostTable:
         return self.costs[-1]
 
+    @cached_property
+    def pinnable(self) -> list[WidthPath]:
+        """The paths that can be pinned, the widest last; a file of a router that probes holds its candidates only."""
+        router = self.router
+        if router is not None and router.probes and self.kind in ("dynamic", "bundle"):
+            return router.candidates
+        return list(self.space)
+
     @property
     def points(self) -> int:
         return len(self.space)

@@ -119,7 +119,8 @@ class LiveRunner(GroupedRunner):
             )
 
     def table(self, image_size: int) -> CostTable:
-        return count(self.live.owner, image_size)
+        known = self.manifest.table
+        return known if known.image_size == image_size else count(self.live.owner, image_size)
 
 
 class EagerRunner(LiveRunner):

@@ -215,7 +215,10 @@ def _gates(parts: Parts, x: Any, prices: Prices, decided: Decided) -> tuple[_Lef
 
 def groups_of(chosen: np.ndarray) -> list[tuple[int, np.ndarray]]:
     """Positions that were chosen, and the rows that chose each."""
-    return [(int(position), np.flatnonzero(chosen == position)) for position in np.unique(chosen)]
+    rows: dict[int, list[int]] = {}
+    for row, position in enumerate(chosen.tolist()):
+        rows.setdefault(position, []).append(row)
+    return [(position, np.array(mine)) for position, mine in sorted(rows.items())]
 
 
 def as_array(x: Any) -> np.ndarray:

@@ -35,10 +35,7 @@ class Runner:
     @property
     def paths(self) -> list[WidthPath]:
         """The paths that can be pinned, the widest last."""
-        manifest = self.manifest
-        router = manifest.router if manifest.routes else None
-        probes = router is not None and router.probes and manifest.kind != "live"
-        return router.candidates if probes and router is not None else list(manifest.space)
+        return self.manifest.pinnable
 
     def __call__(
         self,
@@ -136,8 +133,10 @@ class Runner:
 
     def _held(self, path: Sequence[int]) -> WidthPath:
         """A path that can be pinned here, or a ValueError."""
-        wanted, held = self.manifest.table.space.validate(path), self.paths
-        if wanted not in held:
+        manifest = self.manifest
+        wanted = manifest.table.space.validate(path)
+        if wanted not in manifest.space or wanted not in manifest.pinnable:
+            held = manifest.pinnable
             raise ValueError(
                 f"path {wanted} is not in this file, which holds {len(held)} paths from {held[0]} to {held[-1]}; "
                 f"choose one of them, or export the path as a file of its own"
