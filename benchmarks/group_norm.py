@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dsnet.bench.timing import interleaved
-from dsnet.bench.widths import machine
+from dsnet.bench.timing import interleaved, machine
 from dsnet.export import dynamic, layers
 from dsnet.export.dynamic import export_onnx
 from dsnet.export.writer import Graph

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from dsnet.bench.candidates import Artefacts, forced_call
-from dsnet.bench.timing import Call, interleaved, ratio, summary
-from dsnet.bench.widths import BenchConfig, bench, machine
+from dsnet.bench.timing import Call, interleaved, machine, ratio, summary
+from dsnet.bench.widths import BenchConfig, bench
 from dsnet.models import Supernet, model_spec
 from dsnet.nn import RouterSpec
 from dsnet.report.tables import markdown_table, widths_table

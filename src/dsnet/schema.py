@@ -9,26 +9,25 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from types import NoneType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 T = TypeVar("T")
-KINDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "finite_number": "a finite number",
-    "bool": "true or false",
-    "string": "text",
-    "tuple": "a list",
-    "list": "a list",
-    "dict": "a group of keys",
-    "dataclass": "a group of keys",
-    "none": "null",
+WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    dict: "a group of keys",
+    NoneType: "null",
 }
+EXAMPLES: dict[Any, str] = {int: "[0, 2]", float: "[0.5, 1.0]", str: "[a, b]"}
+METAVARS: dict[Any, str] = {int: "N", float: "X", bool: "true|false"}
 
 
 class Typed:
@@ -37,14 +36,7 @@ class Typed:
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=True)
 
 
-ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
-
-
-def adapter(kind: Any) -> TypeAdapter[Any]:
-    """Pydantic's reader and writer of a type, made once."""
-    if kind not in ADAPTERS:
-        ADAPTERS[kind] = TypeAdapter(kind)
-    return ADAPTERS[kind]
+adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)  # pydantic's reader and writer of a type, made once
 
 
 def parse(
@@ -94,21 +86,19 @@ def to_json(record: Any, indent: int | None = None) -> str:
 
 def problem(error: ValidationError, kind: Any, data: object) -> str:
     """The first finding of pydantic in words."""
-    found = error.errors(include_url=False)
-    first = found[0]
-    if first["type"] == "value_error":
+    first = error.errors(include_url=False)[0]
+    name, place = first["type"], first["loc"]
+    if name == "value_error":
         return str(first["ctx"]["error"])
-    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        return unknown_key(dotted(first["loc"]), list(known_keys(kind)))
-    place = followed(first["loc"], data)
-    if first["type"] in ("missing", "missing_argument"):
-        return f"{dotted(first['loc'])!r} is missing"
-    same = [each for each in found if followed(each["loc"], data) == place]
-    wanted = list(dict.fromkeys(expectation(each) for each in same))
-    if all(str(each["type"]).endswith(("_type", "_parsing", "_from_float", "literal_error")) for each in same):
-        wanted = wordings(annotation_at(kind, place)) or wanted
-    value = first["input"] if len(same) == 1 else value_at(data, place)
-    return f"{dotted(place) or 'it'} is {shortened(value)}; it must be {' or '.join(wanted)}"
+    if name in ("unexpected_keyword_argument", "extra_forbidden"):
+        return unknown_key(dotted(place), list(known_keys(kind)))
+    if name in ("missing", "missing_argument"):
+        return f"{dotted(place)!r} is missing"
+    place, value, annotation = followed(place, data, kind)
+    wanted = first["msg"].removeprefix("Input should be ")
+    if name.endswith(("_type", "_parsing", "_from_float", "literal_error")):
+        wanted = wording(annotation) or wanted
+    return f"{dotted(place) or 'it'} is {shortened(value)}; it must be {wanted}"
 
 
 def unknown_key(name: str, known: Sequence[str]) -> str:
@@ -127,30 +117,30 @@ def similar(word: str, names: Sequence[str], cutoff: float) -> list[str]:
     return [name for best in dict.fromkeys(close) for name, end in zip(names, ends, strict=True) if end == best][:2]
 
 
-def expectation(finding: Mapping[str, Any]) -> str:
-    kind = str(finding["type"])
-    if kind == "literal_error":
-        return f"one of {str(finding['ctx']['expected']).replace(chr(39), '').replace(' or ', ', ')}"
-    word = next((words for name, words in KINDS.items() if kind.startswith(name)), "")
-    return word or str(finding["msg"]).removeprefix("Input should be ")
-
-
-def followed(place: Sequence[int | str], data: object) -> tuple[int | str, ...]:
-    """The part of a place that the data has; pydantic adds the branches of unions to it."""
-    kept: list[int | str] = []
-    for step in place:
+def followed(place: Sequence[int | str], data: Any, kind: Any) -> tuple[tuple[int | str, ...], Any, Any]:
+    """As far as the data has this place, to which pydantic adds the branches of unions: place, value and type."""
+    for number, step in enumerate(place):
         try:
-            data = data[step]  # type: ignore[index]
+            data = data[step]
         except (TypeError, KeyError, IndexError):
-            break
-        kept.append(step)
-    return tuple(kept)
+            return tuple(place[:number]), data, kind
+        kind = inner(kind, step)
+    return tuple(place), data, kind
 
 
-def value_at(data: Any, place: Sequence[int | str]) -> Any:
-    for step in place:
-        data = data[step]
-    return data
+def inner(kind: Any, step: int | str) -> Any:
+    """The type of a field of a record, or of an entry of a list or dict; None where it cannot be told."""
+    for part in members(kind):
+        if is_dataclass(part):
+            return get_type_hints(part).get(str(step))
+        if entries := [entry for entry in get_args(part) if entry is not Ellipsis]:
+            return entries[step] if isinstance(step, int) and step < len(entries) else entries[-1]
+    return None
+
+
+def members(annotation: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type that there is."""
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
 def dotted(place: Sequence[int | str]) -> str:
@@ -177,50 +167,26 @@ def known_keys(kind: Any, prefix: str = "") -> Iterator[str]:
             return
 
 
-def annotation_at(kind: Any, place: Sequence[int | str]) -> Any:
-    """The type of what stands at a place of a record; None where it cannot be told."""
-    for step in place:
-        records = [part for part in (kind, *get_args(kind)) if is_dataclass(part)]
-        if isinstance(step, int) or not records:
-            return None
-        kind = get_type_hints(records[0]).get(step)
-    return kind
-
-
-def wordings(annotation: Any) -> list[str]:
+def wording(annotation: Any) -> str:
     """What a value of this type may be, in words; empty where a part of the type has none."""
-    if get_origin(annotation) is Literal:
-        return [f"one of {', '.join(map(str, get_args(annotation)))}"]
-    if annotation in WORDS:
-        return [WORDS[annotation]]
-    if is_dataclass(annotation):
-        return ["a group of keys"]
-    if get_origin(annotation) in (list, tuple):
-        return [f"a list like {example(annotation)}"]
-    found = [wordings(part) for part in get_args(annotation)]
-    return [word for part in found for word in part] if all(found) else []
+    found = []
+    for part in members(annotation):
+        origin = get_origin(part) or part
+        if origin is Literal:
+            found.append(f"one of {', '.join(map(str, get_args(part)))}")
+        elif origin in (list, tuple):
+            found.append(f"a list like {example(part)}" if example(part) else "a list")
+        else:
+            found.append(WORDS[dict] if is_dataclass(part) else WORDS.get(origin, ""))
+    return " or ".join(found) if all(found) else ""
 
 
 def example(annotation: Any) -> str:
-    """A value of this type as people write it in YAML."""
-    inner = [part for part in get_args(annotation) if part is not Ellipsis]
-    if get_origin(annotation) not in (list, tuple) or not inner:
-        return {int: "0", float: "0.5", bool: "true", str: "a"}.get(annotation, "...")
-    if example(inner[0]) == "0":
-        return "[0, 2]"
-    if len(inner) == 2:
-        return "[0.5, 1.0]"
-    return f"[{example(inner[0])}, {'b' if inner[0] is str else example(inner[0])}]"
-
-
-WORDS: dict[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    NoneType: "null",
-}
-METAVARS: dict[Any, str] = {int: "N", float: "X", bool: "true|false"}
+    """A list of this type as people write it in YAML; empty where it holds neither numbers nor text."""
+    entry = next(iter(get_args(annotation)), None)
+    if get_origin(entry) in (list, tuple) and example(entry):
+        return f"[{example(entry)}, {example(entry)}]"
+    return EXAMPLES.get(entry, "")
 
 
 @dataclass(frozen=True)
@@ -244,39 +210,29 @@ class Flag:
     group: str = ""
 
     @property
-    def choices(self) -> tuple[str, ...]:
-        """The values that it may have, where they are a list of words."""
-        parts = [part for part in (self.type, *get_args(self.type)) if get_origin(part) is Literal]
-        return tuple(map(str, get_args(parts[0]))) if parts else ()
-
-    @property
     def metavar(self) -> str:
-        if self.choices:
-            return "{" + ",".join(self.choices) + "}"
-        part = next((part for part in (self.type, *get_args(self.type)) if part in METAVARS or part is str), None)
-        if get_origin(self.type) in (list, tuple):
-            return example(self.type)
-        if part is None:
-            return next(example(part) for part in get_args(self.type) if get_origin(part) in (list, tuple))
-        return METAVARS.get(part, self.name.rpartition(".")[2].upper())
+        for part in members(self.type):
+            if get_origin(part) is Literal:
+                return "{" + ",".join(map(str, get_args(part))) + "}"
+            if get_origin(part) in (list, tuple):
+                return example(part)
+            if part in METAVARS:
+                return METAVARS[part]
+        return self.name.rpartition(".")[2].upper()
 
 
-def flags(kind: type) -> Iterator[Flag]:
+def flags(
+    kind: Any, default: Any = None, basic: Sequence[str] = (), prefix: str = "", group: str = ""
+) -> Iterator[Flag]:
     """The keys of a record and of its groups; the record's BASIC names those that people use first."""
-    basic = getattr(kind, "BASIC", ())
-    yield from flags_below(kind, kind(), basic)
-
-
-def flags_below(kind: Any, default: Any, basic: Sequence[str], prefix: str = "", group: str = "") -> Iterator[Flag]:
+    default, basic = default or kind(), basic or getattr(kind, "BASIC", ())
     hints, texts = get_type_hints(kind), argument_texts(kind)
     for field in fields(kind):
-        name, value = f"{prefix}{field.name}", getattr(default, field.name)
+        name, value, text = f"{prefix}{field.name}", getattr(default, field.name), texts.get(field.name, "")
         if is_dataclass(value):
-            yield from flags_below(
-                type(value), value, basic, f"{name}.", texts.get(field.name, "") if not prefix else group
-            )
+            yield from flags(type(value), value, basic, f"{name}.", group or text)
         else:
-            yield Flag(name, hints[field.name], texts.get(field.name, ""), value, name in basic, group)
+            yield Flag(name, hints[field.name], text, value, name in basic, group)
 
 
 def argument_texts(kind: type) -> dict[str, str]:

@@ -11,7 +11,7 @@ import yaml
 
 import dsnet
 from dsnet.cli import main
-from dsnet.layers import config_file, packaged
+from dsnet.config import config_file, packaged
 from dsnet.results import Evaluation, read
 from dsnet.tasks import read_config
 from support.folders import make_folder

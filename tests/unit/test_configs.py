@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from dsnet.layers import config_file, flat, from_text, merged, nested, packaged, read_run, read_yaml, resolve
+from dsnet.config import config_file, flat, from_text, merged, nested, packaged, read_run, read_yaml, resolve
 from dsnet.schema import Flag, Typed, flags
 
 
@@ -68,7 +68,6 @@ def test_flags_know_what_a_command_line_shows() -> None:
     assert found["colour.strength"].help == "How strong the changes are, from 0 to 1."
     assert found["colour.strength"].group == "How colours change."
     assert found["colour.strength"].default == 0.25
-    assert found["mode"].choices == ("slow", "fast")
     shown = {name: flag.metavar for name, flag in found.items()}
     assert shown == {
         "size": "N",

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dsnet.config import flat, nested, packaged, read_yaml
 from dsnet.experiments import EXPERIMENTS, SCALES, measures
 from dsnet.experiments.catalogue.networks import MBNET, RESNET
 from dsnet.experiments.catalogue.routers import PAPER_GATES
@@ -18,7 +19,6 @@ from dsnet.experiments.layout import Claim, Column, Row, Table, judged, laid_out
 from dsnet.experiments.measures import interpolate
 from dsnet.experiments.recipe import LINKS, PLACES, Cell, Recipe, cell_of
 from dsnet.experiments.run import cells_of, flat_list
-from dsnet.layers import flat, nested, packaged, read_yaml
 from dsnet.results import BudgetRow, Dynamic, Evaluation, Made, PathRow, Stat, write
 from dsnet.tasks import read_config
 from dsnet.tasks.classification.accuracy import METRIC

@@ -19,7 +19,7 @@ ROOMS = [
     ["version", "errors"],
     ["files", "images"],
     ["space", "schema"],
-    ["cost", "hull", "results", "layers"],
+    ["cost", "hull", "results"],
     ["manifest"],
     ["routing"],
     ["runtime"],

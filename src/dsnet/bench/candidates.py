@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,12 @@ from dsnet.bench.timing import Call, resident
 from dsnet.export.bundle import export_bundle
 from dsnet.export.dynamic import export_onnx
 from dsnet.manifest import Policy
-from dsnet.models import DynamicRunner, extract, route
+from dsnet.models import DynamicRunner, extract
 from dsnet.results import FileSizes
 from dsnet.runtime.onnx import IMAGE, knobs, open_bundle, open_session
 from dsnet.runtime.runner import GroupedRunner
 from dsnet.space import WidthPath
 
-RUNTIMES = ("eager", "runner", "compiled", "onnx", "openvino")
 # What each runtime is compared with: the same path, built statically in the same runtime.
 IDEALS = {
     "eager": "static",
@@ -32,6 +31,7 @@ IDEALS = {
     "openvino": "static openvino",
 }
 AGAIN = " again"  # the ideal a second time: its ratio shows the noise
+Ways = tuple[Callable[[WidthPath], Call], Callable[[WidthPath], Call] | None]
 
 
 class Artefacts:
@@ -54,19 +54,6 @@ class Artefacts:
         folder = self.folder / "bundle"
         return folder if folder.exists() else export_bundle(self.net, folder, image_size=self.size)
 
-    def chosen(self, images: Tensor, policy: Policy) -> list[WidthPath]:
-        """The paths that the router picks."""
-        return [tuple(path) for path in route(self.net, images, policy).paths.tolist()]
-
-    def routed(self, policy: Policy) -> Callable[[Tensor], Any]:
-        """The dynamic network in PyTorch."""
-        runner = DynamicRunner(self.net)
-        return lambda x: runner.run(x, policy)
-
-    def extracted(self, x: Tensor, path: WidthPath) -> Call:
-        """A path as a static network in PyTorch."""
-        return static_call(extract(self.net, path, fold=True), x)
-
     def weigh(self) -> FileSizes:
         file = self.dynamic()
         router = self.manifest.router
@@ -80,27 +67,35 @@ class Artefacts:
 
 def candidates(
     x: Tensor, paths: Sequence[WidthPath], runtimes: Sequence[str], artefacts: Artefacts, threads: int
-) -> Iterator[tuple[tuple[str, WidthPath], Call]]:
+) -> dict[tuple[str, WidthPath], Call]:
     """Calls by (runtime, path); ideals and their repetitions are among them."""
-    net = artefacts.net
-    for path in paths:
-        if "eager" in runtimes or "runner" in runtimes:
-            static = artefacts.extracted(x, path)
-            yield ("static", path), static
-            yield ("static" + AGAIN, path), static
-        if "eager" in runtimes:
-            yield ("eager", path), eager_call(net, x, path)
-        if "compiled" in runtimes:
-            yield ("static compiled", path), static_call(extract(net, path, fold=True), x, compile=True)
-    for name in ("runner", "compiled"):
-        if name in runtimes:
-            runner = DynamicRunner(net, compile=name == "compiled")
-            for path in paths:
-                yield (name, path), forced_call(runner, x, [path] * len(x))
-    if "onnx" in runtimes:
-        yield from onnx_calls(x, paths, artefacts, threads)
-    if "openvino" in runtimes:
-        yield from openvino_calls(x, paths, artefacts, threads)
+    calls: dict[tuple[str, WidthPath], Call] = {}
+    for runtime in (name for name in IDEALS if name in runtimes):
+        static, dynamic = ways(runtime, x, artefacts, threads)
+        for path in paths:
+            ideal = IDEALS[runtime]
+            if (ideal, path) not in calls:
+                calls[ideal, path] = calls[ideal + AGAIN, path] = static(path)
+            if dynamic is not None:
+                calls[runtime, path] = dynamic(path)
+    return calls
+
+
+def ways(runtime: str, x: Tensor, artefacts: Artefacts, threads: int) -> Ways:
+    """How a runtime runs a path as a static network, and as a part of the dynamic one; None where it cannot."""
+    if runtime == "onnx":
+        return onnx_ways(x, artefacts, threads)
+    if runtime == "openvino":
+        return openvino_ways(x, artefacts, threads)
+    net, compiled = artefacts.net, runtime == "compiled"
+
+    def static(path: WidthPath) -> Call:
+        return static_call(extract(net, path, fold=True), x, compile=compiled)
+
+    if runtime == "eager":
+        return static, partial(eager_call, net, x)
+    runner = DynamicRunner(net, compile=compiled)
+    return static, lambda path: forced_call(runner, x, [path] * len(x))
 
 
 def static_call(plain: nn.Module, x: Tensor, *, compile: bool = False) -> Call:
@@ -116,11 +111,7 @@ def static_call(plain: nn.Module, x: Tensor, *, compile: bool = False) -> Call:
 
 
 def eager_call(net: nn.Module, x: Tensor, path: WidthPath) -> Call:
-    @torch.inference_mode()
-    def call() -> Any:
-        return net(x, path)
-
-    return call
+    return torch.inference_mode()(lambda: net(x, path))
 
 
 def forced_call(runner: GroupedRunner, x: Tensor, paths: Sequence[WidthPath]) -> Call:
@@ -137,44 +128,35 @@ def forced_call(runner: GroupedRunner, x: Tensor, paths: Sequence[WidthPath]) ->
     return lambda: runner.run_forced(x, wanted)
 
 
-def onnx_calls(
-    x: Tensor, paths: Sequence[WidthPath], artefacts: Artefacts, threads: int
-) -> Iterator[tuple[tuple[str, WidthPath], Call]]:
+def onnx_ways(x: Tensor, artefacts: Artefacts, threads: int) -> Ways:
     """The static file of each path; the dynamic file for one image, the bundle for several."""
-    image = x.numpy()
-    many = artefacts.manifest.points > 0
-    dynamic = open_session(artefacts.dynamic(), threads) if len(x) == 1 and many else None
-    bundle = open_bundle(artefacts.bundle(), threads) if len(x) > 1 and many else None
-    for path in paths:
-        static = open_session(artefacts.static(path), threads)
-        ideal = partial(static.run, None, {IMAGE: image})
-        yield ("static onnx", path), ideal
-        yield ("static onnx" + AGAIN, path), ideal
-        if dynamic is not None:
-            pin = np.array(path, np.int64)
-            yield ("onnx", path), partial(dynamic.run, None, {IMAGE: image, "pin": pin})
-        elif bundle is not None:
-            yield ("onnx", path), forced_call(bundle, x, [path] * len(x))
+    feed = {IMAGE: x.numpy()}
+
+    def static(path: WidthPath) -> Call:
+        return partial(open_session(artefacts.static(path), threads).run, None, feed)
+
+    if not artefacts.manifest.points:
+        return static, None
+    if len(x) > 1:
+        bundle = open_bundle(artefacts.bundle(), threads)
+        return static, lambda path: forced_call(bundle, x, [path] * len(x))
+    dynamic = open_session(artefacts.dynamic(), threads)
+    return static, lambda path: partial(dynamic.run, None, {**feed, "pin": np.array(path, np.int64)})
 
 
-def openvino_calls(
-    x: Tensor, paths: Sequence[WidthPath], artefacts: Artefacts, threads: int
-) -> Iterator[tuple[tuple[str, WidthPath], Call]]:
+def openvino_ways(x: Tensor, artefacts: Artefacts, threads: int) -> Ways:
     import openvino
 
-    core, manifest = openvino.Core(), artefacts.manifest
+    core, manifest, feed = openvino.Core(), artefacts.manifest, {IMAGE: x.numpy()}
     options = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
 
     def opened(file: Path) -> Any:
         return core.compile_model(core.read_model(str(file)), "CPU", options)
 
-    image = x.numpy()
-    dynamic = opened(artefacts.dynamic(defaults=False)) if len(x) == 1 and manifest.points else None
-    for path in paths:
-        static = opened(artefacts.static(path))
-        ideal = partial(static, {IMAGE: image})
-        yield ("static openvino", path), ideal
-        yield ("static openvino" + AGAIN, path), ideal
-        if dynamic is not None:
-            feed = {IMAGE: image, **knobs(manifest, Policy(), path)}
-            yield ("openvino", path), partial(dynamic, feed)
+    def static(path: WidthPath) -> Call:
+        return partial(opened(artefacts.static(path)), feed)
+
+    if len(x) > 1 or not manifest.points:
+        return static, None
+    dynamic = opened(artefacts.dynamic(defaults=False))
+    return static, lambda path: partial(dynamic, {**feed, **knobs(manifest, Policy(), path)})

@@ -4,88 +4,126 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dsnet.bench.candidates import Artefacts
-from dsnet.bench.routed import Operating, bench_routed
-from dsnet.bench.widths import machine
+from dsnet.bench.timing import Call, interleaved, machine, summary
 from dsnet.manifest import Policy
-from dsnet.models import eager
+from dsnet.models import eager, route
 from dsnet.results import EqualRun, EqualScore, RoutedTime, RoutedTimes
 from dsnet.routing.budgets import policy_for
 from dsnet.routing.traces import Traces
 from dsnet.runs.folder import RunFolder
+from dsnet.runtime.onnx import IMAGE, open_session
 from dsnet.tasks import images_of
+
+BUDGETS, IMAGES = 5, 64
+
+
+@dataclass(frozen=True)
+class Operating:
+    """A network at one of its budgets; `name` tells networks apart. traces: of its whole test split, or None."""
+
+    name: str
+    artefacts: Artefacts
+    policy: Policy
+    asked: float
+    traces: Traces | None
 
 
 def bench_runs(
-    folders: Sequence[str],
-    *,
-    root: str | None = None,
-    scored: bool = False,
-    budgets: int = 5,
-    images: int = 64,
-    runtime: str = "onnx",
-    threads: int = 1,
-    rounds: int = 1,
+    folders: Sequence[str], *, root: str | None = None, scored: bool = False, threads: int = 1, rounds: int = 1
 ) -> RoutedTimes:
     """Latency of dynamic networks on test images; with `scored` on the whole split, and compared at equal scores.
 
     An image that a probing router escalates pays for two bodies: MAdds alone do not decide.
     """
-    points, found = [], []
-    sample: torch.Tensor | None = None
+    points: list[Operating] = []
+    sample: Tensor | None = None
     with tempfile.TemporaryDirectory() as scratch:
         for number, name in enumerate(folders):
             folder = RunFolder.of(Path(name))
             net, config = folder.load().float(), folder.config()
-            manifest = net.manifest()
+            manifest, task = net.manifest(), folder.task
             if manifest.router is None or not manifest.router.budgets:
                 raise ValueError(f"{name} has no calibrated router; train it with `dsnet train --stage gate`")
-            data = folder.task.open_data(config, root)
+            data = task.open_data(config, root)
             folder.reopen(data)
             if sample is None:
-                images = min(images, len(data.test))
-                sample = data.test.load(data.test.ids[torch.linspace(0, len(data.test) - 1, images).long()]).images
-            artefacts = Artefacts(net, Path(scratch) / str(number), data.image_size)
-            traces = None
+                places = torch.linspace(0, len(data.test) - 1, min(IMAGES, len(data.test))).long()
+                sample = data.test.load(data.test.ids[places]).images
+            artefacts, traces = Artefacts(net, Path(scratch) / str(number), data.image_size), None
             if scored:
-                split = images_of(folder.task, data, "test", config)
-                scorer = folder.task.scorer(manifest, folder.task.options(config, {}))
+                split = images_of(task, data, "test", config)
+                scorer = task.scorer(manifest, task.options(config, {}))
                 traces = Traces(eager(net), split.batches(), scorer, load=split.load)
-            rows = manifest.router.budgets
-            for asked in np.linspace(rows[0].madds, rows[-1].madds, budgets):
-                policy = policy_for(manifest, float(asked))
-                points.append(Operating(name, artefacts, policy, float(asked)))
-                found.append(score_at(traces, policy))
+            budgets = manifest.router.budgets
+            for asked in np.linspace(budgets[0].madds, budgets[-1].madds, BUDGETS).tolist():
+                points.append(Operating(name, artefacts, policy_for(manifest, asked), asked, traces))
         assert sample is not None
-        times = bench_routed(points, sample, runtime=runtime, threads=threads, rounds=rounds)
-    times = [
-        row if more is None else replace(row, score=more[0], madds_split=more[1])
-        for row, more in zip(times, found, strict=True)
+        rows = routed_times(points, sample, threads=threads, rounds=rounds)
+    equal = equal_accuracy(rows) if scored else ()
+    return RoutedTimes(points[0].artefacts.manifest.model, len(sample), rounds, tuple(rows), machine(), equal)
+
+
+def routed_times(points: Sequence[Operating], images: Tensor, *, threads: int, rounds: int) -> list[RoutedTime]:
+    """One row per operating point: every image `rounds` times, one at a time, in ONNX Runtime.
+
+    ideal: what the images' paths would take as static networks, if one knew beforehand which to choose.
+    """
+    paths = [
+        [tuple(path) for path in route(point.artefacts.net, images, point.policy).paths.tolist()] for point in points
     ]
-    equal = equal_accuracy(times) if scored else ()
-    return RoutedTimes(points[0].artefacts.manifest.model, images, rounds, tuple(times), machine(), equal)
+    calls: dict[Any, Call] = {}
+    for number, (point, taken) in enumerate(zip(points, paths, strict=True)):
+        lam = np.array([point.policy.lam], np.float32)
+        calls[number] = file_call(point.artefacts.dynamic(), threads, lam=lam)
+        for path in dict.fromkeys(taken):
+            if (point.name, path) not in calls:
+                calls[point.name, path] = file_call(point.artefacts.static(path), threads)
+    inputs = [(image.numpy(),) for image in images.split(1)]
+    times = {key: summary(found) for key, found in interleaved(calls, rounds, warmup=0, inputs=inputs).items()}
+    rows = []
+    for number, (point, taken) in enumerate(zip(points, paths, strict=True)):
+        router, table = point.artefacts.manifest.router, point.artefacts.table
+        ideal = float(np.mean([times[point.name, path].mean for path in taken]))
+        row = RoutedTime(
+            name=point.name,
+            router=router.spec.kind,
+            targets=router.spec.targets,
+            runtime="onnx",
+            threads=threads,
+            asked=point.asked,
+            lam=point.policy.lam,
+            madds=float(np.mean([table.madds(path, dynamic=True) for path in taken])),
+            paths=len(set(taken)),
+            times=times[number],
+            ideal=ideal,
+            ratio=times[number].mean / ideal,
+        )
+        if point.traces is not None:
+            outcome = point.traces.at(point.policy)
+            row = replace(row, score=point.traces.score(outcome), madds_split=outcome.spent)
+        rows.append(row)
+    return rows
 
 
-def score_at(traces: Traces | None, policy: Policy) -> tuple[float, float] | None:
-    """Score and average MAdds on the whole split."""
-    if traces is None:
-        return None
-    outcome = traces.at(policy)
-    return traces.score(outcome), outcome.spent
+def file_call(file: Path, threads: int, **knobs: np.ndarray) -> Call:
+    """An ONNX file as a call that takes an image."""
+    session = open_session(file, threads)
+    return lambda image: session.run(None, {IMAGE: image, **knobs})
 
 
 def equal_accuracy(rows: Sequence[RoutedTime], levels: int = 4) -> tuple[EqualScore, ...]:
     """Milliseconds and MAdds of every run at accuracies that all of them reach, between their operating points."""
-    curves: dict[str, list[RoutedTime]] = {}
-    for row in rows:
-        curves.setdefault(row.name, []).append(row)
-    rising = {name: climbing(mine) for name, mine in curves.items()}
+    names = dict.fromkeys(row.name for row in rows)
+    rising = {name: climbing([row for row in rows if row.name == name]) for name in names}
     low = max(score_of(mine[0]) for mine in rising.values())
     high = min(score_of(mine[-1]) for mine in rising.values())
     if high <= low:

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from dsnet.bench.candidates import eager_call, static_call
-from dsnet.bench.timing import Call, interleaved, ratio, summary
-from dsnet.bench.widths import machine
+from dsnet.bench.timing import Call, interleaved, machine, ratio, summary, torch_threads
 from dsnet.models import DynamicRunner, Supernet, create_model, extract
 from dsnet.nn import SliceConv2d
 from dsnet.nn.slicing import Width, index
@@ -37,21 +36,10 @@ def table1(
         "ideal": static_call(extract(net, slimmest, fold=True), x),
         "ideal again": static_call(extract(net, slimmest, fold=True), x),
     }
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         times = interleaved(calls, repeats)
-    finally:
-        torch.set_num_threads(before)
-    rows = [
-        Way(
-            name,
-            summary(found),
-            ratio(found, times["ideal"]),
-            PAPER[name] / PAPER["ideal"] if name in PAPER else None,
-        )
-        for name, found in times.items()
-    ]
+    paper = {name: ms / PAPER["ideal"] for name, ms in PAPER.items()}
+    rows = [Way(name, summary(found), ratio(found, times["ideal"]), paper.get(name)) for name, found in times.items()]
     return Table1(model, size, batch, threads, tuple(rows), machine())
 
 

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [underscored(word) for word in (sys.argv[1:] if argv is None else argv)]
     if not words or words[0] not in COMMANDS:
         return without_command(words)
-    from dsnet.cli.arguments import Parser, whole
+    from dsnet.cli.arguments import Parser
 
     name, *words = words
     module = import_module(f"dsnet.cli.{MODULES.get(name, name)}")
@@ -41,9 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(module, "add_flags"):  # those that depend on what the other arguments name
             module.add_flags(parser, words)
         if "--seed" not in parser.options:
-            parser.add_argument(
-                "--seed", type=whole, default=0, metavar="N", help="Taken by every command. It has no effect here."
-            )
+            parser.add("--seed")
         code = module.run(parser.read(words))
     except (ValueError, OSError) as error:
         if os.environ.get("DSNET_DEBUG"):

@@ -6,9 +6,28 @@ import argparse
 import shutil
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from dsnet.schema import unknown_key
+
+# Options that several commands take. A command may give one of them another help.
+SHARED: dict[str, dict[str, Any]] = {
+    "--budget": {"help": "Average MAdds to spend per image, such as 150M, or a share of the widest such as 0.5."},
+    "--max_width": {"help": "Largest width index that may run; 0 is the slimmest.", "type": int, "metavar": "INDEX"},
+    "--image_size": {"help": "Height and width of the input, in pixels.", "type": int},
+    "--static": {
+        "help": "Evaluated runs of static networks. They are drawn in the same figures.",
+        "nargs": "+",
+        "default": (),
+        "metavar": "RUN",
+    },
+    "--root": {"help": "Folder of the data, if it has moved since training.", "metavar": "FOLDER"},
+    "--seed": {"help": "Taken by every command. It has no effect here.", "type": int, "default": 0},
+    "--json": {"help": "Print JSON instead of text.", "action": "store_true"},
+    "--export": {"help": "Also write PREFIX.json, PREFIX.md and figures, for documentation.", "metavar": "PREFIX"},
+}
+NUMBERS = {int: ("N", "a whole number"), float: ("X", "a number")}
 
 
 class Formatter(argparse.HelpFormatter):
@@ -26,6 +45,20 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{**plain, **options})
         if helps:
             self.add_argument("-h", "--help", action="help", help="Show this help.")
+
+    def add(self, name: str, help: str = "", **how: Any) -> None:
+        """An argument of a command. type: int or float, or else it is text; choices: the words that it may be.
+
+        The help ends with the default, where there is one.
+        """
+        how = {"help": help, **how} if help else {**SHARED[name], **how}
+        if (kind := how.get("type")) is not None:
+            how = {"metavar": NUMBERS[kind][0], **how, "type": partial(number, kind, several="nargs" in how)}
+        if (choices := how.pop("choices", None)) is not None:
+            how |= {"type": partial(word, choices), "metavar": "{" + ",".join(choices) + "}"}
+        if default := how.get("default"):
+            how["help"] = with_default(how["help"], " ".join(map(str, default)) if "nargs" in how else default)
+        self.add_argument(name, **how)
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
         """The arguments in these words; whatever is unknown or missing ends the program with a message."""
@@ -62,37 +95,22 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def whole(text: str) -> int:
-    """A whole number from the command line."""
+def number(kind: type[int] | type[float], text: str, *, several: bool) -> float:
+    """A number from the command line."""
     try:
-        return int(text)
+        return kind(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"is {text!r}; it must be a whole number") from None
-
-
-def several(text: str) -> int:
-    """One of several whole numbers from the command line."""
-    try:
-        return int(text)
-    except ValueError:
-        hint = "a whole number, or several of them with spaces between"
+        hint = NUMBERS[kind][1] + (", or several of them with spaces between" if several else "")
         raise argparse.ArgumentTypeError(f"is {text!r}; it must be {hint}") from None
 
 
-def number(text: str) -> float:
-    """A number from the command line."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"is {text!r}; it must be a number") from None
+def word(choices: Sequence[str], text: str) -> str:
+    """One of these words from the command line."""
+    if text not in choices:
+        raise argparse.ArgumentTypeError(f"is {text!r}; it must be one of {', '.join(choices)}")
+    return text
 
 
-def one_of(*choices: str) -> dict[str, Any]:
-    """The options of an argument that takes one of these words."""
-
-    def check(text: str) -> str:
-        if text not in choices:
-            raise argparse.ArgumentTypeError(f"is {text!r}; it must be one of {', '.join(choices)}")
-        return text
-
-    return {"type": check, "metavar": "{" + ",".join(choices) + "}"}
+def with_default(help: str, default: object) -> str:
+    """A help that ends with the default."""
+    return f"{help.removesuffix('.')} (default: {default})."

@@ -2,69 +2,35 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsnet.cli.arguments import number, one_of, whole
+from dsnet.cli.arguments import Parser
 
 if TYPE_CHECKING:
     from dsnet.results import Evaluation
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        help="Folders that `dsnet train` wrote, ONNX files or bundles. Several seeds are shown as mean and spread.",
-    )
-    parser.add_argument("--run", metavar="FOLDER", help="Run that an ONNX file came from, if it is not in its folder.")
-    parser.add_argument(
-        "--split",
-        **one_of("test", "calibration", "train"),
-        default="test",
-        help="Images to evaluate on (default: test).",
-    )
-    parser.add_argument(
-        "--sample",
-        type=whole,
-        default=16,
-        metavar="N",
-        help="Number of random paths besides the uniform ones, where there are several gates (default: 16).",
-    )
-    parser.add_argument(
-        "--budgets",
-        nargs="+",
-        metavar="BUDGET",
-        help="Average MAdds of the dynamic network, such as 150M, or shares of the widest such as 0.5 (default: five).",
-    )
-    parser.add_argument(
-        "--max_width", type=whole, metavar="INDEX", help="Largest width index that may run; 0 is the slimmest."
-    )
-    parser.add_argument(
-        "--static",
-        nargs="+",
-        default=(),
-        metavar="RUN",
-        help="Evaluated runs of static networks. They are drawn in the same figures.",
-    )
-    parser.add_argument(
-        "--rule",
-        **one_of("area", "11point"),
-        help="How a detector's average precision is computed; VOC 2007 uses 11point (default: that of the run).",
-    )
-    parser.add_argument(
-        "--overlap",
-        type=number,
-        metavar="X",
-        help="Least overlap with an object for a detection to count as right (default: 0.5).",
-    )
-    parser.add_argument("--root", metavar="FOLDER", help="Folder of the data, if it has moved since training.")
-    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="Seed of the random paths (default: 0).")
-    parser.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
-    parser.add_argument(
-        "--export", metavar="PREFIX", help="Also write PREFIX.json, PREFIX.md and figures, for documentation."
-    )
+def add_arguments(parser: Parser) -> None:
+    what = "Folders that `dsnet train` wrote, ONNX files or bundles. Several seeds are shown as mean and spread."
+    parser.add("runs", what, nargs="+")
+    parser.add("--run", "Run that an ONNX file came from, if it is not in its folder.", metavar="FOLDER")
+    parser.add("--split", "Images to evaluate on.", choices=("test", "calibration", "train"), default="test")
+    paths = "Number of random paths besides the uniform ones, where there are several gates."
+    parser.add("--sample", paths, type=int, default=16)
+    budgets = "Average MAdds of the dynamic network, such as 150M, or shares of the widest such as 0.5 (default: five)."
+    parser.add("--budgets", budgets, nargs="+", metavar="BUDGET")
+    parser.add("--max_width")
+    parser.add("--static")
+    rule = "How a detector's average precision is computed; VOC 2007 uses 11point (default: that of the run)."
+    parser.add("--rule", rule, choices=("area", "11point"))
+    overlap = "Least overlap with an object for a detection to count as right (default: 0.5)."
+    parser.add("--overlap", overlap, type=float)
+    parser.add("--root")
+    parser.add("--seed", "Seed of the random paths (default: 0).", type=int, default=0)
+    parser.add("--json")
+    parser.add("--export")
 
 
 def run(args: Namespace) -> None:

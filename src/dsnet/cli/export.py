@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsnet.cli.arguments import whole
+from dsnet.cli.arguments import Parser
 
 if TYPE_CHECKING:
     from dsnet.results import Evaluation
     from dsnet.space import WidthPath
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("run", help="A folder that dsnet wrote.")
-    parser.add_argument("--out", help="File or folder to write (default: RUN/model.onnx or RUN/bundle).")
-    parser.add_argument(
-        "--path", help="Export this path alone, such as 3 or 0,1,2,3. The file takes batches of any size."
-    )
-    parser.add_argument(
-        "--bundle", action="store_true", help="Write a folder of parts, for dynamic inference on batches."
-    )
-    parser.add_argument("--image_size", type=whole, metavar="N", help="Height and width of the input, in pixels.")
-    parser.add_argument("--budget", help="Average MAdds that the file spends unless it is told otherwise.")
-    parser.add_argument(
-        "--max_width",
-        type=whole,
-        metavar="INDEX",
-        help="Largest width index that runs unless the file is told otherwise.",
-    )
-    parser.add_argument(
-        "--no_defaults",
-        action="store_true",
-        help="Make budget, cap and pinned path inputs that must be given. OpenVINO needs this to leave them open.",
-    )
-    parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
+def add_arguments(parser: Parser) -> None:
+    parser.add("run", "A folder that dsnet wrote.")
+    parser.add("--out", "File or folder to write (default: RUN/model.onnx or RUN/bundle).")
+    parser.add("--path", "Export this path alone, such as 3 or 0,1,2,3. The file takes batches of any size.")
+    parser.add("--bundle", "Write a folder of parts, for dynamic inference on batches.", action="store_true")
+    parser.add("--image_size")
+    parser.add("--budget", "Average MAdds that the file spends unless it is told otherwise.")
+    cap = "Largest width index that runs unless the file is told otherwise."
+    parser.add("--max_width", cap, type=int, metavar="INDEX")
+    bare = "Make budget, cap and pinned path inputs that must be given. OpenVINO needs this to leave them open."
+    parser.add("--no_defaults", bare, action="store_true")
+    parser.add("--json")
 
 
 def run(args: Namespace) -> None:

@@ -2,49 +2,35 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from dsnet.cli.arguments import one_of, whole
+from dsnet.cli.arguments import Parser
 
 if TYPE_CHECKING:
     from dsnet.models import Supernet
     from dsnet.weights.account import Account
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "file", help="Weights: a torch file (.pth, .pth.tar), safetensors, or a folder that dsnet wrote."
-    )
-    parser.add_argument("--out", required=True, metavar="FOLDER", help="Folder to write. It must not hold a model yet.")
-    parser.add_argument(
-        "--as",
-        dest="as_",
-        metavar="MODEL",
-        help="Model that the weights become, from `dsnet models`. The file is then a plain ResNet, MobileNetV1 or "
+def add_arguments(parser: Parser) -> None:
+    parser.add("file", "Weights: a torch file (.pth, .pth.tar), safetensors, or a folder that dsnet wrote.")
+    parser.add("--out", "Folder to write. It must not hold a model yet.", required=True, metavar="FOLDER")
+    model = (
+        "Model that the weights become, from `dsnet models`. The file is then a plain ResNet, MobileNetV1 or "
         "EfficientNet of torchvision or timm. Without this option the file is the authors' released DS-MBNet, or a "
-        "folder that keeps its model.",
+        "folder that keeps its model."
     )
-    parser.add_argument(
-        "--sort",
-        **one_of("none", "l1", "scale"),
-        default="none",
-        help="Sort the channels first, so that slim widths keep the best ones: by the filters that write them (l1), or "
-        "by those that read them times the scale of their norm (scale).",
+    parser.add("--as", model, dest="as_", metavar="MODEL")
+    sort = (
+        "Sort the channels first, so that slim widths keep the best ones: by the filters that write them (l1), or "
+        "by those that read them times the scale of their norm (scale)."
     )
-    parser.add_argument(
-        "--num_classes", type=whole, metavar="N", help="Number of outputs (default: as in the weights)."
-    )
-    parser.add_argument(
-        "--weights",
-        **one_of("model", "ema"),
-        default="model",
-        help="Take the trained weights, or their moving average (default: model).",
-    )
-    parser.add_argument(
-        "--seed", type=whole, default=0, metavar="N", help="Seed of the weights that the file does not have."
-    )
-    parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
+    parser.add("--sort", sort, choices=("none", "l1", "scale"), default="none")
+    parser.add("--num_classes", "Number of outputs (default: as in the weights).", type=int)
+    weights = "Take the trained weights, or their moving average."
+    parser.add("--weights", weights, choices=("model", "ema"), default="model")
+    parser.add("--seed", "Seed of the weights that the file does not have.", type=int, default=0)
+    parser.add("--json")
 
 
 def run(args: Namespace) -> None:

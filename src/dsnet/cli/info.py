@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
-from contextlib import AbstractContextManager
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsnet.cli.arguments import number, whole
+from dsnet.cli.arguments import Parser
 
 if TYPE_CHECKING:
     from dsnet.manifest import Manifest
+    from dsnet.space import WidthPath
+
+    Routing = tuple[tuple[int, ...], ...]
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("model", help="A name from `dsnet models`, a folder that dsnet wrote, or an ONNX file of it.")
-    parser.add_argument("--image_size", type=whole, metavar="N", help="Height and width of the input, in pixels.")
-    parser.add_argument("--num_classes", type=whole, metavar="N", help="Number of outputs of the classifier.")
-    parser.add_argument("--width", type=number, metavar="X", help="Width multiplier of a static model.")
-    parser.add_argument("--path", help="Show this path only, such as 13 or 0,1,2,3; 0 is the slimmest width.")
-    parser.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
+def add_arguments(parser: Parser) -> None:
+    parser.add("model", "A name from `dsnet models`, a folder that dsnet wrote, or an ONNX file of it.")
+    parser.add("--image_size")
+    parser.add("--num_classes", "Number of outputs of the classifier.", type=int)
+    parser.add("--width", "Width multiplier of a static model.", type=float)
+    parser.add("--path", "Show this path only, such as 13 or 0,1,2,3; 0 is the slimmest width.")
+    parser.add("--json")
 
 
 def run(args: Namespace) -> None:
     from dsnet.report.tables import human, print_json, print_table
 
-    manifest, about = find(args)
-    table, router = manifest.table, manifest.router
-    paths = manifest.space.uniform if args.path is None else [manifest.parse_path(args.path)]
+    manifest, routing, about = find(args)
+    table = manifest.table
+    space = table.space  # of the whole network: a file may hold a part of it
+    paths = space.uniform if args.path is None else [manifest.parse_path(args.path)]
     known = {row.path: row for row in manifest.widths}
     rows: list[dict[str, Any]] = []
     for path in paths:
@@ -35,7 +38,7 @@ def run(args: Namespace) -> None:
         rows.append(
             {
                 "path": list(path),
-                "channels": list(row.channels) if row else [],
+                "channels": channels_of(manifest, path),
                 "madds": cost.madds,
                 "madds_layers": cost.layers,
                 "madds_pools": cost.pools,
@@ -52,13 +55,13 @@ def run(args: Namespace) -> None:
             "image_size": manifest.image_size,
             "num_classes": manifest.num_classes,
             "choice_points": manifest.points,
-            "paths": manifest.space.size,
-            "routing": [list(widths) for widths in (manifest.space if router is None else router.routing).choices],
+            "paths": space.size,
+            "routing": [list(widths) for widths in routing],
             "front_madds": table.front.madds,
         }
         print_json({**summary, "widths": rows})
         return
-    size = manifest.space.size
+    size = space.size
     shown = "" if args.path or len(paths) == size else f"; {len(paths)} of {size} paths shown, see --path"
     if about:
         print(about)
@@ -84,16 +87,28 @@ def run(args: Namespace) -> None:
     )
 
 
-def find(args: Namespace) -> tuple[Manifest, str]:
-    """The manifest of a file, a run folder or a model's name, and what is said of the latter."""
+def channels_of(manifest: Manifest, path: WidthPath) -> list[int]:
+    """The channels behind each choice of a path, or of a static network."""
+    if not path:
+        return [count for row in manifest.widths for count in row.channels]
+    behind = {(point, width): row.channels[point] for row in manifest.widths for point, width in enumerate(row.path)}
+    return [behind[step] for step in enumerate(path) if step in behind]
+
+
+def find(args: Namespace) -> tuple[Manifest, Routing, str]:
+    """The manifest of a file, a run folder or a model's name, what gates may choose, and what is said of a model."""
     from dsnet.runtime.onnx import is_artefact, open_onnx
 
     fixed = args.width is not None or args.num_classes is not None
     if is_artefact(args.model):  # without torch
         if fixed or args.image_size is not None:
             raise ValueError(f"{args.model} is exported: its image size, width and classes are fixed")
-        return open_onnx(args.model).manifest, ""
+        manifest = open_onnx(args.model).manifest
+        return manifest, (manifest.table.space if manifest.router is None else manifest.router.routing).choices, ""
+    import torch
+
     from dsnet.models import create_model, describe, list_models
+    from dsnet.tasks import blank
 
     if args.model in list_models() or not Path(args.model).exists():
         if args.model not in list_models() and Path(args.model).name != args.model:
@@ -101,17 +116,10 @@ def find(args: Namespace) -> tuple[Manifest, str]:
                 f"{args.model} does not exist; give a folder that dsnet wrote, or a name from `dsnet models`"
             )
         wishes = {"width": args.width, "num_classes": args.num_classes, "image_size": args.image_size}
-        with meta():
-            return create_model(args.model, **wishes).manifest(), describe(args.model)
+        with torch.device("meta"):  # no weights: only what it costs is asked for
+            net = create_model(args.model, **wishes)
+        return net.manifest(), net.spec.routing, describe(args.model)
     if fixed:
         raise ValueError(f"{args.model} is a saved model: its width and classes are fixed; name a model instead")
-    from dsnet.tasks import blank
-
-    return blank(args.model).manifest(args.image_size), ""
-
-
-def meta() -> AbstractContextManager[Any]:
-    """Networks that are built here have no weights: only what they cost is asked for."""
-    import torch
-
-    return torch.device("meta")
+    net = blank(args.model)
+    return net.manifest(args.image_size), net.spec.routing, ""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from typing import Any
 
+from dsnet.cli.arguments import Parser
 
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
+
+def add_arguments(parser: Parser) -> None:
+    parser.add("--json")
 
 
 def run(args: Namespace) -> None:

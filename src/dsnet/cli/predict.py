@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 
-from dsnet.cli.arguments import number, whole
+from dsnet.cli.arguments import Parser
 from dsnet.errors import must
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("run", help="A run folder, an ONNX file or a bundle that dsnet wrote.")
-    parser.add_argument("images", nargs="+", help="Image files, or folders that are searched to any depth.")
-    parser.add_argument(
-        "--budget", help="Average MAdds to spend per image, such as 150M, or a share of the widest such as 0.5."
-    )
-    parser.add_argument(
-        "--max_width", type=whole, metavar="INDEX", help="Largest width index that may run; 0 is the slimmest."
-    )
-    parser.add_argument("--path", help="Run this path for every image instead of routing, such as 3 or 0,1,2,3.")
-    parser.add_argument(
-        "--draw", metavar="FOLDER", help="Folder for copies of the images with the detected boxes drawn on them."
-    )
-    parser.add_argument(
-        "--confidence",
-        type=number,
-        metavar="X",
-        help="Least confidence of the detections that are shown (default: 0.5).",
-    )
-    parser.add_argument(
-        "--batch_size", type=whole, default=64, metavar="N", help="Number of images that run together (default: 64)."
-    )
-    parser.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
+def add_arguments(parser: Parser) -> None:
+    parser.add("run", "A run folder, an ONNX file or a bundle that dsnet wrote.")
+    parser.add("images", "Image files, or folders that are searched to any depth.", nargs="+")
+    parser.add("--budget")
+    parser.add("--max_width")
+    parser.add("--path", "Run this path for every image instead of routing, such as 3 or 0,1,2,3.")
+    parser.add("--draw", "Folder for copies of the images with the detected boxes drawn on them.", metavar="FOLDER")
+    parser.add("--confidence", "Least confidence of the detections that are shown (default: 0.5).", type=float)
+    parser.add("--batch_size", "Number of images that run together.", type=int, default=64)
+    parser.add("--json")
 
 
 def run(args: Namespace) -> int:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 
-from dsnet.cli.arguments import whole
+from dsnet.cli.arguments import Parser
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("run", help="A folder that `dsnet train` wrote.")
-    parser.add_argument(
-        "--images", type=whole, metavar="N", help="Number of training images to use (default: as in training)."
-    )
-    parser.add_argument("--root", metavar="FOLDER", help="Folder of the data, if it has moved since training.")
-    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="Seed of the choice of images (default: 0).")
+def add_arguments(parser: Parser) -> None:
+    parser.add("run", "A folder that `dsnet train` wrote.")
+    parser.add("--images", "Number of training images to use (default: as in training).", type=int)
+    parser.add("--root")
+    parser.add("--seed", "Seed of the choice of images (default: 0).", type=int, default=0)
 
 
 def run(args: Namespace) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from dsnet.cli.arguments import Parser
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,18 +17,12 @@ if TYPE_CHECKING:
     from dsnet.results import Evaluation
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("place", help="A run that `dsnet train` wrote, or a folder with runs and experiment results.")
-    parser.add_argument("--out", metavar="FILE", help="File of the page (default: report.html in the place).")
-    parser.add_argument("--markdown", metavar="PREFIX", help="Also write PREFIX.md and its figures, for a README.")
-    parser.add_argument(
-        "--static",
-        nargs="+",
-        default=(),
-        metavar="RUN",
-        help="Evaluated runs of static networks. They are drawn in the same figures.",
-    )
-    parser.add_argument("--root", metavar="FOLDER", help="Folder of the data, if it has moved since training.")
+def add_arguments(parser: Parser) -> None:
+    parser.add("place", "A run that `dsnet train` wrote, or a folder with runs and experiment results.")
+    parser.add("--out", "File of the page (default: report.html in the place).", metavar="FILE")
+    parser.add("--markdown", "Also write PREFIX.md and its figures, for a README.", metavar="PREFIX")
+    parser.add("--static")
+    parser.add("--root")
 
 
 def run(args: Namespace) -> None:

@@ -6,47 +6,30 @@ import os
 import shlex
 import signal
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
-from dsnet.cli.arguments import one_of, several, whole
+from dsnet.cli.arguments import Parser
 from dsnet.errors import must
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("experiments", nargs="*", default=[], help="Names from --list, or `all`.")
-    parser.add_argument("--list", action="store_true", help="Show the experiments and how many of their runs are done.")
-    parser.add_argument(
-        "--scale",
-        **one_of("smoke", "cpu", "paper"),
-        default="cpu",
-        help="How much to train: smoke (a minute, digits), cpu (hours, CIFAR-10), or paper (ImageNet, with torchrun) "
-        "(default: cpu).",
-    )
-    parser.add_argument(
-        "--root",
-        metavar="FOLDER",
-        help="Folder of the data: cifar-10-batches-bin, imagenette and BCCD; or imagenet and VOCdevkit.",
-    )
-    parser.add_argument("--out", metavar="FOLDER", help="Folder of runs and results (default: runs/SCALE).")
-    parser.add_argument(
-        "--seeds", nargs="+", type=several, metavar="N", help="Seeds to train with (default: those of the scale)."
-    )
-    parser.add_argument(
-        "--longer",
-        type=whole,
-        default=1,
-        metavar="N",
-        help="Multiply the epochs of every training by N. The results are called NAME-longerN.",
-    )
-    parser.add_argument(
-        "--workers", type=whole, default=1, metavar="N", help="Number of runs that train at the same time (default: 1)."
-    )
-    parser.add_argument("--finished", action="store_true", help="Train nothing and show what is finished.")
-    parser.add_argument("--export", metavar="FOLDER", help="Folder that also gets the results.")
-    parser.add_argument("--json", action="store_true", help="Print JSON instead of tables.")
+def add_arguments(parser: Parser) -> None:
+    parser.add("experiments", "Names from --list, or `all`.", nargs="*", default=[])
+    parser.add("--list", "Show the experiments and how many of their runs are done.", action="store_true")
+    scale = "How much to train: smoke (a minute, digits), cpu (hours, CIFAR-10), or paper (ImageNet, with torchrun)."
+    parser.add("--scale", scale, choices=("smoke", "cpu", "paper"), default="cpu")
+    root = "Folder of the data: cifar-10-batches-bin, imagenette and BCCD; or imagenet and VOCdevkit."
+    parser.add("--root", root, metavar="FOLDER")
+    parser.add("--out", "Folder of runs and results (default: runs/SCALE).", metavar="FOLDER")
+    parser.add("--seeds", "Seeds to train with (default: those of the scale).", nargs="+", type=int)
+    longer = "Multiply the epochs of every training by N. The results are called NAME-longerN."
+    parser.add("--longer", longer, type=int, default=1)
+    parser.add("--workers", "Number of runs that train at the same time.", type=int, default=1)
+    parser.add("--finished", "Train nothing and show what is finished.", action="store_true")
+    parser.add("--export", "Folder that also gets the results.", metavar="FOLDER")
+    parser.add("--json")
 
 
 def run(args: Namespace) -> int:

@@ -12,8 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dsnet.config import RunConfig
-from dsnet.layers import flat, nested, packaged, read_yaml
+from dsnet.config import RunConfig, flat, nested, packaged, read_yaml
 from dsnet.tasks import config_from
 
 Keys = Mapping[str, Any]  # of a config, such as {"ieb.teacher": "ema"}

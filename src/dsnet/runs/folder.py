@@ -21,7 +21,7 @@ from dsnet.errors import CheckpointError
 from dsnet.files import write_whole
 from dsnet.results import Evaluation
 from dsnet.runs.record import record
-from dsnet.tasks import STATE, Plan, Task, load, named, read_config, save
+from dsnet.tasks import GATE, STATE, Plan, Task, load, named, read_config, save
 from dsnet.version import __version__, commit
 
 BENCH = "results/bench.json"
@@ -83,6 +83,17 @@ class RunFolder:
     def record(self, name: str, result: Evaluation, data: Data, *, draw: bool = True) -> list[Path]:
         """Write a result; draw: its figures as well, which are returned."""
         return record(self.folder, name, result, data, draw=draw)
+
+
+def has_begun(folder: Path) -> bool:
+    """Whether a run in this folder has something to go on from: a state, or a network."""
+    return any((folder / name).exists() for name in (STATE, f"{GATE}/{STATE}", MODEL))
+
+
+def new_folder(name: str) -> Path:
+    """A folder of this name below runs/, with a number behind it if that is taken."""
+    names = [name, *(f"{name}-{number}" for number in range(2, 10_000))]
+    return next(folder for name in names if not (folder := Path("runs") / name).exists())
 
 
 def to_plain(value: Any) -> Any:

@@ -18,11 +18,10 @@ import torch
 from torch import nn
 
 from dsnet.checkpoint import MODEL, WEIGHTS, card_in, check_tensors, read_description, read_model, task_in, write_model
-from dsnet.config import RunConfig
+from dsnet.config import RunConfig, read_run, read_yaml, resolve
 from dsnet.data.batches import PlainImages
 from dsnet.data.dataset import Data
 from dsnet.errors import CheckpointError
-from dsnet.layers import read_run, read_yaml, resolve
 from dsnet.manifest import Card, Manifest, Preprocessing
 from dsnet.models import Supernet, eager
 from dsnet.nn import ThresholdHead

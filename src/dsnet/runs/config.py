@@ -1,0 +1,46 @@
+"""The config of a run that begins, and of one that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dsnet.checkpoint import MODEL, read_description
+from dsnet.config import CONFIG, RunConfig, read_yaml, resolve
+from dsnet.tasks import read_config
+
+
+def new_config(kind: type[RunConfig], source: str | None, keys: Mapping[str, Any]) -> RunConfig:
+    """Defaults, then what is taken from the run that this one starts from, then these keys."""
+    gate = keys.get("stage") == "gate"
+    if gate and source is None:
+        raise ValueError("--stage gate needs --from RUN: a router needs a trained network")
+    return resolve(kind, source_keys(kind, source, gate=gate), keys, {"source": source})
+
+
+def source_keys(kind: type[RunConfig], source: str | None, *, gate: bool) -> dict[str, Any]:
+    """What is taken from a source: all keys to train a router, else what is not about data and optimisation."""
+    if source is None or not (Path(source) / MODEL).is_file():
+        return {}
+    file = Path(source) / CONFIG
+    if file.is_file():
+        keys = read_yaml(file)
+        return keys if gate else {key: keys[key] for key in kind.CARRIED if key in keys}
+    if gate or "model" not in kind.CARRIED:
+        return {}
+    return {"model": {"name": read_description(source)["spec"]["name"]}}
+
+
+def resumed_config(folder: Path, keys: Mapping[str, Any]) -> Any:
+    """The config of a run that goes on: only where its data is, and how it is run, may change."""
+    config: Any = read_config(folder / CONFIG)
+    given: Any = resolve(type(config), config.to_dict(), keys)
+    where = replace(given.data, root=config.data.root, workers=config.data.workers)
+    if replace(given, threads=config.threads, data=where) != config:
+        raise ValueError(
+            "--resume goes on with the run's own config; besides it only --data.root, --data.workers and --threads "
+            "may be given. To change anything else, start a new run"
+        )
+    return given
