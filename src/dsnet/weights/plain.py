@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import ge
 
 import torch
 from torch import Tensor
@@ -14,7 +17,7 @@ from dsnet.errors import CheckpointError
 from dsnet.models import ModelSpec, Supernet, create_model
 from dsnet.nn import RouterSpec, Sliceable, SliceBatchNorm2d
 from dsnet.weights.account import Account
-from dsnet.weights.schemes import Names, Scheme, Tensors, find_scheme, unknown_names
+from dsnet.weights.schemes import Names, Scheme, Tensors, find_scheme, layers, shape, unknown_names
 
 
 @dataclass(frozen=True)
@@ -86,47 +89,74 @@ def import_released(tensors: Tensors) -> tuple[Supernet, Account]:
     Its stem and first five blocks hold a wider front that the routed network never uses: they are cut to the
     leading channels. Batch-norm statistics are in `aux_bn.<width>`, the shared affine in the last of them.
     """
-    source = _Released(tensors)
-    gate = "blocks.3.first_block.gate.gate.0.weight"
     try:
         net = create_model(
             "ds_mobilenet_v1",
-            num_classes=source.get("classifier.weight", dims=2).shape[0],
-            in_channels=source.get("conv_stem.weight", dims=4).shape[1],
-            routing=range(source.get(gate, dims=4).shape[0]),
+            num_classes=shape(tensors, "classifier.weight", dims=2)[0],
+            in_channels=shape(tensors, "conv_stem.weight")[1],
+            routing=range(shape(tensors, "blocks.3.first_block.gate.gate.0.weight")[0]),
         ).eval()
     except CheckpointError:
         raise
     except (ValueError, RuntimeError) as error:
         raise CheckpointError(f"its sizes do not fit the released DS-MBNet: {error}") from error
-    names = {"front.blocks.0.conv": "conv_stem", "front.blocks.0.norm": "bn1", "head.classifier": "classifier"}
-    for ours, theirs in zip(_our_blocks(), _released_blocks(), strict=True):
-        names |= {f"{ours}.{mine}": f"{theirs}.{its}" for mine, its in _RELEASED_LAYERS.items()}
+    names, account, wider = released_names(), Account(), []
+    take = partial(_take, tensors, account)
     with torch.no_grad():
         for path, layer in net.named_modules():
+            cut = path.startswith(_CUT)
             if isinstance(layer, SliceBatchNorm2d):
-                _import_norm(source, names[path], layer, cut=path.startswith(_CUT))
+                entries = [f"{names[path]}.aux_bn.{width}" for width in range(len(layer.channels) + cut)]
+                take(f"{entries[-1]}.weight", layer.weight, cut=cut)
+                take(f"{entries[-1]}.bias", layer.bias, cut=cut)
+                wider += entries[len(layer.channels) :]
+                _take_statistics(tensors, take, entries, layer)
             elif isinstance(layer, Sliceable):
                 for kind, parameter in layer.named_parameters():
-                    source.copy(f"{names[path]}.{kind}", parameter, cut=path.startswith(_CUT))
+                    take(f"{names[path]}.{kind}", parameter, cut=cut)
     net.spec = replace(net.spec, router=RouterSpec("gate", "try_best"))  # its slimming head is trained
-    return net, source.settle()
+    for name in sorted(set(tensors) - set(account.loaded)):
+        if name.rpartition(".")[0] not in wider:
+            raise CheckpointError(f"tensor {name!r} has no place in the released DS-MBNet; this is another network")
+        account.unused[name] = "the routed network never uses the wider front"
+    account.limits.append("the front is cut to the width that the routed network uses")
+    return net, account
 
 
-def _import_norm(source: _Released, name: str, norm: SliceBatchNorm2d, *, cut: bool) -> None:
-    last = len(norm.channels) if cut else len(norm.channels) - 1  # the cut front kept one more, wider width
-    source.copy(f"{name}.aux_bn.{last}.weight", norm.weight, cut=cut)
-    source.copy(f"{name}.aux_bn.{last}.bias", norm.bias, cut=cut)
-    if cut:
-        source.leave(f"{name}.aux_bn.{last}.")
-    for width, count in enumerate(norm.channels):
-        entry = f"{name}.aux_bn.{width}"
-        source.copy(f"{entry}.running_mean", norm.running_mean[width, :count])
-        source.copy(f"{entry}.running_var", norm.running_var[width, :count])
+def _take(tensors: Tensors, account: Account, name: str, target: Tensor, *, cut: bool = False) -> None:
+    """Fill `target`; with `cut` from the leading channels. 1x1 convolutions serve as linear layers."""
+    if name not in tensors:
+        raise CheckpointError(
+            f"tensor {name!r} is missing, so this is not the released DS-MBNet or it is incomplete; "
+            f"the file has {len(tensors)} tensors"
+        )
+    tensor, wanted = tensors[name], tuple(target.shape)
+    if tensor.dim() == 4 and len(wanted) == 2 and tensor.shape[2:] == (1, 1):
+        tensor = tensor.flatten(1)
+    given = tuple(tensor.shape)
+    enough = len(given) == len(wanted) and given[2:] == wanted[2:] and all(map(ge, given, wanted))
+    if not (enough if cut else given == wanted):
+        need = "at least " if cut else ""
+        raise CheckpointError(f"tensor {name!r} has shape {tuple(tensors[name].shape)} but {need}{wanted} is needed")
+    target.copy_(tensor[tuple(slice(count) for count in wanted)])
+    if given == wanted:
+        account.whole.append(name)
+    else:
+        account.cut[name] = (given, wanted)
+
+
+def _take_statistics(
+    tensors: Tensors, take: Callable[[str, Tensor], None], entries: list[str], norm: SliceBatchNorm2d
+) -> None:
+    """The statistics of every width; an entry is the place of one."""
+    for width, (count, entry) in enumerate(zip(norm.channels, entries, strict=False)):
+        take(f"{entry}.running_mean", norm.running_mean[width, :count])
+        take(f"{entry}.running_var", norm.running_var[width, :count])
         if norm.running_var[width].min() < 0:
             raise CheckpointError(f"tensor '{entry}.running_var' holds a negative variance; the file is damaged")
         norm.num_batches_tracked[width] = 1  # its statistics are trained, also where the file leaves the counter out
-        source.take(f"{entry}.num_batches_tracked", norm.num_batches_tracked[width])
+        if f"{entry}.num_batches_tracked" in tensors:
+            take(f"{entry}.num_batches_tracked", norm.num_batches_tracked[width])
 
 
 _RELEASED_LAYERS = {
@@ -139,87 +169,21 @@ _RELEASED_LAYERS = {
     "norm2": "bn2",
 }
 
-
-# The layers whose tensors are cut: the front, and of block 6 what stands before its pointwise outputs.
-_CUT = (
-    "front.",
-    "segments.0.first.depthwise",
-    "segments.0.first.norm1",
-    "segments.0.first.gate",
-    "segments.0.first.pointwise",
-)
+# The layers whose tensors are cut: the front, and of block 6 what stands before its pointwise outputs. The cut front
+# kept one more, wider width.
+_CUT = ("front.", *(f"segments.0.first.{layer}" for layer in ("depthwise", "norm1", "gate", "pointwise")))
 
 
-def _our_blocks() -> list[str]:
-    return (
-        [f"front.blocks.{k}" for k in range(1, 6)]
-        + ["segments.0.first"]
-        + [f"segments.0.rest.blocks.{k}" for k in range(7)]
-    )
-
-
-def _released_blocks() -> list[str]:
-    repeats = (0, 1, 1, 5, 1)
-    return [
+def released_names() -> Names:
+    """Our layers as the released file calls them."""
+    ours = [f"front.blocks.{number}" for number in range(1, 6)]
+    ours += ["segments.0.first", *(f"segments.0.rest.blocks.{number}" for number in range(7))]
+    theirs = [
         f"blocks.{stage}.{block}"
-        for stage, count in enumerate(repeats)
-        for block in ("first_block", *(f"residual_blocks.{k}" for k in range(count)))
+        for stage, count in enumerate((0, 1, 1, 5, 1))
+        for block in ("first_block", *(f"residual_blocks.{number}" for number in range(count)))
     ]
-
-
-class _Released:
-    """The tensors of the released file, and an account of what was taken from them."""
-
-    def __init__(self, tensors: Tensors) -> None:
-        self.tensors = tensors
-        self.account = Account()
-        self.expected_leftovers: list[str] = []
-
-    def get(self, name: str, dims: int) -> Tensor:
-        if name not in self.tensors:
-            raise CheckpointError(
-                f"tensor {name!r} is missing, so this is not the released DS-MBNet or it is incomplete; "
-                f"the file has {len(self.tensors)} tensors"
-            )
-        tensor = self.tensors[name]
-        if tensor.dim() != dims:
-            raise CheckpointError(f"tensor {name!r} has {tensor.dim()} dimensions instead of {dims}")
-        return tensor
-
-    def copy(self, name: str, target: Tensor, *, cut: bool = False) -> None:
-        """Fill `target`; with `cut` from the leading channels. 1x1 convolutions serve as linear layers."""
-        dims = self.tensors[name].dim() if name in self.tensors else target.dim()
-        flat = dims == 4 and target.dim() == 2
-        tensor = self.get(name, dims=4 if flat else target.dim())
-        if flat and tensor.shape[2:] == (1, 1):
-            tensor = tensor.flatten(1)
-        fits = tensor.dim() == target.dim() and tensor.shape[2:] == target.shape[2:]
-        enough = fits and all(have >= need for have, need in zip(tensor.shape, target.shape, strict=True))
-        if not (enough if cut else tensor.shape == target.shape):
-            need = "at least " if cut else ""
-            raise CheckpointError(
-                f"tensor {name!r} has shape {tuple(self.tensors[name].shape)} but {need}{tuple(target.shape)} is needed"
-            )
-        target.copy_(tensor[tuple(slice(count) for count in target.shape)])
-        if tensor.shape == target.shape:
-            self.account.whole.append(name)
-        else:
-            self.account.cut[name] = (tuple(tensor.shape), tuple(target.shape))
-
-    def take(self, name: str, target: Tensor) -> None:
-        """`copy` if the tensor is there."""
-        if name in self.tensors:
-            self.copy(name, target)
-
-    def leave(self, prefix: str) -> None:
-        """Tensors that may remain unused."""
-        self.expected_leftovers.append(prefix)
-
-    def settle(self) -> Account:
-        """The account of all tensors; one that has no place and was not left on purpose is an error."""
-        for name in sorted(set(self.tensors) - set(self.account.loaded)):
-            if not name.startswith(tuple(self.expected_leftovers)):
-                raise CheckpointError(f"tensor {name!r} has no place in the released DS-MBNet; this is another network")
-            self.account.unused[name] = "the routed network never uses the wider front"
-        self.account.limits.append("the front is cut to the width that the routed network uses")
-        return self.account
+    names = {"front.blocks.0.conv": "conv_stem", "front.blocks.0.norm": "bn1", "head.classifier": "classifier"}
+    for mine, its in zip(ours, theirs, strict=True):
+        names |= layers(mine, its, _RELEASED_LAYERS)
+    return names

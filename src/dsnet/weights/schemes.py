@@ -105,59 +105,37 @@ def read_mobilenet(tensors: Tensors) -> tuple[ModelSpec, Names]:
 
 @dataclass(frozen=True)
 class _Inverted:
-    """Where a library keeps the layers of an inverted residual block, with and without expansion."""
+    """Where a library keeps the layers of an inverted residual block, with and without expansion, and those outside the
+    blocks."""
 
-    expanded: dict[str, str]
-    plain: dict[str, str]
+    expanded: Names
+    plain: Names
+    ends: Names
 
 
-_TIMM_BLOCK = _Inverted(
-    expanded={
-        "expand": "conv_pw",
-        "norm0": "bn1",
-        "depthwise": "conv_dw",
-        "norm1": "bn2",
-        "gate.reduce": "se.conv_reduce",
-        "gate.expand": "se.conv_expand",
-        "project": "conv_pwl",
-        "norm2": "bn3",
-    },
-    plain={
-        "depthwise": "conv_dw",
-        "norm1": "bn1",
-        "gate.reduce": "se.conv_reduce",
-        "gate.expand": "se.conv_expand",
-        "project": "conv_pw",
-        "norm2": "bn2",
-    },
+def _inverted(*, expanded: str, plain: str, ends: str) -> _Inverted:
+    block = ["expand", "norm0", "depthwise", "norm1", "gate.reduce", "gate.expand", "project", "norm2"]
+    outside = ["front.blocks.0.conv", "front.blocks.0.norm", "head.conv.conv", "head.conv.norm", "head.classifier"]
+    lists = ((block, expanded), (block[2:], plain), (outside, ends))
+    return _Inverted(*(dict(zip(ours, theirs.split(), strict=True)) for ours, theirs in lists))
+
+
+_TIMM = _inverted(
+    expanded="conv_pw bn1 conv_dw bn2 se.conv_reduce se.conv_expand conv_pwl bn3",
+    plain="conv_dw bn1 se.conv_reduce se.conv_expand conv_pw bn2",
+    ends="conv_stem bn1 conv_head bn2 classifier",
 )
-_TORCHVISION_BLOCK = _Inverted(
-    expanded={
-        "expand": "block.0.0",
-        "norm0": "block.0.1",
-        "depthwise": "block.1.0",
-        "norm1": "block.1.1",
-        "gate.reduce": "block.2.fc1",
-        "gate.expand": "block.2.fc2",
-        "project": "block.3.0",
-        "norm2": "block.3.1",
-    },
-    plain={
-        "depthwise": "block.0.0",
-        "norm1": "block.0.1",
-        "gate.reduce": "block.1.fc1",
-        "gate.expand": "block.1.fc2",
-        "project": "block.2.0",
-        "norm2": "block.2.1",
-    },
+_TORCHVISION = _inverted(
+    expanded="block.0.0 block.0.1 block.1.0 block.1.1 block.2.fc1 block.2.fc2 block.3.0 block.3.1",
+    plain="block.0.0 block.0.1 block.1.fc1 block.1.fc2 block.2.0 block.2.1",
+    ends="features.0.0 features.0.1 features.8.0 features.8.1 classifier.1",
 )
 _EFFICIENTNET_STRIDES = (1, 2, 2, 2, 1, 2, 1)
 
 
-def _read_efficientnet(
-    tensors: Tensors, ends: Names, at: Callable[[int], str], kinds: _Inverted
-) -> tuple[ModelSpec, Names]:
-    """`ends` names the layers outside the blocks, `at(stage)` a stage, `kinds` the layers of a block."""
+def read_efficientnet(tensors: Tensors, kinds: _Inverted, at: Callable[[int], str]) -> tuple[ModelSpec, Names]:
+    """kinds: the names of the layers. at(stage): that of a stage."""
+    ends = kinds.ends
     stem, channels, kernel, _ = shape(tensors, f"{ends['front.blocks.0.conv']}.weight")
     stages, names, block = [StageSpec("conv", stem, stride=2, kernel=kernel)], dict(ends), 1
     for stage, stride in enumerate(_EFFICIENTNET_STRIDES):
@@ -183,28 +161,6 @@ def _read_efficientnet(
     return spec, names
 
 
-def read_efficientnet_timm(tensors: Tensors) -> tuple[ModelSpec, Names]:
-    ends = {
-        "front.blocks.0.conv": "conv_stem",
-        "front.blocks.0.norm": "bn1",
-        "head.conv.conv": "conv_head",
-        "head.conv.norm": "bn2",
-        "head.classifier": "classifier",
-    }
-    return _read_efficientnet(tensors, ends, lambda stage: f"blocks.{stage}", _TIMM_BLOCK)
-
-
-def read_efficientnet_torchvision(tensors: Tensors) -> tuple[ModelSpec, Names]:
-    ends = {
-        "front.blocks.0.conv": "features.0.0",
-        "front.blocks.0.norm": "features.0.1",
-        "head.conv.conv": "features.8.0",
-        "head.conv.norm": "features.8.1",
-        "head.classifier": "classifier.1",
-    }
-    return _read_efficientnet(tensors, ends, lambda stage: f"features.{stage + 1}", _TORCHVISION_BLOCK)
-
-
 _PREPROCESSING = "inputs are taken to be normalised with ImageNet's mean and deviation; set the card where it is not so"
 
 RELEASED = "bn1.aux_bn.0.running_mean"
@@ -228,7 +184,7 @@ SCHEMES = (
         "an EfficientNet of timm",
         ("conv_stem.weight", "blocks.0.0.se.conv_reduce.weight", "blocks.1.0.conv_pwl.weight"),
         (),
-        read_efficientnet_timm,
+        lambda tensors: read_efficientnet(tensors, _TIMM, "blocks.{}".format),
         (
             "padding is symmetric and epsilon 1e-5, as in timm's efficientnet_*; its tf_efficientnet_* have the same "
             "names but another padding and epsilon, so they would compute something else here",
@@ -239,7 +195,7 @@ SCHEMES = (
         "an EfficientNet of torchvision",
         ("features.0.0.weight", "features.1.0.block.1.fc1.weight"),
         (),
-        read_efficientnet_torchvision,
+        lambda tensors: read_efficientnet(tensors, _TORCHVISION, lambda stage: f"features.{stage + 1}"),
         (_PREPROCESSING,),
     ),
 )
