@@ -20,32 +20,19 @@ from dsnet.tasks import load, save
 
 TAGS = ["dynamic-neural-networks", "slimmable-networks", "image-classification", "pytorch"]
 RESULT = Path("results") / "test.json"
+Model = Supernet | str | os.PathLike[str]  # or the folder of one
 
 
-def from_pretrained(
-    name: str | os.PathLike[str],
-    *,
-    revision: str | None = None,
-    device: torch.device | str = "cpu",
-    cache_dir: str | Path | None = None,
-    token: str | bool | None = None,
-    local_files_only: bool = False,
-) -> Supernet:
+def from_pretrained(name: str | os.PathLike[str], *, device: torch.device | str = "cpu", **options: Any) -> Supernet:
     """The network in a folder, or in a repository of the Hub (`user/name`), in eval mode.
 
-    With HF_HUB_OFFLINE=1 or `local_files_only` only what was downloaded before is read.
+    options: revision, cache_dir, token, local_files_only, as in huggingface_hub. With HF_HUB_OFFLINE=1 or
+    `local_files_only` only what was downloaded before is read.
     """
     if Path(name).is_dir():
         return load(name, "classification", device=device)
     try:
-        folder = snapshot_download(
-            str(name),
-            revision=revision,
-            cache_dir=cache_dir,
-            token=token,
-            local_files_only=local_files_only,
-            allow_patterns=[MODEL, WEIGHTS],
-        )
+        folder = snapshot_download(str(name), allow_patterns=[MODEL, WEIGHTS], **options)
     except HFValidationError:
         raise CheckpointError(
             f"{name} is neither a folder nor the name of a repository on the Hub, which is written user/name"
@@ -59,17 +46,13 @@ def from_pretrained(
     return load(folder, "classification", device=device)
 
 
-def save_pretrained(
-    model: Supernet | str | os.PathLike[str], folder: str | os.PathLike[str], *, license: str = "unknown"
-) -> Path:
+def save_pretrained(model: Model, folder: str | os.PathLike[str], *, license: str = "unknown") -> Path:
     """Write a network, or that of a run with its accuracy, and a README.md where there is none yet."""
     _Published(model, license).save_pretrained(Path(folder))
     return Path(folder)
 
 
-def push_to_hub(
-    model: Supernet | str | os.PathLike[str], repo_id: str, *, license: str = "unknown", **options: Any
-) -> str:
+def push_to_hub(model: Model, repo_id: str, *, license: str = "unknown", **options: Any) -> str:
     """Upload what `save_pretrained` writes; returns the address of the commit.
 
     options: private, token, branch, create_pr, commit_message, as in huggingface_hub.
@@ -80,14 +63,10 @@ def push_to_hub(
 class _Published(ModelHubMixin):
     """A network as huggingface_hub's mixin wants it; the network itself does not know the Hub."""
 
-    def __init__(
-        self, model: Supernet | str | os.PathLike[str], license: str = "unknown", repo_id: str | None = None
-    ) -> None:
+    def __init__(self, model: Model, license: str, repo_id: str | None = None) -> None:
         model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
         if isinstance(model, torch.nn.Module) and not isinstance(model, Supernet):
-            raise ValueError(
-                f"only a Supernet can be published, not a {type(model).__name__}; give one, or a run folder"
-            )
+            raise ValueError(f"only a Supernet can be published, not a {type(model).__name__}; give it or a run folder")
         self.net = model if isinstance(model, Supernet) else load(model, "classification")
         self.result = None if isinstance(model, Supernet) else read_result(Path(model) / RESULT)
         self.license, self.repo_id = license, repo_id
@@ -102,10 +81,8 @@ class _Published(ModelHubMixin):
 
 def read_result(file: Path) -> Evaluation | None:
     """The evaluation that a run wrote; None where it has none."""
-    if not file.is_file():
-        return None
     try:
-        return read(file, Evaluation)
+        return read(file, Evaluation) if file.is_file() else None
     except ResultError as error:
         raise CheckpointError(f"{file} is not a result of this version of dsnet ({error})") from error
 
@@ -114,21 +91,29 @@ def model_card(
     net: Supernet, result: Evaluation | None = None, *, license: str = "unknown", repo_id: str | None = None
 ) -> str:
     """A README.md for the Hub: what the network is, how accurate, at what cost, and how to use it."""
-    spec, table = net.spec, count(net)
+    spec, table, how, points = net.spec, count(net), net.card.preprocessing, len(net.spec.widths)
     data = ModelCardData(license=license, library_name="dsnet", pipeline_tag="image-classification", tags=TAGS)
-    points = len(spec.widths)
     what = f"{spec.space.size} paths over {points} choice point{'s' * (points > 1)}" if points else "one static path"
-    lines = [
-        "---",
-        data.to_yaml(),
-        "---",
-        "",
-        f"# {repo_id or spec.name}",
-        "",
-        f"`{spec.name}`, a network of dsnet: {what}, {human(table.slimmest)} to {human(table.widest)} MAdds "
-        f"at {spec.image_size} px, {spec.num_classes} classes.",
-        "",
-    ]
+    return CARD.format(
+        data=data.to_yaml(),
+        title=repo_id or spec.name,
+        name=spec.name,
+        what=what,
+        cost=f"{human(table.slimmest)} to {human(table.widest)}",
+        size=spec.image_size,
+        classes=spec.num_classes,
+        tables="".join(f"{line}\n" for line in tables(net, result)),
+        repo=repo_id or "user/name",
+        shape=f"1, {spec.in_channels}, {spec.image_size}, {spec.image_size}",
+        routed=ROUTED if net.card.budgets and spec.router is not None else "",
+        fit=f"{spec.image_size} / {how.crop:g} pixels on the short side ({how.interpolation})",
+        norm=f"mean {list(how.mean)} and deviation {list(how.std)}",
+    )
+
+
+def tables(net: Supernet, result: Evaluation | None) -> list[str]:
+    """What is known of the accuracy."""
+    lines: list[str] = []
     if result is not None:
         paths, budgets = paths_table(result), budgets_table(result)
         lines += ["## Accuracy", "", f"{paths.title}.", "", *markdown_table(paths.columns, paths.rows), ""]
@@ -139,37 +124,35 @@ def model_card(
         rows = [[human(row.madds), f"{row.lam:.4g}", f"{row.accuracy:.2%}", row.image_size] for row in net.card.budgets]
         lines += ["## Budgets", "", "Average MAdds that the router can be asked for; accuracy on held-out images.", ""]
         lines += [*markdown_table(["MAdds", "lambda", "accuracy", "pixels"], rows), ""]
-    return "\n".join([*lines, *usage(net, repo_id or "user/name")]) + "\n"
+    return lines
 
 
-def usage(net: Supernet, repo_id: str) -> list[str]:
-    """How to use the network from Python and from the command line."""
-    spec, how = net.spec, net.card.preprocessing
-    shape = f"1, {spec.in_channels}, {spec.image_size}, {spec.image_size}"
-    python = [
-        "import torch",
-        "",
-        "import dsnet",
-        "",
-        f'net = dsnet.from_pretrained("{repo_id}")',
-        f"images = torch.randn({shape})",
-        "logits = net(images, net.space.widest)",
-    ]
-    if net.card.budgets and spec.router is not None:
-        python += ["routed = dsnet.route(net, images, dsnet.policy_for(net, budget=0.5))"]
-    return [
-        "## Use",
-        "",
-        "```python",
-        *python,
-        "```",
-        "",
-        "```",
-        f"hf download {repo_id} --local-dir model",
-        "dsnet info model",
-        "dsnet predict model photos",
-        "```",
-        "",
-        f"Images are resized to {spec.image_size} / {how.crop:g} pixels on the short side ({how.interpolation}), "
-        f"centre cropped, scaled to 0..1 and normalised with mean {list(how.mean)} and deviation {list(how.std)}.",
-    ]
+ROUTED = "routed = dsnet.route(net, images, dsnet.policy_for(net, budget=0.5))\n"
+CARD = """---
+{data}
+---
+
+# {title}
+
+`{name}`, a network of dsnet: {what}, {cost} MAdds at {size} px, {classes} classes.
+
+{tables}## Use
+
+```python
+import torch
+
+import dsnet
+
+net = dsnet.from_pretrained("{repo}")
+images = torch.randn({shape})
+logits = net(images, net.space.widest)
+{routed}```
+
+```
+hf download {repo} --local-dir model
+dsnet info model
+dsnet predict model photos
+```
+
+Images are resized to {fit}, centre cropped, scaled to 0..1 and normalised with {norm}.
+"""
