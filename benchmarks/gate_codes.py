@@ -29,7 +29,7 @@ from dsnet.report.tables import markdown_table
 from dsnet.routing.traces import auc
 from dsnet.tasks import load, read_config
 from dsnet.tasks.classification.config import ClassificationConfig
-from dsnet.tasks.classification.task import open_data
+from dsnet.tasks.classification.task import task
 
 HIDDEN = 64
 READS = {
@@ -100,7 +100,7 @@ def trained(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], points: i
 
 def measure(run: Path, root: str | None, epochs: int) -> dict[str, Any]:
     config = read_config(run / CONFIG)
-    data = open_data(config, root)
+    data = task.open_data(config, root)
     check_data(run, data)
     net = load(run, "classification").eval()
     train, test = (look(net, plain_batches(split, 256)) for split in (data.train, data.test))

@@ -27,7 +27,7 @@ from dsnet.models.count import count
 from dsnet.report.tables import human, markdown_table
 from dsnet.tasks import load, read_config
 from dsnet.tasks.classification.accuracy import accuracy
-from dsnet.tasks.classification.task import calibration_images, open_data
+from dsnet.tasks.classification.task import calibration_images, task
 from dsnet.training import recalibrate
 from dsnet.weights.sorting import IMPORTANCES, order_of, sort_channels, spaces
 from dsnet.weights.transfer import transfer
@@ -45,7 +45,7 @@ def shuffled(net: Supernet, seed: int) -> Supernet:
 def measure(run: Path, name: str, root: str | None, orders: int) -> dict[str, Any]:
     """Top-1 of every uniform path, for each order of the channels."""
     config = read_config(run / CONFIG)
-    data = open_data(config, root)
+    data = task.open_data(config, root)
     check_data(run, data)
     source = load(run, "classification")
     wishes = {"num_classes": source.spec.num_classes, "in_channels": source.spec.in_channels}

@@ -19,7 +19,7 @@ from dsnet.predict import prepare
 from dsnet.results import RoutedTime, Times
 from dsnet.schema import plain
 from dsnet.tasks import read_config
-from dsnet.tasks.classification.task import open_data
+from dsnet.tasks.classification.task import task
 from support.runs import SHORT
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def photos(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photos")
-    data = open_data(read_config(run / CONFIG))
+    data = task.open_data(read_config(run / CONFIG))
     batch = data.test.load(data.test.ids[:12])
     shown = batch.images * torch.tensor(data.std).view(1, -1, 1, 1) + torch.tensor(data.mean).view(1, -1, 1, 1)
     for number, pixels in enumerate(shown):
@@ -104,7 +104,7 @@ def test_options_of_detectors_are_refused(
 
 def test_a_trained_network_routes_alike_everywhere(run: Path) -> None:
     net = dsnet.load(run)
-    data = open_data(read_config(run / CONFIG))
+    data = task.open_data(read_config(run / CONFIG))
     x = data.test.load(data.test.ids[:64]).images
     expected = dsnet.route(net, x, dsnet.policy_for(net, 0.4))
     assert len(expected.paths.unique()) > 1

@@ -21,7 +21,7 @@ def run(args: Namespace) -> None:
     from dsnet.config import CONFIG
     from dsnet.data.splits import check_data
     from dsnet.tasks import calibrated, load, read_config, save
-    from dsnet.tasks.classification.task import calibration_images, open_data, task
+    from dsnet.tasks.classification.task import calibration_images, task
     from dsnet.training import recalibrate
 
     folder = Path(args.run)
@@ -29,7 +29,7 @@ def run(args: Namespace) -> None:
     config = read_config(folder / CONFIG)
     if args.images is not None:
         config = replace(config, recalibration=args.images)
-    data = open_data(config, args.root)
+    data = task.open_data(config, args.root)
     check_data(folder, data)
     batches = recalibrate(net, calibration_images(data, config, seed=args.seed))
     if batches == 0:

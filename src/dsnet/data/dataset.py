@@ -93,9 +93,10 @@ class Data:
     interpolation: Interpolation
 
     def split(self, name: str) -> Split:
-        if name not in ("test", "calibration", "train"):
+        splits = {"test": self.test, "calibration": self.calibration, "train": self.train}
+        if name not in splits:
             raise ValueError(f"split {name!r} is unknown; choose test, calibration or train")
-        return {"test": self.test, "calibration": self.calibration, "train": self.train}[name]
+        return splits[name]
 
     @property
     def fingerprint(self) -> str:

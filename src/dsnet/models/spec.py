@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from dsnet.errors import must
 from dsnet.manifest import RouterSpec
 from dsnet.nn.gate import ACTIVATIONS, Activation, GateSpec
 from dsnet.nn.norm import NormSpec
@@ -44,10 +45,9 @@ class StageSpec(Typed):
             )
         Channels.of(self.out)
         for name in ("repeats", "stride", "kernel", "expansion"):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise ValueError(f"{name} of a {self.block} stage is {getattr(self, name)!r}; it must be at least 1")
-        if self.kernel % 2 == 0:
-            raise ValueError(f"kernel of a {self.block} stage is {self.kernel}; it must be odd")
+            value = getattr(self, name)
+            must(f"{name} of a {self.block} stage", repr(value), type(value) is int and value >= 1, "be at least 1")
+        must(f"kernel of a {self.block} stage", self.kernel, self.kernel % 2 == 1, "be odd")
         if self.block == "bottleneck" and any(count % self.expansion for count in Channels.of(self.out)):
             raise ValueError(f"bottleneck channels {self.out} are not multiples of the expansion {self.expansion}")
 
@@ -80,8 +80,7 @@ class ModelSpec(Typed):
 
     def __post_init__(self) -> None:
         for name, value in (("num_classes", self.num_classes), ("in_channels", self.in_channels)):
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
+            must(name, repr(value), type(value) is int and value >= 1, "be a whole number of at least 1")
         if not isinstance(self.name, str) or not self.stages:
             raise ValueError(f"a model needs a name and at least one stage, not {self.name!r} and {self.stages!r}")
         if self.activation not in ACTIVATIONS:
@@ -96,10 +95,7 @@ class ModelSpec(Typed):
             raise ValueError(f"stages use choice points {reached}; they must rise from 0 to {len(self.widths) - 1}")
         for number, stage in enumerate(self.stages):
             self._check_stage(number, stage)
-        if not self.routing:
-            object.__setattr__(self, "routing", self.space.choices)
-        else:
-            object.__setattr__(self, "routing", self.space.restrict(self.routing).choices)
+        object.__setattr__(self, "routing", self.space.restrict(self.routing or None).choices)
         if self.router is not None:
             self._check_router(self.router)
         taps = [stage.tap for stage in self.stages if stage.tap is not None]

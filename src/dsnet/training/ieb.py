@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
@@ -49,7 +50,7 @@ class IEBConfig(Typed):
 N = TypeVar("N", bound=nn.Module)
 
 
-class Stage(nn.Module, Generic[N]):
+class Stage(nn.Module, ABC, Generic[N]):
     """What one training step learns, for any network. It is a module, because DistributedDataParallel wraps modules.
 
     updates_statistics: whether a step changes the running statistics of the net.
@@ -62,9 +63,9 @@ class Stage(nn.Module, Generic[N]):
         """What is random in a step. progress: share of the training that is done. part: of the batch."""
         return None
 
+    @abstractmethod
     def forward(self, images: Tensor, labels: Tensor, drawn: Any, average: N) -> dict[str, Tensor]:
         """The named losses of a batch. average: the moving average of the net."""
-        raise NotImplementedError
 
 
 class IEB(Stage[Supernet]):

@@ -37,11 +37,9 @@ class AccuracyScorer:
     def add(self, path: WidthPath, rows: np.ndarray, outputs: Outputs, labels: Any) -> None:
         logits, wanted = torch.as_tensor(outputs["logits"]), torch.as_tensor(labels)
         wanted = wanted.to(logits.device)
-        self._grow(int(rows.max()) + 1)
+        self.labels = grown(self.labels, int(rows.max()) + 1, 0)
         self.labels[rows] = wanted.cpu().numpy()
-        known = self.answers.setdefault(path, np.full(len(self.labels), -1, np.int64))
-        if len(known) < len(self.labels):
-            known = self.answers[path] = np.concatenate([known, np.full(len(self.labels) - len(known), -1, np.int64)])
+        known = self.answers[path] = grown(self.answers.get(path, self.labels[:0]), len(self.labels), -1)
         seen = bool((known[rows] >= 0).any())
         known[rows] = logits.argmax(1).cpu().numpy()
         if seen:  # an image that ran along this path before counts once
@@ -50,10 +48,6 @@ class AccuracyScorer:
         loss = F.cross_entropy(logits.float(), wanted, reduction="sum")
         found = [float((best == wanted[:, None]).sum()), float(loss), float(len(rows))]
         self.sums[path] = self.sums.get(path, np.zeros(3)) + found
-
-    def _grow(self, count: int) -> None:
-        if count > len(self.labels):
-            self.labels = np.concatenate([self.labels, np.zeros(count - len(self.labels), np.int64)])
 
     def of(self, path: WidthPath) -> dict[str, float]:
         top5, loss, images = self.sums[path].tolist()
@@ -92,6 +86,11 @@ class AccuracyScorer:
                 answer = int(self.answers[path][row])
                 found.append(Example(int(traces.ids[row]), path, group, int(self.labels[row]), answer))
         return tuple(found)
+
+
+def grown(values: np.ndarray, count: int, fill: int) -> np.ndarray:
+    """An array of at least `count` values, filled up at its end."""
+    return np.pad(values, (0, max(0, count - len(values))), constant_values=fill)
 
 
 @torch.no_grad()

@@ -43,7 +43,9 @@ class Classification:
     spec = ModelSpec
 
     def open_data(self, config: ClassificationConfig, root: str | None = None) -> Data:
-        return open_data(config, root)
+        """The data of a run, at another place if `root` is given."""
+        where = config.data if root is None else replace(config.data, root=root)
+        return open_dataset(where, default_size=config.model.spec(num_classes=1, in_channels=1).image_size)
 
     def begin(self, config: ClassificationConfig, data: Data, *, again: Path | None) -> Supernet:
         """Fresh weights; or the source's, for stage gate as they are, else carried over to this run's data."""
@@ -77,12 +79,6 @@ class Classification:
 
 
 task = Classification()
-
-
-def open_data(config: ClassificationConfig, root: str | None = None) -> Data:
-    """The data of a run, at another place if `root` is given."""
-    where = config.data if root is None else replace(config.data, root=root)
-    return open_dataset(where, default_size=config.model.spec(num_classes=1, in_channels=1).image_size)
 
 
 def calibration_images(data: Data, config: ClassificationConfig, *, seed: int = 0) -> Iterator[Tensor]:

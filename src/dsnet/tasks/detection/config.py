@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from dsnet.config import RunConfig
 from dsnet.data.voc import DetectionDataConfig
-from dsnet.tasks.detection.spec import GROUP, TAPS
+from dsnet.tasks.detection.spec import TAPS, check_channels
 from dsnet.tasks.detection.stages import GatesConfig, WidthsConfig
 from dsnet.training import OptimConfig
 
@@ -82,9 +82,7 @@ class DetectionConfig(RunConfig):
         if self.source is not None and self.stage != "gate":
             raise ValueError("--from RUN needs --stage gate; a new detector starts from --backbone RUN")
         super().__post_init__()
-        for name in ("projection", "pyramid"):
-            if getattr(self, name) < GROUP or getattr(self, name) % GROUP:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be a positive multiple of {GROUP}")
+        check_channels(projection=self.projection, pyramid=self.pyramid)
 
     @property
     def run_name(self) -> str:

@@ -169,10 +169,7 @@ class Detector(nn.Module):
 
     def manifest(self, image_size: int | None = None) -> Manifest:
         """All that the rest of the house may know of this detector."""
-        if image_size not in (None, self.spec.image_size):
-            raise ValueError(
-                f"image_size is {image_size} but this detector keeps its own, {self.spec.image_size}; leave it out"
-            )
+        self.spec.check_size(image_size or self.spec.image_size)
         count = len(self.priors)
         outputs: dict[str, tuple[int, ...]] = {"boxes": (count, 4), "scores": (count, self.spec.num_classes)}
         channels = self.spec.backbone.channels

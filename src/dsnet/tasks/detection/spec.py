@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from dsnet.errors import must
 from dsnet.manifest import RouterSpec
 from dsnet.models import ModelSpec
 from dsnet.models.spec import StageSpec
@@ -20,6 +21,11 @@ TAPS = ("block5", "block11", "block13")
 SCALES = (0.1, 0.2, 0.37, 0.54, 0.71, 0.88, 1.05)  # SSD300's sides 30, 60, ... 315 as shares of the image
 RATIOS = ((2.0, 3.0),) * 4 + ((2.0,),) * 2
 GROUP = 16  # channels per group of the neck's norms
+
+
+def check_channels(**counts: int) -> None:
+    for name, count in counts.items():
+        must(name, count, count >= GROUP and count % GROUP == 0, f"be a positive multiple of {GROUP}")
 
 
 @dataclass(frozen=True)
@@ -45,9 +51,7 @@ class DetectorSpec(Typed):
     def __post_init__(self) -> None:
         if type(self.num_classes) is not int or self.num_classes < 1:
             raise ValueError(f"num_classes is {self.num_classes!r}; a detector needs at least 1 kind of object")
-        for name in ("projection", "pyramid"):
-            if getattr(self, name) < GROUP or getattr(self, name) % GROUP:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be a positive multiple of {GROUP}")
+        check_channels(projection=self.projection, pyramid=self.pyramid)
         known = [stage.tap for stage in self.backbone.stages if stage.tap is not None]
         if not self.taps or (unknown := [tap for tap in self.taps if tap not in known]):
             raise ValueError(
@@ -107,7 +111,9 @@ class DetectorSpec(Typed):
 
     def check_size(self, *sides: int) -> None:
         if any(side != self.image_size for side in sides):
-            raise ValueError(f"image_size is {sides[0]} but this detector keeps its own, {self.image_size}")
+            raise ValueError(
+                f"image_size is {sides[0]} but this detector keeps its own, {self.image_size}; leave it out"
+            )
 
     def check_input(self, shape: Sequence[int]) -> None:
         size = self.image_size
