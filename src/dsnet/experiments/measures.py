@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import mean, stdev
 from typing import Any, Literal
@@ -9,12 +10,9 @@ from typing import Any, Literal
 from dsnet.experiments.grid import Finished
 from dsnet.experiments.layout import Measure, Plot, Runs
 from dsnet.report.tables import human
-from dsnet.results import Bar, BarGroup, Bars, BudgetRow, Chart, Dot, Dynamic, Evaluation, PathRow, Series, Stat
+from dsnet.results import Bar, BarGroup, Bars, BudgetRow, Chart, Dot, Dynamic, PathRow, Series, Stat
 
-
-def uniform_rows(result: Evaluation) -> list[PathRow]:
-    """Of sub-networks with one width everywhere, slimmest first."""
-    return [row for row in result.rows if row.uniform]
+Key = Literal["score", "madds", "hull", "gain"]  # figures of a budget's row
 
 
 def dynamic_of(run: Finished) -> Dynamic:
@@ -35,30 +33,34 @@ def constant(value: float) -> Measure:
 
 
 def slimmest(run: Finished) -> float:
-    return uniform_rows(run.result)[0].score.mean
+    return run.result.uniform[0].score.mean
 
 
 def widest(run: Finished) -> float:
-    return uniform_rows(run.result)[-1].score.mean
+    return run.result.uniform[-1].score.mean
 
 
 def widest_madds(run: Finished) -> float:
-    return float(uniform_rows(run.result)[-1].madds)
+    return float(run.result.uniform[-1].madds)
 
 
 def all_widths(run: Finished) -> float:
     """Mean over the uniform sub-networks."""
-    return mean(row.score.mean for row in uniform_rows(run.result))
+    return mean(row.score.mean for row in run.result.uniform)
 
 
-def as_trained(key: str) -> Measure:
-    """The dynamic network at lambda 0: score, madds or gain."""
+def as_trained(key: Key) -> Measure:
+    """A figure of the dynamic network at lambda 0."""
     return lambda run: figure_of(trained_row(run), key)
 
 
-def figure_of(row: BudgetRow, key: str) -> float:
-    found = getattr(row, key)
-    assert isinstance(found, Stat)
+def at_budget(budget: int, key: Key) -> Measure:
+    """A figure of the dynamic network at one of its budgets."""
+    return lambda run: figure_of(dynamic_of(run).rows[budget], key)
+
+
+def figure_of(row: BudgetRow, key: Key) -> float:
+    found: Stat = getattr(row, key)
     return found.mean
 
 
@@ -67,7 +69,7 @@ def mean_gain(run: Finished) -> float:
     return mean(row.gain.mean for row in dynamic_of(run).rows)
 
 
-def over_lottery(key: str) -> Measure:
+def over_lottery(key: Key) -> Measure:
     """Of score or hull: points above a lottery between the two ends of the routing space, mean over the budgets."""
 
     def measure(run: Finished) -> float:
@@ -82,11 +84,6 @@ def over_lottery(key: str) -> Measure:
     return measure
 
 
-def at_budget(budget: int, key: str) -> Measure:
-    """score, madds, hull or gain of the dynamic network at one of its budgets."""
-    return lambda run: figure_of(dynamic_of(run).rows[budget], key)
-
-
 def router_auc(run: Finished) -> float:
     found = dynamic_of(run).auc
     assert found is not None
@@ -97,7 +94,7 @@ def dynamic_at(madds: float) -> Measure:
     """Accuracy of the dynamic network at an average cost: between slimmest path, budgets and widest path."""
 
     def measure(run: Finished) -> float:
-        fixed = uniform_rows(run.result)
+        fixed = run.result.uniform
         points = [(row.madds.mean, row.score.mean) for row in dynamic_of(run).rows]
         ends = [(float(row.madds), row.score.mean) for row in (fixed[0], fixed[-1])]
         return interpolate([ends[0], *points, ends[1]], madds)
@@ -107,7 +104,7 @@ def dynamic_at(madds: float) -> Measure:
 
 def uniform_at(madds: float) -> Measure:
     """Accuracy of the uniform sub-networks at a cost, interpolated."""
-    return lambda run: interpolate([(row.madds, row.score.mean) for row in uniform_rows(run.result)], madds)
+    return lambda run: interpolate([(row.madds, row.score.mean) for row in run.result.uniform], madds)
 
 
 def interpolate(points: list[tuple[float, float]], x: float) -> float:
@@ -127,6 +124,20 @@ def series(name: str, columns: list[list[tuple[float, float]]], kind: Literal["l
     return Series(name, tuple(points), kind)
 
 
+def points_of(rows: Sequence[PathRow | BudgetRow]) -> list[tuple[float, float]]:
+    """Millions of MAdds and accuracy in percent."""
+    spent = [row.madds.mean if isinstance(row, BudgetRow) else row.madds for row in rows]
+    return [(madds / 1e6, 100 * row.score.mean) for madds, row in zip(spent, rows, strict=True)]
+
+
+def uniform_points(run: Finished) -> list[tuple[float, float]]:
+    return points_of(run.result.uniform)
+
+
+def dynamic_points(run: Finished) -> list[tuple[float, float]]:
+    return points_of(dynamic_of(run).rows)
+
+
 def over_madds(title: str, shown: list[Series]) -> Chart:
     return Chart(title, "MAdds (M), average over images", "top-1 accuracy (%)", tuple(shown))
 
@@ -135,36 +146,25 @@ def tradeoff(title: str, uniform: dict[str, str], dynamic: dict[str, str], stati
     """Accuracy against MAdds: names of curves by label of a row."""
 
     def plot(runs: Runs) -> Chart:
-        def curves(names: dict[str, str], kind: str) -> list[Series]:
-            return [
-                series(name, [curve(run, kind) for run in runs[label]], "points" if kind == "static" else "line")
-                for label, name in names.items()
-                if runs.get(label)
-            ]
-
-        shown = [*curves(uniform, "uniform"), *curves(dynamic, "dynamic"), *curves(static, "static")]
+        shown = [
+            series(name, [points(run) for run in runs[label]], "points" if names is static else "line")
+            for names, points in ((uniform, uniform_points), (dynamic, dynamic_points), (static, uniform_points))
+            for label, name in names.items()
+            if runs.get(label)
+        ]
         return over_madds(title, shown)
 
     return plot
-
-
-def curve(run: Finished, kind: str) -> list[tuple[float, float]]:
-    if kind == "dynamic":
-        return [(row.madds.mean / 1e6, 100 * row.score.mean) for row in dynamic_of(run).rows]
-    return [(row.madds / 1e6, 100 * row.score.mean) for row in uniform_rows(run.result)]
 
 
 def operating_points(title: str, labels: tuple[str, ...]) -> Plot:
     """Where the gates stand at lambda 0, one point per row, over the uniform curve of the first row."""
 
     def plot(runs: Runs) -> Chart:
-        first = next((runs[label] for label in labels if runs.get(label)), [])
-        shown = [series("uniform sub-networks", [curve(run, "uniform") for run in first])] if first else []
-        for label in labels:
-            if runs.get(label):
-                found = [trained_row(run) for run in runs[label]]
-                points = [[(row.madds.mean / 1e6, 100 * row.score.mean)] for row in found]
-                shown.append(series(label, points, "points"))
+        there = {label: runs[label] for label in labels if runs.get(label)}
+        shown = [series("uniform sub-networks", [uniform_points(run) for run in mine]) for mine in there.values()][:1]
+        for label, mine in there.items():
+            shown.append(series(label, [points_of([trained_row(run)]) for run in mine], "points"))
         return over_madds(title, shown)
 
     return plot
@@ -174,13 +174,10 @@ def training_curve(title: str, key: str) -> Plot:
     """An accuracy on the calibration images over the epochs of stage I, a line per row."""
 
     def plot(runs: Runs) -> Chart:
-        shown = [
-            series(
-                label, [[(entry["epoch"], 100 * entry[key]) for entry in run.history if key in entry] for run in mine]
-            )
-            for label, mine in runs.items()
-            if mine
-        ]
+        def curve(run: Finished) -> list[tuple[float, float]]:
+            return [(entry["epoch"], 100 * entry[key]) for entry in run.history if key in entry]
+
+        shown = [series(label, [curve(run) for run in mine]) for label, mine in runs.items() if mine]
         return Chart(title, "epoch", "top-1 on calibration images (%)", tuple(shown))
 
     return plot
@@ -203,12 +200,3 @@ def gate_shares(title: str, label: str) -> Plot:
         return Bars(title, names, tuple(groups))
 
     return plot
-
-
-def detector_madds(run: Finished) -> float:
-    return float(run.result.rows[-1].madds)
-
-
-def average_precision(run: Finished) -> float:
-    """Of the widest detector."""
-    return run.result.rows[-1].score.mean

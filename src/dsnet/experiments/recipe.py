@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dsnet.config import RunConfig, flat, nested, packaged, read_yaml
+from dsnet.space import WidthPath
 from dsnet.tasks import config_from
 
 Keys = Mapping[str, Any]  # of a config, such as {"ieb.teacher": "ema"}
@@ -48,6 +49,16 @@ class Base(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Latency:
+    """What is timed: a model, static networks of about the MAdds of some paths, and the image size of Table 1."""
+
+    model: str
+    pairs: Mapping[WidthPath, str]
+    table1: int
+    repeats: int
+
+
+@dataclass(frozen=True)
 class Scale:
     """The same experiments with other networks and data.
 
@@ -62,7 +73,7 @@ class Scale:
     folders: Mapping[str, str]
     widths: tuple[float, ...]  # of static networks
     slim: Mapping[str, list[list[int]]]
-    latency: Mapping[str, Any] = field(default_factory=dict)
+    latency: Latency
     trained: str = ""  # on what, and how long
     notes: Mapping[str, str] = field(default_factory=dict)  # the same of experiments that differ
     longer: int = 1
@@ -126,8 +137,7 @@ def stretched(epochs: Any, times: int) -> Any:
 
 @cache  # tables share many of them, and reading one takes a moment
 def config_of_keys(keys: str) -> RunConfig:
-    tree = nested(json.loads(keys))
-    found: RunConfig = config_from(tree)
+    found: RunConfig = config_from(nested(json.loads(keys)))
     return found
 
 
@@ -152,7 +162,7 @@ SMOKE = Scale(
     folders={"folder": "digits", "detector": "digits-voc"},
     widths=(0.5, 1.0),
     slim=LOWER_HALF,
-    latency={"model": "ds_mobilenet_v1_tiny", "pairs": {(2,): "mobilenet_v1_tiny:0.5"}, "table1": 64, "repeats": 2},
+    latency=Latency("ds_mobilenet_v1_tiny", {(2,): "mobilenet_v1_tiny:0.5"}, table1=64, repeats=2),
 )
 MBNET, RESNET, IMAGENETTE = "cifar10_ds_mobilenet_v1_tiny", "cifar10_ds_resnet_tiny", "imagenette_ds_mobilenet_v1_small"
 FASHION: Keys = {"data.dataset": "fashion_mnist", "data.image_size": 28, "optim.epochs": 1}
@@ -185,12 +195,12 @@ CPU = Scale(
         "Imagenette; the static backbone is MobileNetV1 x0.5. The paper's figures are of VOC 2007 at 300 px.",
         "latency": "The paper's own networks, untrained, at 224 px.",
     },
-    latency={
-        "model": "ds_mobilenet_v1",
-        "pairs": {(1,): "mobilenet_v1:0.5", (7,): "mobilenet_v1:0.75", (13,): "mobilenet_v1"},  # the paper's S, M, L
-        "table1": 224,
-        "repeats": 30,
-    },
+    latency=Latency(
+        "ds_mobilenet_v1",
+        {(1,): "mobilenet_v1:0.5", (7,): "mobilenet_v1:0.75", (13,): "mobilenet_v1"},  # the paper's S, M, L
+        table1=224,
+        repeats=30,
+    ),
 )
 IMAGENET, CIFAR = "imagenet_ds_mobilenet_v1", "transfer_cifar10_ds_resnet50"
 PAPER = Scale(

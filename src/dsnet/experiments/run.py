@@ -20,7 +20,7 @@ from dsnet.experiments.layout import Experiment, result_of
 from dsnet.experiments.recipe import Cell, Scale, cell_of
 from dsnet.report.export import export as export_result
 from dsnet.results import Experiment as Result
-from dsnet.results import Made, made, read
+from dsnet.results import made, read
 from dsnet.training.distributed import barrier, process_group, rank
 from dsnet.version import __version__
 
@@ -63,7 +63,8 @@ def reproduce(
         if not result.made.command:
             seconds = round(time.time() - begun + result.trained_seconds)
             said = command or f"dsnet reproduce {name} --scale {scale.name}"
-            result = replace(result, made=provenance(said, seconds))
+            about = made(torch=str(torch.__version__), command=said, seconds=seconds)
+            result = replace(result, made=replace(about, commit=about.commit or f"of the release {__version__}"))
         for folder in (out, export):
             if folder is not None:
                 export_result(result, folder / f"{name}{scale.suffix}")
@@ -141,12 +142,6 @@ def cells_of(
     """The runs of an experiment by label of their row, one per seed."""
     rows = [row for table in experiment.tables(scale) for row in table.rows]
     return {row.label: [cell_of(row.recipe, scale, seed, runs=out / RUNS, root=root) for seed in seeds] for row in rows}
-
-
-def provenance(command: str, seconds: float) -> Made:
-    """Of the code and the machine."""
-    found = made(torch=str(torch.__version__), command=command, seconds=seconds)
-    return replace(found, commit=found.commit or f"of the release {__version__}")
 
 
 def progress(

@@ -12,7 +12,7 @@ from dsnet.experiments.recipe import Scale
 from dsnet.models import Supernet, model_spec
 from dsnet.nn import RouterSpec
 from dsnet.report.tables import human, path_name
-from dsnet.results import Bench, Chart, Claim, Dot, Series, Table, WidthTimes
+from dsnet.results import Bench, Chart, Claim, Dot, Series, StaticTime, Table, WidthTime, WidthTimes
 
 EASY, HARD = 0.6, 3.0  # compute, in units of the static network's, at which accuracy has covered 1 - 1/e of its range
 SCHEMES = 20
@@ -70,11 +70,10 @@ def mixed(easy: float, hard: float) -> float:
 
 def latency(scale: Scale) -> Findings:
     """Table 1 and the latency column, measured on this machine; only ratios compare."""
-    how = scale.latency
-    ways = table1(image_size=how["table1"], repeats=how["repeats"])
-    net = Supernet(replace(model_spec(how["model"]), router=RouterSpec("gate", "try_best"))).eval()
-    pairs: dict[tuple[int, ...], str] = how["pairs"]
-    found = bench(net, BenchConfig(repeats=how["repeats"], paths=tuple(pairs), against=tuple(pairs.values())))
+    how, pairs = scale.latency, scale.latency.pairs
+    ways = table1(image_size=how.table1, repeats=how.repeats)
+    net = Supernet(replace(model_spec(how.model), router=RouterSpec("gate", "try_best"))).eval()
+    found = bench(net, BenchConfig(repeats=how.repeats, paths=tuple(pairs), against=tuple(pairs.values())))
     first = tuple(
         (row.way, f"{row.times.p50:.2f}", f"{row.ratio:.2f}", f"{row.paper:.2f}" if row.paper else "")
         for row in ways.rows
@@ -125,18 +124,11 @@ def latency(scale: Scale) -> Findings:
 
 
 def width_rows(found: WidthTimes) -> tuple[tuple[str, ...], ...]:
-    rows = [
-        (
-            path_name(row.path),
-            row.runtime,
-            human(row.madds),
-            f"{row.times.p50:.2f}",
-            f"{row.ratio:.2f}" if row.ratio else "",
-        )
-        for row in found.rows
-    ]
-    rows += [(row.model, row.runtime, human(row.madds), f"{row.times.p50:.2f}", "") for row in found.against]
-    return tuple(rows)
+    def cells(name: str, row: WidthTime | StaticTime, ratio: float | None = None) -> tuple[str, ...]:
+        return name, row.runtime, human(row.madds), f"{row.times.p50:.2f}", f"{ratio:.2f}" if ratio else ""
+
+    widths = [cells(path_name(row.path), row, row.ratio) for row in found.rows]
+    return (*widths, *(cells(row.model, row) for row in found.against))
 
 
 def latency_chart(found: WidthTimes) -> Chart:

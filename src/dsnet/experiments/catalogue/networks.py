@@ -9,6 +9,7 @@ from dsnet.experiments.measures import (
     dynamic_at,
     slimmest,
     tradeoff,
+    training_curve,
     uniform_at,
     widest,
     widest_madds,
@@ -21,10 +22,14 @@ SUPERNET = {"stage": "supernet"}
 MBNET, RESNET, EFFNET, US = (Recipe(base, SUPERNET) for base in ("mbnet", "resnet", "effnet", "us"))
 SLIM_FIRST = {"sgs.router": "slim_first"}
 TOP1 = "top-1"
+WIDTHS = Column("slimmest", slimmest), Column("widest", widest), Column("mean of all widths", all_widths)
+
+
+def training_plots(scale: Scale) -> tuple[Plot, ...]:
+    return (training_curve("The slimmest sub-network during training", "calibration/slimmest"),)
 
 
 def ieb_tables(scale: Scale) -> tuple[Table, ...]:
-    columns = Column("slimmest", slimmest), Column("widest", widest), Column("mean of all widths", all_widths)
     us = US.but({"optim.epochs": 8} if scale.name == "cpu" else {})  # six supernets, the dearest of all tables
     rows = (
         Row("in-place distillation", us.but({"ieb.teacher": "inplace"}), {"slimmest": "66.5", "widest": "74.0"}),
@@ -45,7 +50,7 @@ def ieb_tables(scale: Scale) -> tuple[Table, ...]:
         "The paper does not say which slimmable MobileNetV1 it trained; its figures point to a narrower range of "
         "widths than this network's 0.25 to 1.0."
     )
-    return (Table("In-place Ensemble Bootstrapping on a slimmable MobileNetV1", columns, rows, claims, note),)
+    return (Table("In-place Ensemble Bootstrapping on a slimmable MobileNetV1", WIDTHS, rows, claims, note),)
 
 
 def temperature_tables(scale: Scale) -> tuple[Table, ...]:
@@ -59,8 +64,7 @@ def temperature_tables(scale: Scale) -> tuple[Table, ...]:
         Claim("temperature 1 over 4, slimmest", "slimmest", "temperature 1", "temperature 4", 10.2),
         Claim("temperature 4 over 1, widest", "widest", "temperature 4", "temperature 1", 2.0),
     )
-    columns = Column("slimmest", slimmest), Column("widest", widest), Column("mean of all widths", all_widths)
-    return (Table("Distillation temperature on DS-MBNet", columns, rows, claims),)
+    return (Table("Distillation temperature on DS-MBNet", WIDTHS, rows, claims),)
 
 
 def static_madds(scale: Scale, base: str, width: float) -> float:

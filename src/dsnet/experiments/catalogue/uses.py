@@ -5,14 +5,7 @@ from __future__ import annotations
 from dsnet.experiments.catalogue.networks import MBNET, RESNET, SUPERNET
 from dsnet.experiments.catalogue.routers import CORRECTNESS, PAPER_GATES
 from dsnet.experiments.layout import Claim, Column, Row, Table
-from dsnet.experiments.measures import (
-    as_trained,
-    at_budget,
-    average_precision,
-    detector_madds,
-    slimmest,
-    widest,
-)
+from dsnet.experiments.measures import as_trained, at_budget, slimmest, widest, widest_madds
 from dsnet.experiments.recipe import Recipe, Scale
 
 
@@ -55,18 +48,16 @@ def detection_tables(scale: Scale) -> tuple[Table, ...]:
     dynamic = Recipe("detector", backbone=Recipe("backbone"))
     static = Recipe("detector", backbone=Recipe("static_backbone"))
     madds, precision = "MAdds", "mAP"
-    paper = {0: ("2.3B", "70.7"), 1: ("2.7B", "72.8"), 2: ("3.2B", "73.7")}
+    paper = [("2.3B", "70.7"), ("2.7B", "72.8"), ("3.2B", "73.7")]
     rows = [Row("static MobileNetV1 + FSSD", static, {madds: "4.3B", precision: "71.9"})]
-    for budget, name in enumerate("SML"):
+    for budget, (name, (cost, score)) in enumerate(zip("SML", paper, strict=True)):
         measures = {madds: at_budget(budget, "madds"), precision: at_budget(budget, "score")}
-        rows.append(
-            Row(f"DS-MBNet-{name} + FSSD", dynamic, dict(zip((madds, precision), paper[budget], strict=True)), measures)
-        )
+        rows.append(Row(f"DS-MBNet-{name} + FSSD", dynamic, {madds: cost, precision: score}, measures))
     claims = tuple(
         Claim(f"{row.label} over static", precision, row.label, rows[0].label, float(row.paper[precision]) - 71.9)
         for row in rows[1:]
     )
-    columns = Column(madds, detector_madds, "madds"), Column(precision, average_precision)
+    columns = Column(madds, widest_madds, "madds"), Column(precision, widest)
     if scale.keys("detector").get("rule") == "11point":
         how = "VOC 2007's 11-point rule, as the paper's"
     else:
