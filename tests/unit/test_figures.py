@@ -12,11 +12,12 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pytest
 from PIL import Image
 
 from dsnet.report import figures
-from dsnet.report.figures import decades, draw, enabled, flow, limits, number_of, text_width
+from dsnet.report.figures import decades, draw, enabled, limits, number_of
 from dsnet.report.palette import DARK, LIGHT, PLACES
 from dsnet.report.sheets import contact_sheet, detection_sheet
 from dsnet.results import Bar, BarGroup, Bars, Box, Chart, Dot, Evaluation, Example, Made, Metric, Series
@@ -161,12 +162,29 @@ def test_colours_stand_out_from_their_ground(colours: dict[str, str]) -> None:
 
 def test_keys_of_a_legend_never_overlap() -> None:
     names = ["a", "a name of some length, and then some more", "b", "dynamic, router slim_first, correctness"]
-    found, end = flow(names, 30)
-    for (x, y), name in zip(found, names, strict=True):
-        assert 0 < x < x + 30 + text_width(name) < figures.WIDTH
-        assert y < end
-    for (x, y), name, (next_x, next_y) in zip(found, names, found[1:], strict=False):
-        assert next_y > y + 12 or next_x > x + 30 + text_width(name)
+    series = tuple(Series(name, (Dot(1, 2),)) for name in names)
+    with matplotlib.rc_context(figures.style(LIGHT)):
+        drawn = figures.chart(Chart("a title", "x", "y", series), LIGHT)
+        drawn.draw_without_rendering()
+    (legend,) = drawn.legends
+    boxes = {text.get_text(): text.get_window_extent() for text in (legend.get_title(), *legend.get_texts())}
+    assert set(boxes) == {"a title", *names}
+    assert all(0 <= box.x0 < box.x1 <= figures.WIDTH for box in boxes.values())
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes.values(), 2))
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        Bars("none", (), ()),
+        Bars("long", ("w0",), (BarGroup("group " * 20, (Bar("name " * 20, (1.0,), "note " * 20),)),)),
+        Chart("long " * 40, "x", "y " * 60, (Series("series " * 30, (Dot(1, 2),)),)),
+    ],
+    ids=lambda figure: f"{type(figure).__name__} {figure.title[:4]}",
+)
+@pytest.mark.filterwarnings("error")
+def test_words_of_any_length_leave_room_for_the_figure(figure: Chart | Bars) -> None:
+    assert page(figure).startswith("<svg")
 
 
 @pytest.mark.parametrize(

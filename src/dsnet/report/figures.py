@@ -10,9 +10,7 @@ import io
 import math
 import os
 import textwrap
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,13 +22,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
 COLOURS = 8
 MARKS = "os^DvPXh"
 DASHES: tuple[Any, ...] = ("-", (0, (5, 3)), (0, (1.5, 2)), (0, (7, 2, 1.5, 2)))
-WIDTH, HEIGHT, RIGHT = 460, 240, 14  # of the drawing and, HEIGHT, of the space between the axes
+WIDTH, HEIGHT = 460, 290  # of a drawing and, HEIGHT, of a chart below its keys
 TEXT, SMALL = 12, 11  # a phone shows the drawing at three quarters of its size
+ROW = 25  # from one bar to the next
+LONGEST = 27  # letters of names and notes beside bars
 SWITCH = "DSNET_FIGURES"
+Colours = Mapping[str, str]  # by role: paper, ink, soft, line, seq, c0 to c7
 
 
 def enabled() -> bool:
@@ -40,10 +40,11 @@ def enabled() -> bool:
 
 def draw(figure: Chart | Bars, *, to: Literal["page", "svg", "png"], prefix: str = "") -> bytes:
     """A figure as SVG in a page, as an SVG file, or as PNG. prefix: of its ids, unique in a page."""
-    with style():
-        pen = Pen(LIGHT if to == "png" else PLACES)
-        drawn = chart(figure, pen) if isinstance(figure, Chart) else bars(figure, pen)
-        buffer = io.BytesIO()
+    import matplotlib
+
+    buffer, colours = io.BytesIO(), LIGHT if to == "png" else PLACES
+    with matplotlib.rc_context(style(colours)):
+        drawn = chart(figure, colours) if isinstance(figure, Chart) else bars(figure, colours)
         if to == "png":
             drawn.savefig(buffer, format="png", dpi=144, facecolor=LIGHT["paper"], metadata={"Software": None})
             return buffer.getvalue()
@@ -60,229 +61,180 @@ def save(figure: Chart | Bars, file: Path) -> Path:
     return file
 
 
-@contextmanager
-def style() -> Iterator[None]:
-    import matplotlib
-
-    settings: Any = {
+def style(colours: Colours) -> Any:
+    """Settings of matplotlib."""
+    ticks = {"color": colours["soft"], "labelsize": SMALL}
+    return {
         "svg.fonttype": "none",
         "svg.hashsalt": "dsnet",
         "text.parse_math": False,
         "path.simplify": False,
         "font.family": "DejaVu Sans",
         "font.size": TEXT,
+        "text.color": colours["ink"],
         "axes.unicode_minus": False,
+        "axes.facecolor": "none",
+        "axes.edgecolor": colours["soft"],
+        "axes.labelcolor": colours["soft"],
+        "axes.axisbelow": True,
+        **{f"axes.spines.{side}": False for side in ("left", "right", "top")},
+        "grid.color": colours["line"],
+        "grid.linewidth": 1,
+        **{f"{axis}tick.{key}": value for axis in "xy" for key, value in ticks.items()},
+        "xtick.major.size": 4,
+        "ytick.major.size": 0,
+        "ytick.major.pad": 6,
+        "figure.constrained_layout.use": True,
+        "figure.constrained_layout.h_pad": 6 / 72,
+        "figure.constrained_layout.w_pad": 6 / 72,
+        "legend.frameon": False,
+        "legend.borderpad": 0.1,
+        "legend.columnspacing": 1.2,
+        "legend.handletextpad": 0.6,
     }
-    with matplotlib.rc_context(settings):
-        yield
 
 
-@dataclass(frozen=True)
-class Pen:
-    """Colours by role: paper, ink, soft, line, seq, c0 to c7."""
-
-    colours: dict[str, str]
-
-    def __getitem__(self, role: str) -> str:
-        return self.colours[role]
-
-    def series(self, number: int) -> str:
-        return self.colours[f"c{number % COLOURS}"]
-
-
-def new_figure(height: float) -> Figure:
+def new_axes() -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(WIDTH / 72, height / 72), dpi=72)
+    drawn = Figure(figsize=(WIDTH / 72, 1), dpi=72)
+    return drawn, drawn.add_subplot()
 
 
-def chart(figure: Chart, pen: Pen) -> Figure:
+def head(drawn: Figure, title: str, keys: Sequence[Any], names: Sequence[str], height: float, **look: Any) -> None:
+    """Title and keys on top, in as many columns as there is room for; height: of what is below them,
+    look: of the keys."""
+    words = "\n".join(textwrap.wrap(title, 52))
+    bold: Any = {"weight": "bold", "size": 13.5}
+    for columns in range(max(1, len(names)), 0, -1):
+        by_row = [number for column in range(columns) for number in range(column, len(names), columns)]
+        legend = drawn.legend(
+            [keys[number] for number in by_row],
+            [names[number] for number in by_row],
+            loc="outside upper left",
+            alignment="left",
+            title=words,
+            title_fontproperties=bold,
+            ncols=columns,
+            **look,
+        )
+        room = legend.get_window_extent()
+        if room.width <= WIDTH - 8 or columns == 1:
+            break
+        legend.remove()
+    for key in legend.legend_handles:
+        if key is not None:
+            key.set_gid("key")
+    drawn.set_figheight((room.height + height) / 72)
+
+
+def chart(figure: Chart, colours: Colours) -> Figure:
     """Lines and points over two axes."""
-    shown = [(series, usable(series.points, log=figure.log_x)) for series in figure.series]
-    title = textwrap.wrap(figure.title, 52)
-    keys, below = flow([series.name for series in figure.series], 12 + 19 * len(title))
-    height = below + HEIGHT + 46
-    drawn = new_figure(height)
-    head(drawn, title, height, pen)
-    dots = [dot for _, mine in shown for dot in mine]
-    axes = drawn.add_axes((0.1, 46 / height, 0.9, HEIGHT / height), facecolor="none")
-    for number, (x, y) in enumerate(keys):
-        series = figure.series[number]
-        look = looks(series, number, pen)
-        place = {"transform": points_of(drawn)}
-        drawn.add_artist(line([x, x + 12, x + 24], [height - y] * 3, {**look, **place, "markevery": [1]}))
-        drawn.text(x + 30, height - y, series.name, transform=points_of(drawn), color=pen["ink"], va="center")
-    if not dots:
-        axes.text(0.5, 0.5, "no values", transform=axes.transAxes, color=pen["soft"], ha="center")
-    for number, (series, mine) in enumerate(shown):
-        look = looks(series, number, pen)
-        spread = [dot for dot in mine if dot.spread]
-        if spread:
-            columns = [dot.x for dot in spread], [dot.y for dot in spread], [dot.spread or 0.0 for dot in spread]
-            reach = axes.errorbar(
-                *columns, fmt="none", ecolor=look["color"], elinewidth=1.4, capsize=3.5, clip_on=False
-            )
-            for cap in reach.lines[1]:
-                cap.set_markerfacecolor(look["color"])
-        curve = axes.plot([dot.x for dot in mine], [dot.y for dot in mine], **look, clip_on=False)[0]
-        curve.set_gid(f"series-{number}")
-    dress(axes, figure, dots, pen)
+    drawn, axes = new_axes()
+    every: list[Dot] = []
+    curves = []
+    for number, series in enumerate(figure.series):
+        dots, look = usable(series.points, log=figure.log_x), looks(series, number, colours)
+        every += dots
+        for dot in dots:
+            if dot.spread:
+                bar: dict[str, Any] = {"ecolor": look["color"], "elinewidth": 1.4, "capsize": 3.5, "clip_on": False}
+                reach = axes.errorbar(dot.x, dot.y, dot.spread, fmt="none", **bar)
+                for cap in reach.lines[1]:
+                    cap.set_markerfacecolor(look["color"])
+        curves += axes.plot([dot.x for dot in dots], [dot.y for dot in dots], **look, clip_on=False)
+        curves[-1].set_gid(f"series-{number}")
+    set_scales(axes, figure, every)
+    if not every:
+        axes.text(0.5, 0.5, "no values", transform=axes.transAxes, color=colours["soft"], ha="center")
+    axes.grid(axis="y")
+    axes.set_xlabel(figure.x)
+    axes.set_ylabel(figure.y)
+    head(drawn, figure.title, curves, [series.name for series in figure.series], HEIGHT)
     return drawn
 
 
-def dress(axes: Axes, figure: Chart, dots: Sequence[Dot], pen: Pen) -> None:
-    """Axes with few round ticks."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
-
-    if dots:
-        edges = [edge for dot in dots for edge in (dot.y - (dot.spread or 0), dot.y + (dot.spread or 0))]
-        xs = [dot.x for dot in dots]
-        axes.set_ylim(*limits(min(edges), max(edges)))
-        if figure.log_x:
-            ticks, ends = decades(min(xs), max(xs))
-            axes.set_xscale("log")
-            axes.set_xlim(*ends)
-            axes.xaxis.set_major_locator(FixedLocator(ticks))
-            axes.xaxis.set_minor_locator(NullLocator())
-        else:
-            axes.set_xlim(*limits(min(xs), max(xs)))
-            axes.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10], integer=figure.whole_x))
-        axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-    else:
-        axes.set_xticks([])
-        axes.set_yticks([])
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda value, _: number_of(value)))
-    axes.grid(axis="y", color=pen["line"], linewidth=1)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=pen["soft"], labelcolor=pen["soft"], labelsize=SMALL, length=0, pad=6)
-    axes.tick_params(axis="x", length=4, width=1, pad=4)
-    for side in ("left", "right", "top"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(pen["soft"])
-    axes.set_xlabel(figure.x, color=pen["soft"], labelpad=6)
-    left = 34 + max((text_width(number_of(tick), SMALL) for tick in axes.get_yticks()), default=0.0)
-    _, low, _, high = axes.get_position().bounds
-    axes.set_position((left / WIDTH, low, (WIDTH - left - RIGHT) / WIDTH, high))
-    place: dict[str, Any] = {"transform": axes.transAxes, "rotation": 90, "ha": "left", "va": "center"}
-    axes.text(-(left - 6) / (WIDTH - left - RIGHT), 0.5, figure.y, color=pen["soft"], **place)
-
-
-def bars(figure: Bars, pen: Pen) -> Figure:
-    """Shares as rows of bars in groups: the wider, the darker."""
-    rows = [bar for group in figure.groups for bar in group.bars]
-    left = 16 + max((text_width(bar.name) for bar in rows), default=0.0)
-    left = min(150.0, left)
-    right = WIDTH - min(175.0, 16 + max((text_width(bar.note, SMALL) for bar in rows), default=0.0))
-    shades = [0.14 + 0.86 * number / max(1, len(figure.names) - 1) for number in range(len(figure.names))]
-    title = textwrap.wrap(figure.title, 52)
-    keys, y = flow(figure.names, 12 + 19 * len(title), mark=30, size=SMALL)
-    named = sum(bool(group.name) for group in figure.groups)
-    height = y + 24 * named + 25 * len(rows) + 8 * len(figure.groups)
-    drawn = new_figure(height)
-    head(drawn, title, height, pen)
-    axes = drawn.add_axes((0, 0, 1, 1), facecolor="none", xlim=(0, WIDTH), ylim=(height, 0))
-    axes.axis("off")
-
-    def part(x: float, top: float, wide: float, high: float, shade: float, name: str) -> None:
-        look: dict[str, Any] = {"facecolor": pen["seq"], "alpha": shade, "linewidth": 0}
-        axes.barh(top, wide, high, x, align="edge", clip_on=False, **look)[0].set_gid(name)
-
-    for (x, at), name, shade in zip(keys, figure.names, shades, strict=True):
-        part(x, at - 7, 14, 14, shade, "key")
-        axes.text(x + 20, at, name, color=pen["ink"], va="center", size=SMALL)
-    for group in figure.groups:
-        if group.name:
-            axes.text(10, y + 11, group.name, color=pen["soft"], va="center")
-            y += 24
-        for bar in group.bars:
-            axes.text(left - 8, y + 10.5, clipped(bar.name, left - 12), color=pen["ink"], ha="right", va="center")
-            x = left
-            for share, shade in zip(bar.shares, shades, strict=False):
-                wide = share * (right - left)
-                if wide > 0:
-                    part(x, y, max(0.2, wide - 1), 21, shade, "part")
-                if wide > 34:
-                    colour = pen["paper" if shade > 0.55 else "ink"]
-                    axes.text(x + wide / 2, y + 10.5, f"{share:.0%}", color=colour, ha="center", va="center", size=10.5)
-                x += wide
-            note = clipped(bar.note, WIDTH - right - 8, SMALL)
-            axes.text(WIDTH - 6, y + 10.5, note, color=pen["soft"], ha="right", va="center", size=SMALL)
-            y += 25
-        y += 8
-    return drawn
-
-
-def line(xs: Sequence[float], ys: Sequence[float], look: dict[str, Any]) -> Any:
-    from matplotlib.lines import Line2D
-
-    return Line2D(xs, ys, **look)
-
-
-def points_of(figure: Figure) -> Any:
-    """Points of the drawing, from its lower left corner."""
-    from matplotlib.transforms import Affine2D
-
-    return Affine2D().scale(1 / 72) + figure.dpi_scale_trans
-
-
-def head(figure: Figure, lines: Sequence[str], height: float, pen: Pen) -> None:
-    for number, words in enumerate(lines):
-        place = {"transform": points_of(figure), "va": "center"}
-        figure.text(10, height - 16 - 19 * number, words, size=13.5, weight="bold", color=pen["ink"], **place)
-
-
-def looks(series: Series, number: int, pen: Pen) -> dict[str, Any]:
+def looks(series: Series, number: int, colours: Colours) -> dict[str, Any]:
     """Series differ in colour and mark; from the ninth on, in how these go together, and in dashes."""
-    colour = pen.series(number if series.colour is None else series.colour)
     dashes = DASHES[1] if series.dashed else DASHES[number // COLOURS % len(DASHES)]
     return {
-        "color": colour,
+        "color": colours[f"c{(number if series.colour is None else series.colour) % COLOURS}"],
         "linestyle": dashes if series.kind == "line" else "none",
         "linewidth": 1.9,
         "marker": MARKS[(number + number // COLOURS) % len(MARKS)],
         "markersize": 7.5,
         "markeredgewidth": 0.8,
-        "markeredgecolor": pen["paper"],
+        "markeredgecolor": colours["paper"],
     }
 
 
-def flow(
-    names: Sequence[str], y: float, *, mark: float = 44, size: float = TEXT
-) -> tuple[list[tuple[float, float]], float]:
-    """Places of a legend's keys, in as many rows as they need from y on, and where they end.
+def set_scales(axes: Axes, figure: Chart, dots: Sequence[Dot]) -> None:
+    """Ranges that hold all dots and their spreads, with few round ticks."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    mark: what a key takes beside its name.
-    """
-    places, x = [], 10.0
-    y += 13
-    for name in names:
-        wide = mark + text_width(name, size)
-        if x > 10 and x + wide > WIDTH:
-            x, y = 10.0, y + 20
-        places.append((x, y))
-        x += wide
-    return places, y + 20
-
-
-def text_width(words: str, size: float = TEXT) -> float:
-    """Points that words take in DejaVu Sans, which is wider than what browsers use."""
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import TextToPath
-
-    if not words:
-        return 0.0
-    return float(
-        TextToPath().get_text_width_height_descent(words, FontProperties(family="DejaVu Sans", size=size), False)[0]
-    )
+    if not dots:
+        axes.set(xticks=[], yticks=[])
+        return
+    xs = [dot.x for dot in dots]
+    edges = [edge for dot in dots for edge in (dot.y - (dot.spread or 0), dot.y + (dot.spread or 0))]
+    steps = [1, 2, 2.5, 5, 10]
+    axes.set_ylim(*limits(min(edges), max(edges)))
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=steps))
+    if figure.log_x:
+        ticks, ends = decades(min(xs), max(xs))
+        axes.set_xscale("log")
+        axes.set_xlim(*ends)
+        axes.set_xticks(ticks)
+        axes.set_xticks([], minor=True)
+    else:
+        axes.set_xlim(*limits(min(xs), max(xs)))
+        axes.xaxis.set_major_locator(MaxNLocator(7, steps=steps, integer=figure.whole_x))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: number_of(value)))
 
 
-def clipped(words: str, room: float, size: float = TEXT) -> str:
-    if text_width(words, size) <= room:
-        return words
-    return next(
-        (f"{words[:end]}…" for end in range(len(words), 1, -1) if text_width(words[:end], size) <= room - 10), "…"
-    )
+def bars(figure: Bars, colours: Colours) -> Figure:
+    """Shares as rows of bars in groups: the wider, the darker."""
+    from matplotlib.patches import Patch
+
+    drawn, axes = new_axes()
+    rows, at, y = [], [], 0.0
+    for group in figure.groups:
+        if group.name:
+            axes.text(0, y, group.name, color=colours["soft"], va="center", in_layout=False)
+            y += 1
+        for bar in group.bars:
+            rows.append(bar)
+            at.append(y)
+            y += 1
+        y += 0.3
+    left, keys = [0.0] * len(rows), []
+    for number in range(len(figure.names)):
+        shade = 0.14 + 0.86 * number / max(1, len(figure.names) - 1)
+        shares = [bar.shares[number] if number < len(bar.shares) else 0.0 for bar in rows]
+        look: dict[str, Any] = {"facecolor": (colours["seq"], shade), "edgecolor": colours["paper"], "linewidth": 1}
+        parts = axes.barh(at, shares, 0.84, left, clip_on=False, **look)
+        for part, share in zip(parts, shares, strict=True):
+            part.set_gid("part")
+            part.set_visible(share > 0)
+        labels = [f"{share:.0%}" if share > 0.11 else "" for share in shares]
+        colour = colours["paper" if shade > 0.55 else "ink"]
+        axes.bar_label(parts, labels, label_type="center", color=colour, size=10.5)
+        left = [x + share for x, share in zip(left, shares, strict=True)]
+        keys.append(Patch(**look))
+    axes.set(xlim=(0, 1), ylim=(max(1.0, y) - 0.5, -0.5), xticks=[])
+    axes.set_yticks(at, [shortened(bar.name) for bar in rows], size=TEXT, color=colours["ink"])
+    notes = axes.secondary_yaxis("right")
+    notes.set_yticks(at, [shortened(bar.note) for bar in rows])
+    for each in (axes, notes):
+        each.spines[:].set_visible(False)
+    squares = {"handlelength": 1.2, "handleheight": 1.2, "fontsize": SMALL}
+    head(drawn, figure.title, keys, figure.names, ROW * y + 14, **squares)
+    return drawn
+
+
+def shortened(words: str) -> str:
+    return words if len(words) <= LONGEST else f"{words[: LONGEST - 1]}…"
 
 
 def usable(dots: Sequence[Dot], *, log: bool) -> list[Dot]:
