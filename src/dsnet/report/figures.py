@@ -208,6 +208,7 @@ def bars(figure: Bars, colours: Colours) -> Figure:
             at.append(y)
             y += 1
         y += 0.3
+    y = max(1.0, y)  # a figure without bars keeps its title
     left, keys = [0.0] * len(rows), []
     for number in range(len(figure.names)):
         shade = 0.14 + 0.86 * number / max(1, len(figure.names) - 1)
@@ -222,7 +223,7 @@ def bars(figure: Bars, colours: Colours) -> Figure:
         axes.bar_label(parts, labels, label_type="center", color=colour, size=10.5)
         left = [x + share for x, share in zip(left, shares, strict=True)]
         keys.append(Patch(**look))
-    axes.set(xlim=(0, 1), ylim=(max(1.0, y) - 0.5, -0.5), xticks=[])
+    axes.set(xlim=(0, 1), ylim=(y - 0.5, -0.5), xticks=[])
     axes.set_yticks(at, [shortened(bar.name) for bar in rows], size=TEXT, color=colours["ink"])
     notes = axes.secondary_yaxis("right")
     notes.set_yticks(at, [shortened(bar.note) for bar in rows])
