@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import torch
 from PIL import Image
 
 from dsnet.data.dataset import Data, Split
-from dsnet.data.voc import Records
 from dsnet.files import write_whole
 from dsnet.images import read_image
 from dsnet.report.export import draw as draw_evaluations
@@ -24,7 +22,7 @@ def record(folder: Path, name: str, result: Evaluation, data: Data, *, draw: boo
     file = write(result, folder / "results" / f"{name}.json")
     if not (draw and enabled()):
         return []
-    drawn = [] if result.objects is not None else draw_evaluations([result], file.with_suffix(""))
+    drawn = draw_evaluations([result], file.with_suffix(""))
     if result.examples:
         drawn.append(draw_examples(result, data, file.with_name(f"{name}-examples.png")))
     return drawn
@@ -34,8 +32,8 @@ def draw_examples(result: Evaluation, data: Data, file: Path) -> Path:
     """A sheet of images: with the detections in them, or those that the router found easy and hard."""
     part = data.split(result.split)
     if result.objects is not None:
-        items = cast(Records, part.source).items
-        return detection_sheet(result, [read_image(Path(items[example.id].file)) for example in result.examples], file)
+        files = [Path(part.source.file(example.id)) for example in result.examples]  # type: ignore[attr-defined]
+        return detection_sheet(result, [read_image(name) for name in files], file)
     groups: dict[str, list[tuple[Image.Image, list[str]]]] = {}
     images = pictures(data, part, [example.id for example in result.examples])
     for example, image in zip(result.examples, images, strict=True):
