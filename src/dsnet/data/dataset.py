@@ -46,13 +46,10 @@ class Source(Protocol):
 
 
 class BatchLoader(Protocol):
-    """Sample numbers of a source as a batch of images of a size; plain ones without a seed, else augmented ones."""
+    """Sample numbers of a source as a batch; plain images without a seed, else augmented ones."""
 
     @property
     def source(self) -> Source: ...
-
-    @property
-    def size(self) -> int: ...
 
     def __call__(self, ids: Tensor, seed: int | None) -> Batch: ...
 
@@ -255,15 +252,21 @@ def open_dataset(config: DataConfig, default_size: int = 224) -> Data:
     )
 
 
-def stratified(labels: Tensor, ids: Tensor, share: float, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Split `ids` into the rest and a share of every class (at least one sample of each), in rising order."""
+def stratified(labels: Tensor | None, ids: Tensor, share: float, *, seed: int) -> tuple[Tensor, Tensor]:
+    """Split `ids` into the rest and a share of every class (at least one sample of each), in rising order.
+
+    labels: of all samples; None where images have no single class.
+    """
     generator = torch.Generator().manual_seed(seed)
+    groups = {"the training split": ids}
+    if labels is not None:
+        known = labels[ids]
+        groups = {f"class {label}": ids[known == label] for label in known.unique().tolist()}
     taken = []
-    for label in labels[ids].unique().tolist():
-        mine = ids[labels[ids] == label]
+    for name, mine in groups.items():
         count = max(1, round(len(mine) * share))
         if count >= len(mine):
-            raise DataError(f"class {label} has only {len(mine)} images to split; at least 3 are needed")
+            raise DataError(f"{name} has only {len(mine)} images to split; at least 3 are needed")
         taken.append(mine[torch.randperm(len(mine), generator=generator)[:count]])
     aside = torch.cat(taken).sort().values
     return ids[~torch.isin(ids, aside)], aside

@@ -215,10 +215,6 @@ class BoxLoader:
     source: Records
     config: DetectionDataConfig
 
-    @property
-    def size(self) -> int:
-        return self.config.image_size
-
     def __call__(self, ids: Tensor, seed: int | None) -> Batch:
         """Images [B, 3, S, S], and as labels objects [B, G, 6]: corners as shares, class, difficult; padded by -1."""
         objects: list[Tensor] = []
@@ -228,17 +224,17 @@ class BoxLoader:
             objects.append(mine)
             return square
 
-        images, kept, skipped = read_files(ids, self.source.file, fit, self.config, self.size)
+        images, kept, skipped = read_files(ids, self.source.file, fit, self.config, self.config.image_size)
         return Batch(normalise(images, IMAGENET_MEAN, IMAGENET_STD), padded(objects), kept, skipped)
 
     def fitted(self, image: Image.Image, number: int, seed: int | None) -> tuple[Image.Image, Tensor]:
         """An image as a square, with its objects in shares of it."""
-        record, interpolation = self.source.items[number], self.config.interpolation
+        record, size, interpolation = self.source.items[number], self.config.image_size, self.config.interpolation
         objects = inside(record.objects, image.width, image.height, record.file)
         if seed is None:
-            return resized(image, objects, self.size, interpolation)
+            return resized(image, objects, size, interpolation)
         rng, how = random.Random(f"{seed}/{number}"), self.config.augment
-        return augment(image, objects, how, rng, size=self.size, interpolation=interpolation, fill=FILL)
+        return augment(image, objects, how, rng, size=size, interpolation=interpolation, fill=FILL)
 
 
 def open_detection_data(config: DetectionDataConfig) -> Data:
@@ -252,9 +248,8 @@ def open_detection_data(config: DetectionDataConfig) -> Data:
         held = read_lists(root, config.calibration, train.classes)
         train_ids, held_ids = torch.arange(len(train)), torch.arange(len(held))
     else:
-        same = torch.zeros(len(train))  # images have no single class
-        held, ids = train, torch.arange(len(train))
-        train_ids, held_ids = stratified(same, ids, config.calibration_share, seed=config.split_seed)
+        ids, share = torch.arange(len(train)), config.calibration_share
+        held, (train_ids, held_ids) = train, stratified(None, ids, share, seed=config.split_seed)
     return Data(
         Split(BoxLoader(train, config), train_ids),
         Split(BoxLoader(held, config), held_ids),

@@ -34,9 +34,9 @@ class ModelConfig(Typed):
     shared: bool | None = None
 
     def __post_init__(self) -> None:
-        self.spec(num_classes=10, in_channels=3)
+        self.spec()
 
-    def spec(self, *, num_classes: int, in_channels: int, image_size: int | None = None) -> ModelSpec:
+    def spec(self, *, num_classes: int = 10, in_channels: int = 3, image_size: int | None = None) -> ModelSpec:
         return model_spec(
             self.name,
             width=self.width,
@@ -110,14 +110,12 @@ class ClassificationConfig(RunConfig):
         if self.stage not in ("both", "supernet", "gate"):
             raise ValueError(f"stage {self.stage!r} is unknown; choose both, supernet or gate")
         if self.routes:
-            self.routed(self.model.spec(num_classes=10, in_channels=3))
+            self.routed(self.model.spec())
 
     @property
     def routes(self) -> bool:
         """Whether this run trains a router; a static network has nothing to choose."""
-        return self.stage == "gate" or (
-            self.stage == "both" and bool(self.model.spec(num_classes=2, in_channels=3).widths)
-        )
+        return self.stage == "gate" or (self.stage == "both" and bool(self.model.spec().widths))
 
     def routed(self, spec: ModelSpec) -> ModelSpec:
         """A supernet's spec with this run's router, routing space and gate design."""

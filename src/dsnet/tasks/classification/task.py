@@ -45,7 +45,7 @@ class Classification:
     def open_data(self, config: ClassificationConfig, root: str | None = None) -> Data:
         """The data of a run, at another place if `root` is given."""
         where = config.data if root is None else replace(config.data, root=root)
-        return open_dataset(where, default_size=config.model.spec(num_classes=1, in_channels=1).image_size)
+        return open_dataset(where, default_size=config.model.spec().image_size)
 
     def begin(self, config: ClassificationConfig, data: Data, *, again: Path | None) -> Supernet:
         """Fresh weights; or the source's, for stage gate as they are, else carried over to this run's data."""
@@ -109,7 +109,7 @@ def training_of(config: ClassificationConfig, manifest: Manifest) -> dict[str, A
     if config.gate_from is not None:
         training["gate_from"] = Path(config.gate_from).name
     if (router := manifest.router) is not None:
-        gate = config.routed(config.model.spec(num_classes=2, in_channels=3)).gate
+        gate = config.routed(config.model.spec()).gate
         training["router"] = {
             **asdict(router.spec),
             "routing": [list(allowed) for allowed in router.routing.choices],
