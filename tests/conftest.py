@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -34,9 +35,15 @@ def trained(shared: Path) -> Path:
     return runs.made_once(shared / "trained", runs.train_digits)
 
 
+@pytest.fixture
+def run(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of `trained`, to write into."""
+    return Path(shutil.copytree(trained, tmp_path_factory.mktemp("copy") / "run"))
+
+
 @pytest.fixture(scope="session")
 def trained_gate(shared: Path, trained: Path) -> Path:
-    """The paper's gate among widths 0, 2 and 5 of `trained`."""
+    """The paper's gate among widths 0, 2 and 3 of `trained`."""
     return runs.made_once(shared / "trained_gate", partial(runs.train_gate, trained))
 
 

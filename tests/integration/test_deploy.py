@@ -20,25 +20,14 @@ from dsnet.results import RoutedTime, Times
 from dsnet.schema import plain
 from dsnet.tasks import read_config
 from dsnet.tasks.classification.task import task
-from support.runs import SHORT
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("deploy") / "run"
-    assert main(["train", "--out", str(folder), *SHORT, "--optim.epochs", "2", "--optim.batch_size", "64"]) == 0
-    assert main(["export", str(folder)]) == 0
-    assert main(["export", str(folder), "--bundle"]) == 0
-    assert main(["export", str(folder), "--path", "2"]) == 0
-    return folder
-
-
-@pytest.fixture(scope="module")
-def photos(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photos")
-    data = task.open_data(read_config(run / CONFIG))
+    data = task.open_data(read_config(trained / CONFIG))
     batch = data.test.load(data.test.ids[:12])
     shown = batch.images * torch.tensor(data.std).view(1, -1, 1, 1) + torch.tensor(data.mean).view(1, -1, 1, 1)
     for number, pixels in enumerate(shown):

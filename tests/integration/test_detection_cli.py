@@ -24,46 +24,36 @@ from dsnet.training import Interrupted, with_fresh_router
 from dsnet.training.state import load_state
 from support.folders import voc_folder
 from support.networks import randomised
-from support.runs import drawing
+from support.runs import DETECTOR, drawing, train_detector
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = Path(dsnet.__file__).parent / "configs"
-SMALL = (
-    "--projection 16 --pyramid 16 --data.image_size 64 --optim.epochs 2 --optim.batch_size 4 --optim.warmup_epochs 0"
-)
-GATES = "--gates_optim.epochs 1 --gates_optim.batch_size 4"
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A backbone, images, and a trained run."""
-    root = tmp_path_factory.mktemp("detection")
-    voc_folder(root / "voc", {"train": 10, "test": 6})
-    for name in ("ds_mobilenet_v1_small", "mobilenet_v1"):
-        net = randomised(name, dtype=torch.float32)
-        net.card = replace(net.card, classes=tuple("abcdefg"))
-        dsnet.save(net, root / name)
-    assert train(root, "run") == 0
-    return root
+@pytest.fixture
+def run(detector: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the shared detector, to write into."""
+    return Path(shutil.copytree(detector / "run", tmp_path_factory.mktemp("copy") / "run"))
 
 
-def train(root: Path, out: str, *more: str, backbone: str = "ds_mobilenet_v1_small") -> int:
-    words = ["train", "--task", "detection", "--backbone", str(root / backbone), "--data.root", str(root / "voc")]
-    return main([*words, *SMALL.split(), *GATES.split(), "--out", str(root / out), *more])
+@pytest.fixture
+def files(run: Path) -> dict[str, str]:
+    """A run folder and its files."""
+    return {name: str(run / name) for name in ("", "model.onnx", "path-3.onnx")}
 
 
-def test_a_run_leaves_a_detector_that_routes(place: Path) -> None:
-    detector = load_detector(place / "run")
+def test_a_run_leaves_a_detector_that_routes(run: Path) -> None:
+    detector = load_detector(run)
     assert detector.card.classes == ("blue", "red")
     assert detector.card.budgets
     assert detector.spec.backbone.router is not None
-    result = read(place / "run" / "results" / "test.json", Evaluation)
+    result = read(run / "results" / "test.json", Evaluation)
     assert len(result.rows) == 6
     assert result.dynamic is not None
     assert [row.name for row in result.dynamic.rows] == ["S", "M", "L"]
 
 
-def test_a_stopped_run_goes_on_bit_for_bit(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_goes_on_bit_for_bit(detector: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dsnet.training.loop import Loop
 
     save, calls = Loop.save, []
@@ -76,13 +66,15 @@ def test_a_stopped_run_goes_on_bit_for_bit(place: Path, monkeypatch: pytest.Monk
 
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "save", stop)
-        assert train(place, "stopped") == 143
-    assert main(["train", "--resume", str(place / "stopped")]) == 0
-    whole, broken = (load_detector(place / name).state_dict() for name in ("run", "stopped"))
+        assert train_detector(detector, tmp_path / "stopped") == 143
+    assert main(["train", "--resume", str(tmp_path / "stopped")]) == 0
+    whole, broken = (load_detector(folder).state_dict() for folder in (detector / "run", tmp_path / "stopped"))
     assert all(torch.equal(tensor, broken[name]) for name, tensor in whole.items())
 
 
-def test_a_run_stopped_in_its_gate_stage_goes_on_bit_for_bit(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_stopped_in_its_gate_stage_goes_on_bit_for_bit(
+    detector: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from dsnet.training.loop import Loop
 
     save = Loop.save
@@ -94,55 +86,61 @@ def test_a_run_stopped_in_its_gate_stage_goes_on_bit_for_bit(place: Path, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "save", stop)
-        assert train(place, "gate-stopped", "--save_steps", "1") == 143
-    assert not (place / "gate-stopped" / "results").exists()
-    before = (place / "gate-stopped" / "state" / "last.pt").stat().st_mtime_ns
-    assert main(["train", "--resume", str(place / "gate-stopped")]) == 0
-    assert (place / "gate-stopped" / "state" / "last.pt").stat().st_mtime_ns == before, "stage I is not trained again"
-    states = [load_state(place / name / "gate" / "state" / "last.pt") for name in ("run", "gate-stopped")]
+        assert train_detector(detector, tmp_path / "gate-stopped", "--save_steps", "1") == 143
+    assert not (tmp_path / "gate-stopped" / "results").exists()
+    before = (tmp_path / "gate-stopped" / "state" / "last.pt").stat().st_mtime_ns
+    assert main(["train", "--resume", str(tmp_path / "gate-stopped")]) == 0
+    assert (tmp_path / "gate-stopped" / "state" / "last.pt").stat().st_mtime_ns == before, (
+        "stage I is not trained again"
+    )
+    folders = (detector / "run", tmp_path / "gate-stopped")
+    states = [load_state(folder / "gate" / "state" / "last.pt") for folder in folders]
     assert states[0]["progress"]["step"] == states[1]["progress"]["step"] == 2
-    whole, broken = (load_detector(place / name) for name in ("run", "gate-stopped"))
+    whole, broken = map(load_detector, folders)
     assert whole.card == broken.card
     for name, tensor in whole.state_dict().items():
         assert torch.equal(tensor, broken.state_dict()[name]), name
 
 
-def test_a_static_detector_has_no_gate(place: Path) -> None:
-    assert train(place, "static", backbone="mobilenet_v1") == 0
-    assert load_detector(place / "static").spec.backbone.router is None
+def test_a_static_detector_has_no_gate(detector: Path, tmp_path: Path) -> None:
+    assert train_detector(detector, tmp_path / "static", backbone="mobilenet_v1") == 0
+    assert load_detector(tmp_path / "static").spec.backbone.router is None
 
 
-def test_a_gate_is_trained_for_a_finished_detector(place: Path) -> None:
-    assert train(place, "plain", "--stage", "detector") == 0
-    words = ["train", "--stage", "gate", "--from", str(place / "plain"), "--gates.targets", "try_best"]
-    assert main([*words, "--routing", "[0, 2, 5]", "--out", str(place / "gated")]) == 0
-    gated = load_detector(place / "gated")
+def test_a_gate_is_trained_for_a_finished_detector(detector: Path, tmp_path: Path) -> None:
+    assert train_detector(detector, tmp_path / "plain", "--stage", "detector") == 0
+    words = ["train", "--stage", "gate", "--from", str(tmp_path / "plain"), "--gates.targets", "try_best"]
+    assert main([*words, "--routing", "[0, 2, 5]", "--out", str(tmp_path / "gated")]) == 0
+    gated = load_detector(tmp_path / "gated")
     assert gated.spec.backbone.routing == ((0, 2, 5),)
-    plain = load_detector(place / "plain").state_dict()
+    plain = load_detector(tmp_path / "plain").state_dict()
     same = {
         name: torch.equal(tensor, plain[name]) for name, tensor in gated.state_dict().items() if "slimming" not in name
     }
     assert all(same.values())
 
 
-def test_gates_of_the_classification_run_are_kept(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gates_of_the_classification_run_are_kept(
+    detector: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     net = randomised("ds_mobilenet_v1_small", dtype=torch.float32)
     gated = with_fresh_router(net, replace(net.spec, router=RouterSpec("gate", "try_best")))
-    dsnet.save(gated, place / "gated-backbone")
-    assert train(place, "kept", "--gates.router", "frozen", "--rule", "11point", backbone="gated-backbone") == 0
-    assert read(place / "kept" / "results" / "test.json", Evaluation).options["rule"] == "11point"
-    theirs, mine = gated.state_dict(), load_detector(place / "kept").state_dict()
+    dsnet.save(gated, tmp_path / "gated-backbone")
+    words = ["--gates.router", "frozen", "--rule", "11point", "--backbone", str(tmp_path / "gated-backbone")]
+    assert train_detector(detector, tmp_path / "kept", *words) == 0
+    assert read(tmp_path / "kept" / "results" / "test.json", Evaluation).options["rule"] == "11point"
+    theirs, mine = gated.state_dict(), load_detector(tmp_path / "kept").state_dict()
     gate = "segments.0.first.gate."
     same = [torch.equal(mine[f"backbone.{name}"], tensor) for name, tensor in theirs.items() if name.startswith(gate)]
     assert len(same) == 5
     assert all(same)
-    assert load_detector(place / "kept").card.budgets
-    assert main(["train", "--resume", str(place / "kept"), "--optim.lr", "1.0", "--task", "detection"]) == 2
+    assert load_detector(tmp_path / "kept").card.budgets
+    assert main(["train", "--resume", str(tmp_path / "kept"), "--optim.lr", "1.0", "--task", "detection"]) == 2
     assert "--resume goes on with the run's own config" in capsys.readouterr().err
 
 
-def test_eval_prints_and_exports(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = ["eval", str(place / "run"), "--split", "calibration", "--rule", "11point", "--json"]
+def test_eval_prints_and_exports(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["eval", str(run), "--split", "calibration", "--rule", "11point", "--json"]
     assert main([*words, "--export", str(tmp_path / "page")]) == 0
     result = read(tmp_path / "page.json", Evaluation)
     assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "page.json").read_text())
@@ -159,14 +157,14 @@ def test_eval_prints_and_exports(place: Path, capsys: pytest.CaptureFixture[str]
         assert scores, "where none is sure, the surest is kept"
         assert len(scores) == 1 or min(scores) >= 0.5
     with drawing():
-        assert main(["eval", str(place / "run"), "--budgets", "0.9"]) == 0
-    assert (place / "run" / "results" / "test-examples.png").stat().st_size > 1000
+        assert main(["eval", str(run), "--budgets", "0.9"]) == 0
+    assert (run / "results" / "test-examples.png").stat().st_size > 1000
     assert "dynamic detector" in capsys.readouterr().out
 
 
-def test_predict_draws_boxes(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    image = str(place / "voc" / "JPEGImages" / "test000.jpg")
-    words = ["predict", str(place / "run"), image, "--confidence", "0.05", "--draw", str(tmp_path), "--json"]
+def test_predict_draws_boxes(detector: Path, run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    image = str(detector / "voc" / "JPEGImages" / "test000.jpg")
+    words = ["predict", str(run), image, "--confidence", "0.05", "--draw", str(tmp_path), "--json"]
     assert main(words) == 0
     (row,) = json.loads(capsys.readouterr().out)
     for thing in row["objects"]:
@@ -174,7 +172,7 @@ def test_predict_draws_boxes(place: Path, capsys: pytest.CaptureFixture[str], tm
         assert 0 <= thing["box"][0] <= thing["box"][2] <= 100
     (drawn,) = tmp_path.iterdir()
     assert Image.open(drawn).size == (100, 80)
-    assert main(["predict", str(place / "run"), image, "--path", "3"]) == 0
+    assert main(["predict", str(run), image, "--path", "3"]) == 0
     assert "objects of 50% confidence" in capsys.readouterr().out
 
 
@@ -190,37 +188,31 @@ def test_predict_draws_boxes(place: Path, capsys: pytest.CaptureFixture[str], tm
         (["--from", "nowhere"], "--from RUN needs --stage gate"),
     ],
 )
-def test_mistakes_are_named(place: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str) -> None:
-    assert train(place, "never", *more) == 2
+def test_mistakes_are_named(
+    detector: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str
+) -> None:
+    assert train_detector(detector, tmp_path / "never", *more) == 2
     assert message in capsys.readouterr().err
-    assert not (place / "never").exists()
+    assert not (tmp_path / "never").exists()
 
 
-def test_info_shows_what_each_part_costs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["info", str(place / "run"), "--json"]) == 0
+def test_info_shows_what_each_part_costs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(run), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [row["path"] for row in told["widths"]] == [[width] for width in range(6)]
     assert all(sum(row["madds_parts"].values()) == row["madds"] for row in told["widths"])
-    assert main(["info", str(place / "run"), "--path", "2"]) == 0
+    assert main(["info", str(run), "--path", "2"]) == 0
     assert "projections" in capsys.readouterr().out
 
 
-def test_other_commands_know_what_a_detector_is_not(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recalibrate", str(place / "run")]) == 2
+def test_other_commands_know_what_a_detector_is_not(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recalibrate", str(run)]) == 2
     assert "holds a network for detection" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("file", sorted((CONFIGS / "detection").glob("*.yaml")), ids=lambda file: file.stem)
 def test_every_config_in_the_repository_is_valid(file: Path) -> None:
     assert read_config(file).task == "detection"
-
-
-@pytest.fixture(scope="module")
-def files(place: Path) -> dict[str, str]:
-    """A detector of its run folder, and its files."""
-    assert main(["export", str(place / "run")]) == 0
-    assert main(["export", str(place / "run"), "--path", "3"]) == 0
-    return {name: str(place / "run" / name) for name in ("", "model.onnx", "path-3.onnx")}
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> object:
@@ -230,9 +222,9 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> object:
 
 
 def test_a_file_finds_the_same_objects(
-    place: Path, files: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    detector: Path, files: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    images = [str(place / "voc" / "JPEGImages" / f"test{number:03d}.jpg") for number in range(4)]
+    images = [str(detector / "voc" / "JPEGImages" / f"test{number:03d}.jpg") for number in range(4)]
     for file, words in (("model.onnx", ["--budget", "0.9"]), ("model.onnx", []), ("path-3.onnx", ["--path", "3"])):
         wanted = printed(capsys, "predict", files[""], *images, "--confidence", "0.05", *words)
         found = printed(capsys, "predict", files[file], *images, "--confidence", "0.05", *words)
@@ -253,7 +245,7 @@ def test_a_file_finds_the_same_objects(
 
 
 def test_a_file_is_evaluated_like_its_run(
-    place: Path, files: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    files: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     wanted = printed(capsys, "eval", files[""])
     found = printed(capsys, "eval", files["model.onnx"])
@@ -264,7 +256,7 @@ def test_a_file_is_evaluated_like_its_run(
         assert mine["madds"]["mean"] == pytest.approx(theirs["madds"]["mean"], rel=0.01)
         assert mine["score"]["mean"] == pytest.approx(theirs["score"]["mean"], abs=0.01)
     assert "onnxruntime" in found["made"]["runtime"]  # type: ignore[index]
-    assert (place / "run" / "results" / "test-model.json").exists()
+    assert (Path(files[""]) / "results" / "test-model.json").exists()
     (row,) = printed(capsys, "eval", files["path-3.onnx"])["rows"]  # type: ignore[index]
     assert row["path"] == [3]
     moved = tmp_path / "moved.onnx"
@@ -293,19 +285,19 @@ def test_info_reads_files(files: dict[str, str], capsys: pytest.CaptureFixture[s
     ],
 )
 def test_export_refuses_what_it_cannot_do(
-    place: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(place)
-    before = sorted(place.rglob("*.onnx"))
-    assert main(["export", str(place / "run"), *words]) == 2
+    monkeypatch.chdir(run)
+    before = sorted(run.rglob("*.onnx"))
+    assert main(["export", str(run), *words]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert len(error.splitlines()) == 1
-    assert sorted(place.rglob("*.onnx")) == before
+    assert sorted(run.rglob("*.onnx")) == before
 
 
 def test_bench_measures_widths_and_budgets(
-    place: Path, files: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    files: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     words = ["bench", files[""], "--repeats", "2", "--batch_sizes", "1", "2", "--export", str(tmp_path / "page")]
     result = printed(capsys, *words)
@@ -339,9 +331,9 @@ def test_bench_measures_widths_and_budgets(
     ],
 )
 def test_bench_names_what_it_cannot_do(
-    place: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    run: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", str(place / "run"), "--repeats", "2", *words]) == 2
+    assert main(["bench", str(run), "--repeats", "2", *words]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -352,7 +344,7 @@ def commands_of_the_page() -> list[str]:
 
 
 def test_every_command_of_the_page_runs(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    detector: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In small; the backbones, whose training has its own page, are there already."""
     backbones = [command for command in commands_of_the_page() if "imagenette" in command]
@@ -360,12 +352,12 @@ def test_every_command_of_the_page_runs(
     assert {command.split()[1] for command in commands} == {"train", "eval", "predict", "export", "info", "bench"}
     monkeypatch.chdir(tmp_path)
     for backbone in backbones:
-        shutil.copytree(place / "ds_mobilenet_v1_small", backbone.split("--out ")[1].strip())
+        shutil.copytree(detector / "ds_mobilenet_v1_small", backbone.split("--out ")[1].strip())
     voc_folder(Path("data/BCCD"), {"train": 8, "val": 4, "test": 4})
     colours = ("red", "green", "blue", "cyan", "yellow", "magenta", "black")
     voc_folder(Path("data/VOCdevkit/VOC2007"), {"train": 16, "val": 7}, colours=colours)
     shutil.copytree("data/BCCD/JPEGImages", "photos")
-    more = {"train": [*SMALL.split(), *GATES.split()], "bench": ["--repeats", "2"]}
+    more = {"train": DETECTOR, "bench": ["--repeats", "2"]}
     for command in commands:
         words = shlex.split(command)[1:]
         assert main([*words, *more.get(words[0], [])]) == 0, command
@@ -376,7 +368,7 @@ def test_every_command_of_the_page_runs(
 
 
 def test_the_code_of_the_page_finds_what_dsnet_finds(
-    place: Path,
+    detector: Path,
     files: dict[str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -385,7 +377,7 @@ def test_the_code_of_the_page_finds_what_dsnet_finds(
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "detection.md").read_text(), flags=re.DOTALL)
     assert "dsnet" not in code
     photo = tmp_path / "photo.jpg"
-    photo.write_bytes((place / "voc" / "JPEGImages" / "test000.jpg").read_bytes())
+    photo.write_bytes((detector / "voc" / "JPEGImages" / "test000.jpg").read_bytes())
     (tmp_path / "model.onnx").write_bytes(Path(files["model.onnx"]).read_bytes())
     monkeypatch.chdir(tmp_path)
     there: dict[str, object] = {}

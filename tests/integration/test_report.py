@@ -32,7 +32,6 @@ from dsnet.results import (
     read,
     write,
 )
-from support.runs import SHORT, drawing
 
 ROOT = Path(__file__).parents[2]
 EVIL = "<script>alert('1')</script>\"&"
@@ -113,20 +112,6 @@ def drawn(file: Path) -> dict[str, int]:
         marks = [mark for group in groups for mark in group.iter() if mark.tag.endswith("}use")]
         found[root.attrib["aria-label"]] = len(marks) or len(groups)
     return found
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("report") / "run"
-    with drawing():
-        assert main(["train", "--out", str(folder), *SHORT, "--sgs.router", "gate"]) == 0
-    assert main(["bench", str(folder), "--repeats", "2", "--runtimes", "onnx"]) == 0
-    return folder
-
-
-@pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
 def report(place: Path, *words: str) -> Path:

@@ -17,16 +17,13 @@ from dsnet.experiments import EXPERIMENTS, grid
 from dsnet.results import Chart, Experiment, read
 from dsnet.training import Interrupted
 from support.grid import broken_cell, copied_cell, copy_run
+from support.runs import SMOKE
 
-SOME = ["motivation", "gate_distribution", "detection"]  # one of each kind; the slow test takes all
 
-
-@pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some experiments, trained once; tests that change what is there copy it."""
-    folder = tmp_path_factory.mktemp("reproduce") / "smoke"
-    assert main(["reproduce", *SOME, "--scale", "smoke", "--out", str(folder)]) == 0
-    return folder
+@pytest.fixture
+def out(reproduced: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of some experiments, to write into."""
+    return Path(shutil.copytree(reproduced, tmp_path_factory.mktemp("copy") / "smoke"))
 
 
 @pytest.fixture
@@ -50,7 +47,7 @@ def test_every_experiment_runs(tmp_path: Path) -> None:
         check_result(tmp_path, name)
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", SMOKE)
 def test_an_experiment_leaves_tables_verdicts_and_figures(out: Path, name: str) -> None:
     check_result(out, name)
 
@@ -83,7 +80,7 @@ def check_result(out: Path, name: str) -> None:
 
 def test_finished_runs_are_not_trained_again(out: Path, no_training: None) -> None:
     before = {file: file.stat().st_mtime_ns for file in (out / "runs").rglob("*")}
-    assert main(["reproduce", *SOME, "--scale", "smoke", "--out", str(out)]) == 0
+    assert main(["reproduce", *SMOKE, "--scale", "smoke", "--out", str(out)]) == 0
     assert {file: file.stat().st_mtime_ns for file in (out / "runs").rglob("*")} == before
 
 
@@ -125,12 +122,11 @@ def test_an_interrupted_grid_goes_on(
     assert ours["tables"] == unbroken["tables"]
 
 
-def test_what_is_missing_is_said(out: Path, tmp_path: Path, no_training: None) -> None:
-    shutil.copytree(out, tmp_path / "out")
-    shutil.rmtree(next((tmp_path / "out" / "runs").glob("resnet-gate-slim_first-*")))
-    words = ["reproduce", "gate_distribution", "--scale", "smoke", "--out", str(tmp_path / "out"), "--finished"]
+def test_what_is_missing_is_said(out: Path, no_training: None) -> None:
+    shutil.rmtree(next((out / "runs").glob("resnet-gate-slim_first-*")))
+    words = ["reproduce", "gate_distribution", "--scale", "smoke", "--out", str(out), "--finished"]
     assert main(words) == 0
-    assert "not run" in (tmp_path / "out" / "gate_distribution.md").read_text()
+    assert "not run" in (out / "gate_distribution.md").read_text()
 
 
 def test_longer_trainings_lie_beside_the_others(copied: None, tmp_path: Path) -> None:
@@ -148,9 +144,8 @@ def test_longer_trainings_lie_beside_the_others(copied: None, tmp_path: Path) ->
     assert "every training is 2 times as long" in page
 
 
-def test_eval_does_not_change_what_a_table_reads(out: Path, tmp_path: Path) -> None:
-    shutil.copytree(out, tmp_path / "out")
-    run = next((tmp_path / "out" / "runs").glob("resnet-gate-slim_first-*"))
+def test_eval_does_not_change_what_a_table_reads(out: Path) -> None:
+    run = next((out / "runs").glob("resnet-gate-slim_first-*"))
     before = grid.Finished(run, 0).result
     assert main(["eval", str(run), "--budgets", "0.5"]) == 0
     assert len(json.loads((run / "results" / "test.json").read_text())["dynamic"]["rows"]) == 1
@@ -177,9 +172,9 @@ def test_two_commands_do_not_train_in_one_folder(out: Path, capsys: pytest.Captu
 def test_json_is_one_document_beside_what_training_prints(
     copied: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["reproduce", *SOME[:2], "--scale", "smoke", "--out", str(tmp_path), "--json"]) == 0
+    assert main(["reproduce", *SMOKE[:2], "--scale", "smoke", "--out", str(tmp_path), "--json"]) == 0
     said = capsys.readouterr()
-    assert [result["experiment"] for result in json.loads(said.out)] == SOME[:2]
+    assert [result["experiment"] for result in json.loads(said.out)] == SMOKE[:2]
     assert "epoch 1/1" in said.err
 
 
@@ -231,5 +226,5 @@ def test_the_list_shows_what_is_finished(out: Path, capsys: pytest.CaptureFixtur
     shown = capsys.readouterr().out
     assert all(name in shown for name in EXPERIMENTS)
     done = dict(re.findall(r"^ +(\w+) .* (\d+/\d+) ", shown, flags=re.MULTILINE))
-    assert [done[name].split("/")[0] == done[name].split("/")[1] for name in SOME[1:]] == [True] * 2
+    assert [done[name].split("/")[0] == done[name].split("/")[1] for name in SMOKE[1:]] == [True] * 2
     assert done["efficientnet"] == "0/4"

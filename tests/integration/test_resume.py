@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,22 +18,18 @@ import torch
 import dsnet
 from dsnet.cli import main
 from dsnet.errors import CheckpointError
+from dsnet.runs import train as runs_train
+from dsnet.training.display import Display
 from dsnet.training.state import load_state, save_state
+from support.runs import DIGITS
 
-OPTIONS = ["--threads", "1", "--optim.epochs", "2", "--optim.batch_size", "128", "--data.augment.crop", "pad"]
-OPTIONS += ["--sgs_optim.epochs", "2", "--sgs_optim.batch_size", "128"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "dsnet", "train", *words]
-
-
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    first = ["--resume", str(folder)] if (folder / "config.yaml").exists() else ["--out", str(folder), *OPTIONS]
-    return subprocess.Popen(
-        command(*first, *words), env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    first = ["--resume", str(folder)] if (folder / "config.yaml").exists() else ["--out", str(folder), *DIGITS]
+    command = [sys.executable, "-m", "dsnet", "train", *first, *words]
+    return subprocess.Popen(command, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def same_tensors(a: object, b: object) -> bool:
@@ -58,72 +54,57 @@ def assert_same_run(a: Path, b: Path) -> None:
     assert rows[0] == rows[1]
 
 
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("unbroken") / "run"
-    subprocess.run(command("--out", str(folder), *OPTIONS), env=ENVIRONMENT, check=True, capture_output=True)
-    return folder
-
-
-def wait_for_state(folder: Path, process: subprocess.Popen[str]) -> None:
+def test_killed_at_a_random_point_and_resumed_is_bitwise_equal(trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start(folder, "--save_steps", "2")
     while not (folder / "state" / "last.pt").exists():
         assert process.poll() is None, process.stderr and process.stderr.read()
         time.sleep(0.02)
+    time.sleep(random.uniform(0, 1))
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+    assert main(["train", "--resume", str(folder)]) == 0
+    assert_same_run(trained, folder)
 
 
-def test_killed_at_random_points_and_resumed_is_bitwise_equal(unbroken: Path, tmp_path: Path) -> None:
-    rng = random.Random(7)
-    folder, kills = tmp_path / "run", 0
-    for _ in range(12):
-        process = start(folder, *([] if folder.exists() else ["--save_steps", "2"]))
-        wait_for_state(folder, process)
-        try:
-            process.wait(timeout=rng.uniform(0.3, 2.0) + 3.0 * (kills > 0) if kills < 2 else 120)
-            break
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            kills += 1
-    assert process.returncode == 0
-    assert kills >= 1
-    assert_same_run(unbroken, folder)
+class Stopping(Display):
+    """Sends the process a signal behind a batch of one stage."""
 
+    def __init__(self, number: int, stage: str, folder: Path) -> None:
+        self.number, self.here = number, folder.name == stage
 
-def test_stopped_in_stage_two_and_resumed_is_bitwise_equal(unbroken: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    process = start(folder, "--save_steps", "2")
-    wait_for_state(folder / "gate", process)
-    time.sleep(0.3)
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 143, errors
-    assert f"continue with --resume {folder}\n" in errors
-    assert not (folder / "results" / "test.json").exists()
-    before = (folder / "state" / "last.pt").stat().st_mtime_ns
-    again = start(folder)
-    again.communicate(timeout=240)
-    assert again.returncode == 0
-    assert (folder / "state" / "last.pt").stat().st_mtime_ns == before, "stage I is not trained again"
-    assert_same_run(unbroken, folder)
+    def step(self, batch: int, means: Mapping[str, float], rate: float) -> None:
+        if self.here and batch == 5:
+            signal.raise_signal(self.number)
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+    ("number", "code", "stage"),
+    [
+        (signal.SIGTERM, 143, "run"),
+        pytest.param(signal.SIGINT, 130, "run", marks=pytest.mark.slow),
+        (signal.SIGTERM, 143, "gate"),
+    ],
 )
-def test_signals_finish_the_step_save_and_exit(number: int, code: int, unbroken: Path, tmp_path: Path) -> None:
+def test_signals_finish_the_step_save_and_exit(
+    number: int, code: int, stage: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     folder = tmp_path / "run"
-    process = start(folder)
-    wait_for_state(folder, process)
-    time.sleep(0.5)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == code, errors
-    assert f"stopped by {signal.Signals(number).name}, state saved; continue with --resume {folder}" in errors
+    with monkeypatch.context() as patch:
+        patch.setattr(runs_train, "make_display", lambda place, rank: Stopping(number, stage, place))
+        assert main(["train", "--out", str(folder), *DIGITS]) == code
+    errors = capsys.readouterr().err
+    assert f"stopped by {signal.Signals(number).name}, state saved; continue with --resume {folder}\n" in errors
     assert "Traceback" not in errors
-    again = start(folder)
-    again.communicate(timeout=120)
-    assert again.returncode == 0
-    assert_same_run(unbroken, folder)
+    assert not (folder / "results" / "test.json").exists()
+    begun = folder / ("gate" if stage == "gate" else ".") / "state" / "last.pt"
+    assert load_state(begun)["progress"]["step"] == 5
+    before = (folder / "state" / "last.pt").stat().st_mtime_ns
+    assert main(["train", "--resume", str(folder)]) == 0
+    if stage == "gate":
+        assert (folder / "state" / "last.pt").stat().st_mtime_ns == before, "stage I is not trained again"
+    assert_same_run(trained, folder)
 
 
 def test_killed_inside_a_save_leaves_a_state_that_loads(tmp_path: Path) -> None:
@@ -172,7 +153,7 @@ def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path: Path, monkeypatch, 
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", full)
-    assert main(["train", "--out", str(folder), *OPTIONS, "--stage", "supernet", "--save_steps", "2"]) == 2
+    assert main(["train", "--out", str(folder), *DIGITS, "--stage", "supernet", "--save_steps", "2"]) == 2
     message = capsys.readouterr().err
     assert "No space left on device" in message
     assert "what was there before is untouched" in message
@@ -183,27 +164,25 @@ def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path: Path, monkeypatch, 
 
 def test_a_run_that_never_began_can_be_started_again(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("left over by a start that failed")
-    assert main(["train", "--out", str(tmp_path), *OPTIONS, "--stage", "supernet", "--optim.epochs", "1"]) == 0
+    assert main(["train", "--out", str(tmp_path), *DIGITS, "--stage", "supernet", "--optim.epochs", "1"]) == 0
 
 
-def test_what_changes_under_a_run_is_refused(unbroken: Path, tmp_path: Path, capsys) -> None:
-    assert main(["train", "--resume", str(unbroken), "--optim.lr", "5"]) == 2
+def test_what_changes_under_a_run_is_refused(run: Path, capsys) -> None:
+    assert main(["train", "--resume", str(run), "--optim.lr", "5"]) == 2
     assert "--resume goes on with the run's own config" in capsys.readouterr().err
-    copy = tmp_path / "run"
-    shutil.copytree(unbroken, copy)
-    splits = json.loads((copy / "splits.json").read_text())
-    (copy / "splits.json").write_text(json.dumps({**splits, "fingerprint": "of other data"}))
-    for words in (["train", "--resume", str(copy)], ["eval", str(copy)], ["recalibrate", str(copy)]):
+    splits = json.loads((run / "splits.json").read_text())
+    (run / "splits.json").write_text(json.dumps({**splits, "fingerprint": "of other data"}))
+    for words in (["train", "--resume", str(run)], ["eval", str(run)], ["recalibrate", str(run)]):
         assert main(words) == 2
         assert "the data is not the one that the run" in capsys.readouterr().err
-    (copy / "splits.json").unlink()
-    assert main(["eval", str(copy)]) == 2
+    (run / "splits.json").unlink()
+    assert main(["eval", str(run)]) == 2
     assert "splits.json cannot be read" in capsys.readouterr().err
 
 
-def test_mistakes_are_named(unbroken: Path, tmp_path: Path, capsys) -> None:
-    assert main(["train", "--out", str(unbroken), *OPTIONS]) == 2
-    assert f"already holds a run; continue it with --resume {unbroken}" in capsys.readouterr().err
+def test_mistakes_are_named(run: Path, tmp_path: Path, capsys) -> None:
+    assert main(["train", "--out", str(run), *DIGITS]) == 2
+    assert f"already holds a run; continue it with --resume {run}" in capsys.readouterr().err
     assert main(["train", "--resume", str(tmp_path / "none")]) == 2
     assert "was not written by `dsnet train`" in capsys.readouterr().err
-    assert dsnet.load(unbroken).card.classes == tuple("0123456789")
+    assert dsnet.load(run).card.classes == tuple("0123456789")

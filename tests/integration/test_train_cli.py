@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,21 +14,13 @@ import dsnet
 from dsnet.cli import main
 from dsnet.config import config_file, packaged
 from dsnet.results import Evaluation, read
+from dsnet.runs import train
 from dsnet.tasks import read_config
+from dsnet.tasks.classification.config import ClassificationConfig
 from support.folders import make_folder
-from support.runs import drawing
+from support.runs import SHORT, drawing
 
 CONFIGS = Path(dsnet.__file__).parent / "configs"
-SHORT = ["--threads", "1", "--optim.epochs", "1", "--optim.batch_size", "256"]
-SHORT += ["--sgs_optim.epochs", "1", "--sgs_optim.batch_size", "256"]
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    with drawing():
-        assert main(["train", "--out", str(folder), *SHORT, "--seed", "3"]) == 0
-    return folder
 
 
 def test_a_run_folder_tells_everything(run: Path) -> None:
@@ -50,8 +43,8 @@ def test_a_run_folder_tells_everything(run: Path) -> None:
     }
     assert any(name.startswith("tensorboard/") for name in names)
     config = read_config(run / "config.yaml")
-    assert (config.seed, config.optim.batch_size) == (3, 256)
-    line = json.loads((run / "metrics.jsonl").read_text())
+    assert (config.seed, config.optim.batch_size) == (3, 128)
+    line = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
     assert {"loss/widest", "loss/slimmest", "calibration/widest", "images_per_second", "lr"} <= set(line)
     splits = json.loads((run / "splits.json").read_text())
     assert not set(splits["calibration"]) & set(splits["test"])
@@ -78,14 +71,17 @@ def test_eval_shows_and_writes_every_width(run: Path, capsys: pytest.CaptureFixt
         assert 0 <= row.score.mean <= row.more["top-5"].mean <= 1
 
 
-def test_several_seeds_are_combined_and_exported(run: Path, tmp_path: Path, capsys) -> None:
-    other = tmp_path / "other"
-    assert main(["train", "--out", str(other), *SHORT, "--seed", "4"]) == 0
+def test_several_seeds_are_combined_and_exported(run: Path, static_run: Path, tmp_path: Path, capsys) -> None:
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    config = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(config.replace("seed: 3\n", "seed: 4\n"))
+    assert main(["recalibrate", str(other), "--images", "100", "--seed", "1"]) == 0  # other statistics: other answers
     assert main(["eval", str(run), str(other), "--export", str(tmp_path / "docs" / "digits")]) == 0
     assert "2 seeds, mean and standard deviation" in capsys.readouterr().out
     result = read(tmp_path / "docs" / "digits.json", Evaluation)
     single = [read(folder / "results" / "test.json", Evaluation).rows[5].score.mean for folder in (run, other)]
     assert result.seeds == (3, 4)
+    assert single[0] != single[1]
     assert result.rows[5].score.mean == pytest.approx(sum(single) / 2)
     assert result.rows[5].score.std == pytest.approx(abs(single[0] - single[1]) / 2**0.5)
     page = (tmp_path / "docs" / "digits.md").read_text()
@@ -94,8 +90,7 @@ def test_several_seeds_are_combined_and_exported(run: Path, tmp_path: Path, caps
     assert "](digits-gates.png)" in page
     assert result.dynamic is not None
     assert result.dynamic.rows[2].gain.std is not None
-    static = tmp_path / "static"
-    assert main(["train", "--out", str(static), *SHORT, "--stage", "supernet", "--model.name", "ds_resnet_tiny"]) == 0
+    static = shutil.copytree(static_run, tmp_path / "static")
     assert main(["eval", str(run), str(static)]) == 2
     assert "runs of different kinds cannot be shown as one" in capsys.readouterr().err
 
@@ -170,9 +165,8 @@ def test_damaged_images_are_skipped_listed_and_counted(tmp_path: Path, capsys) -
     assert (tmp_path / "c" / "skipped.txt").read_text() == f"{bad}\n"
 
 
-def test_static_networks_train_by_the_same_command(tmp_path: Path, capsys) -> None:
-    words = ["--model.name", "mobilenet_v1", "--model.width", "0.25", "--data.image_size", "32"]
-    assert main(["train", "--out", str(tmp_path / "run"), *SHORT, *words]) == 0
+def test_static_networks_train_by_the_same_command(static_run: Path, tmp_path: Path, capsys) -> None:
+    assert main(["eval", str(shutil.copytree(static_run, tmp_path / "run"))]) == 0
     assert "100.0%" in capsys.readouterr().out
 
 
@@ -282,41 +276,37 @@ def test_the_dynamic_network_is_evaluated(run: Path, capsys: pytest.CaptureFixtu
     assert "budget 'quick' is not understood" in capsys.readouterr().err
 
 
-def test_a_router_is_trained_for_a_supernet_and_by_the_papers_gate(run: Path, tmp_path: Path, capsys) -> None:
-    short = ["--sgs_optim.epochs", "1", "--threads", "1"]
-    gate = tmp_path / "gate"
-    words = ["--stage", "gate", "--from", str(run), "--sgs.router", "gate", "--model.routing", "[0, 2, 5]"]
-    assert main(["train", "--out", str(gate), *words, *short]) == 0
+def test_a_router_is_trained_for_a_supernet_and_by_the_papers_gate(
+    trained: Path, trained_gate: Path, run: Path, tmp_path: Path, capsys
+) -> None:
+    gate = Path(shutil.copytree(trained_gate, tmp_path / "gate"))
     net, source = dsnet.load(gate), dsnet.load(run)
     assert net.spec.router.kind == "gate"
-    assert net.spec.routing == ((0, 2, 5),)
+    assert net.spec.routing == ((0, 2, 3),)
     assert net.card.budgets
     kept = source.state_dict()
     for name, tensor in net.state_dict().items():
         assert ".slimming." in name or torch.equal(tensor, kept[name])
     config = read_config(gate / "config.yaml")
-    assert (config.stage, config.source, config.seed, config.optim.batch_size) == ("gate", str(run), 3, 256)
+    assert (config.stage, config.source, config.seed, config.optim.batch_size) == ("gate", str(trained), 3, 128)
     assert main(["eval", str(gate)]) == 0
     assert "router gate, targets try_best" in capsys.readouterr().out
     threshold = tmp_path / "threshold"
     assert main(["train", "--out", str(threshold), "--stage=gate", f"--from={run}", "--sgs.router=threshold"]) == 0
     assert "router threshold" in capsys.readouterr().out
     assert main(["eval", str(run), str(gate)]) == 2
-    assert main(["train", "--stage", "gate", "--from", str(run), "--model.name", "ds_resnet_tiny", *short]) == 2
+    assert main(["train", "--stage", "gate", "--from", str(run), "--model.name", "ds_resnet_tiny"]) == 2
     assert (
         "holds a ds_mobilenet_v1_tiny (widths [6]), not a ds_resnet_tiny; leave --model.name out"
         in capsys.readouterr().err
     )
-    assert main(["train", "--stage", "gate", "--from", str(run), "--data.split_seed", "5", *short]) == 2
+    assert main(["train", "--stage", "gate", "--from", str(run), "--data.split_seed", "5"]) == 2
     assert "the data is not the one that the run" in capsys.readouterr().err
 
 
-def test_static_networks_are_drawn_beside(run: Path, tmp_path: Path, capsys) -> None:
-    words = ["--model.name", "mobilenet_v1", "--model.width", "0.25", "--data.image_size", "32"]
-    static = tmp_path / "static"
-    assert main(["train", "--out", str(static), *SHORT, *words]) == 0
+def test_static_networks_are_drawn_beside(run: Path, static_run: Path, tmp_path: Path, capsys) -> None:
     with drawing():
-        assert main(["eval", str(run), "--static", str(static)]) == 0
+        assert main(["eval", str(run), "--static", str(static_run)]) == 0
     assert "1-seeds.png" in capsys.readouterr().out
     assert main(["eval", str(run), "--static", str(tmp_path)]) == 2
     assert "cannot be read" in capsys.readouterr().err
@@ -398,13 +388,16 @@ def test_predict_answers_for_the_files_that_can_be_read(run: Path, tmp_path: Pat
     assert printed.err.count("cannot be read as an image") == 2
 
 
-def test_a_stage_that_only_the_config_file_names_is_seen(run: Path, tmp_path: Path) -> None:
+def test_a_stage_that_only_the_config_file_names_is_seen(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The router of a digits run is trained on digits, whichever way the stage is said."""
     file = tmp_path / "gate.yaml"
     file.write_text("stage: gate\nsgs: {router: gate}\n")
-    words = ["--from", str(run), "--config", str(file), *SHORT, "--out", str(tmp_path / "gated")]
-    assert main(["train", *words]) == 0
-    config = read_config(tmp_path / "gated" / "config.yaml")
+    found: list[ClassificationConfig] = []
+    monkeypatch.setattr(train, "train", lambda config, folder, resume: found.append(config))
+    assert main(["train", "--from", str(run), "--config", str(file), *SHORT, "--out", str(tmp_path / "gated")]) == 0
+    (config,) = found
     assert (config.stage, config.sgs.router, config.seed) == ("gate", "gate", 3)  # the seed is the source's
 
 

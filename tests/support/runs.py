@@ -25,7 +25,7 @@ DIGITS += ["--data.augment.crop", "pad", "--sgs_optim.epochs", "2", "--sgs_optim
 DETECTOR = ["--projection", "16", "--pyramid", "16", "--data.image_size", "64", "--optim.epochs", "2"]
 DETECTOR += ["--optim.batch_size", "4", "--optim.warmup_epochs", "0"]
 DETECTOR += ["--gates_optim.epochs", "1", "--gates_optim.batch_size", "4"]
-EXPERIMENTS = ["motivation", "gate_distribution", "detection"]  # one of each kind; a slow test takes all
+SMOKE = ["motivation", "gate_distribution", "detection"]  # one of each kind; a slow test takes all
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def train_digits(folder: Path) -> None:
 
 def train_gate(source: Path, folder: Path) -> None:
     """The paper's gate for the network in `source`."""
-    words = ["--sgs.router", "gate", "--model.routing", "[0, 2, 5]", "--sgs_optim.epochs", "1", "--threads", "1"]
+    words = ["--sgs.router", "gate", "--model.routing", "[0, 2, 3]", "--sgs_optim.epochs", "1", "--threads", "1"]
     dsnet_does("train", "--stage", "gate", "--from", source, *words, "--out", folder)
 
 
@@ -93,4 +93,4 @@ def make_detector(root: Path) -> None:
 
 
 def reproduce(folder: Path) -> None:
-    dsnet_does("reproduce", *EXPERIMENTS, "--scale", "smoke", "--out", folder)
+    dsnet_does("reproduce", *SMOKE, "--scale", "smoke", "--out", folder)
