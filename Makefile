@@ -11,10 +11,7 @@ demo: $(VENV)/installed
 	$(BIN)/dsnet report runs/demo
 
 test: $(VENV)/installed-dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile -m "not slow"
+	$(BIN)/python tests/suite.py --cpu-minutes 9.2
 
 test-slow: $(VENV)/installed-dev
 	$(BIN)/pytest -m slow

@@ -15,7 +15,8 @@ import dsnet
 from dsnet.bench.runs import climbing, equal_accuracy
 from dsnet.cli import main
 from dsnet.config import CONFIG
-from dsnet.predict import prepare
+from dsnet.models import eager
+from dsnet.predict import as_input
 from dsnet.results import RoutedTime, Times
 from dsnet.schema import plain
 from dsnet.tasks import read_config
@@ -95,7 +96,7 @@ def test_a_trained_network_routes_alike_everywhere(run: Path) -> None:
     net = dsnet.load(run)
     data = task.open_data(read_config(run / CONFIG))
     x = data.test.load(data.test.ids[:64]).images
-    expected = dsnet.route(net, x, dsnet.policy_for(net, 0.4))
+    expected = dsnet.route(net, x, eager(net).policy(0.4))
     assert len(expected.paths.unique()) > 1
     for name in ("", "model.onnx", "bundle"):
         routed = dsnet.open_runner(run / name)(x, budget=0.4)
@@ -120,9 +121,9 @@ def test_the_page_about_deployment_is_true(
     opened = dsnet.open_runner("model.onnx")
     for photo in sorted(photos.glob("*.png")):
         name, path, madds = there["classify"](photo, 300e3)  # type: ignore[operator]
-        routed = opened(prepare(Image.open(photo), opened)[None], budget=300e3)
-        assert (path, madds) == (routed.paths[0].tolist(), int(routed.madds))
-        assert name == opened.card.classes[int(routed.logits.argmax())]
+        routed = opened(as_input(Image.open(photo), opened.manifest)[None], budget=300e3)
+        assert (path, madds) == (routed.paths[0].tolist(), int(routed.madds[0]))
+        assert name == opened.manifest.classes[int(routed.logits.argmax())]
 
 
 def test_the_commands_of_the_page_exist() -> None:

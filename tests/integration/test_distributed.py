@@ -16,6 +16,7 @@ from dsnet.tasks import load as load_detector
 from support.folders import voc_folder
 from support.networks import randomised
 from support.ranks import STEPS, one_step
+from support.runs import SHORT, made_once
 
 WORKER = ["-m", "support.ranks"]
 Two = dict[str, dict[str, torch.Tensor]]
@@ -36,20 +37,33 @@ def torchrun(*words: str, ranks: int = 2, restarts: int = 0, **environment: str)
     return done
 
 
+DIGITS = [*SHORT, "--optim.epochs", "2", "--optim.batch_size", "128"]
+DETECTOR = "--task detection --projection 16 --pyramid 16 --data.image_size 64 --gates.targets try_best --threads 1"
+for part in ("optim", "gates_optim"):
+    DETECTOR += f" --{part}.epochs 1 --{part}.batch_size 4 --{part}.warmup_epochs 0"
+
+
+def run_two(folder: Path) -> None:
+    """Steps and trainings of two ranks, which start once for all of them."""
+    runs = folder / "runs"
+    runs.mkdir(parents=True)
+    dsnet.save(randomised("ds_mobilenet_v1_small", dtype=torch.float32), folder / "backbone")
+    voc_folder(folder / "voc", {"train": 20, "test": 4})
+    places = ["--backbone", str(folder / "backbone"), "--data.root", str(folder / "voc")]
+    words = {"digits": DIGITS, "detector": [*DETECTOR.split(), *places]}
+    done = torchrun(*WORKER, "all", str(runs), json.dumps(words))
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for runs, beside a backbone and images with objects."""
-    folder = tmp_path_factory.mktemp("ranks")
-    detection_place(folder)
-    (folder / "runs").mkdir()
-    return folder / "runs"
+def place(shared: Path) -> Path:
+    """What two ranks leave, beside a backbone and images with objects."""
+    return made_once(shared / "ranks", run_two) / "runs"
 
 
 @pytest.fixture(scope="module")
 def two(place: Path) -> Two:
-    """What two ranks find, by kind of step; both start once for all of them."""
-    done = torchrun(*WORKER, "steps", str(place))
-    assert done.returncode == 0, done.stderr[-3000:]
+    """What two ranks find, by kind of step."""
     return {what: torch.load(place / f"{what}.pt", weights_only=True) for what in STEPS}
 
 
@@ -94,43 +108,29 @@ def test_nan_in_one_rank_stops_both(two: Two, place: Path) -> None:
         assert "untouched: True" in text
 
 
-def test_two_ranks_train_evaluate_exactly_and_only_one_writes(tmp_path: Path) -> None:
-    words = ["--optim.epochs", "2", "--optim.batch_size", "128", "--threads", "1"]
-    done = torchrun("-m", "dsnet", "train", "--out", str(tmp_path / "run"), *words)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("epoch 2/2") == 1
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+def test_two_ranks_train_evaluate_exactly_and_only_one_writes(place: Path) -> None:
+    printed = [(place / f"digits{rank}.out").read_text() for rank in (0, 1)]
+    assert [text.count("epoch 2/2") for text in printed] == [1, 0]
+    lines = [json.loads(line) for line in (place / "digits" / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 2
     correct = lines[1]["calibration/widest"] * 143  # every one of the 143 images counted once
     assert abs(correct - round(correct)) < 1e-6
-    assert json.loads((tmp_path / "run" / "results" / "test.json").read_text())["images"] == 359
+    assert json.loads((place / "digits" / "results" / "test.json").read_text())["images"] == 359
 
 
-def detection_place(folder: Path) -> None:
-    """A backbone and images with objects."""
-    dsnet.save(randomised("ds_mobilenet_v1_small", dtype=torch.float32), folder / "backbone")
-    voc_folder(folder / "voc", {"train": 20, "test": 4})
-
-
-def test_two_ranks_train_a_detector_and_its_gate(tmp_path: Path) -> None:
-    detection_place(tmp_path)
-    words = "--task detection --projection 16 --pyramid 16 --data.image_size 64 --gates.targets try_best --threads 1"
-    for part in ("optim", "gates_optim"):
-        words += f" --{part}.epochs 1 --{part}.batch_size 4 --{part}.warmup_epochs 0"
-    places = ["--backbone", str(tmp_path / "backbone"), "--data.root", str(tmp_path / "voc")]
-    done = torchrun(*WORKER, "medians", str(tmp_path / "run"), *words.split(), *places)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("epoch 1/1") == 2  # one line for each stage, not for each process
-    detector = load_detector(tmp_path / "run")
-    assert detector.routes
+def test_two_ranks_train_a_detector_and_its_gate(place: Path) -> None:
+    printed = [(place / f"detector{rank}.out").read_text() for rank in (0, 1)]
+    assert [text.count("epoch 1/1") for text in printed] == [2, 0]  # one line for each stage, not for each process
+    detector = load_detector(place / "detector")
+    assert detector.spec.backbone.router is not None
     assert detector.card.budgets
-    result = json.loads((tmp_path / "run" / "results" / "test.json").read_text())
+    result = json.loads((place / "detector" / "results" / "test.json").read_text())
     assert result["images"] == 4
-    medians = [(tmp_path / f"median{rank}.txt").read_text() for rank in (0, 1)]
+    medians = [(place / f"median{rank}.txt").read_text() for rank in (0, 1)]
     assert medians[0] == medians[1], "what is hard must not depend on the process that saw the image"
 
 
-DYING = ["--optim.epochs", "2", "--optim.batch_size", "128", "--threads", "1", "--save_steps", "3"]
+DYING = [*DIGITS, "--save_steps", "3"]
 
 
 def test_a_killed_rank_ends_the_job_with_a_clear_error(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from dsnet.models.extract import extract
 from dsnet.nn import SliceBatchNorm2d, SliceDepthwise, SliceGroupNorm
 from dsnet.space import WidthPath
 from dsnet.training.sgs import expected
-from support.networks import CHOOSING, MODELS, assert_close, images, randomised, some_paths
+from support.networks import CHOOSING, MODELS, assert_close, images, quick, randomised, some_paths
 
 
 def one_hot_choice(net: Supernet, paths: list[WidthPath]):
@@ -56,19 +56,19 @@ def check_mixed(net: Supernet, tolerance: float = 1e-9) -> None:
             assert_close(scores, torch.cat([row[point] for row in scored]), tolerance)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", quick(MODELS))
 def test_sliced_equals_extracted(name: str) -> None:
     with torch.no_grad():
         check_extracted(randomised(name))
 
 
-@pytest.mark.parametrize("name", CHOOSING)
+@pytest.mark.parametrize("name", quick(CHOOSING))
 def test_mixed_one_hot_equals_sliced(name: str) -> None:
     with torch.no_grad():
         check_mixed(randomised(name))
 
 
-@pytest.mark.parametrize("name", [name for name in CHOOSING if name.startswith("ds_")])
+@pytest.mark.parametrize("name", quick([name for name in CHOOSING if name.startswith("ds_")]))
 def test_mixed_equals_sliced_in_a_restricted_routing_space(name: str) -> None:
     with torch.no_grad():
         check_mixed(randomised(name, routing=[1, 2]))
@@ -118,7 +118,7 @@ def _with_statistics_of(plain: nn.Module, norm: SliceBatchNorm2d, width: int) ->
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("name", CHOOSING)
+@pytest.mark.parametrize("name", quick(CHOOSING))
 def test_forward_paths_equals_separate_calls(name: str, training: bool) -> None:
     """In outputs and in gradients, with a duplicate path."""
     net = randomised(name).train(training)
@@ -239,15 +239,27 @@ def test_wider_costs_more(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_shapes_and_taps(name: str) -> None:
+    """On the meta device, where full-size networks cost nothing."""
+    with torch.device("meta"):
+        net = create_model(name, num_classes=7).eval()
+        x = torch.empty(2, 3, net.spec.image_size, net.spec.image_size)
+    paths = some_paths(net, 1)
+    assert {tuple(answer.shape) for answer in net.forward_paths(x, paths)} == {(2, 7)}
+    for path in paths:
+        assert net(x, path).shape == extract(net, path)(x).shape == (2, 7)
+        features = net.forward_features(x, path)
+        assert list(features) == [stage.tap for stage in net.spec.stages if stage.tap]
+        sides = [feature.shape[-1] for feature in features.values()]
+        assert sides == sorted(sides, reverse=True)
+
+
+@pytest.mark.parametrize("name", quick(MODELS))
 def test_features_are_the_taps_of_the_forward_pass(name: str) -> None:
     net = randomised(name)
     x = images(net, 1)
-    taps = [stage.tap for stage in net.spec.stages if stage.tap]
     for path in some_paths(net, 1):
         with torch.no_grad():
             features = net.forward_features(x, path)
-            assert list(features) == taps
             last = list(features.values())[-1]
             assert_close(net.head(last, path[-1] if path else 0), net(x, path))
-            sides = [feature.shape[-1] for feature in features.values()]
-            assert sides == sorted(sides, reverse=True)

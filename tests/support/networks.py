@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -18,7 +21,13 @@ from dsnet.tasks.classification.accuracy import AccuracyScorer
 from dsnet.training import with_fresh_router
 
 MODELS = list_models()
+QUICK = {*(name for name in MODELS if name.endswith("tiny")), "ds_mobilenet_v1", "us_mobilenet_v1"}
 CHOOSING = [name for name in MODELS if name.startswith(("ds_", "us_", "s_"))]
+
+
+def quick(names: Sequence[str], *more: str) -> list[Any]:
+    """Names for laws about numbers, which full-size networks repeat: all but a few of them, and `more`, are slow."""
+    return [name if name in {*QUICK, *more} else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def randomised(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64, **options: object) -> Supernet:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,8 +114,8 @@ def die(folder: Path, words: list[str]) -> int:
     return main(["train", "--out", str(folder), *words])
 
 
-def medians(folder: Path, words: list[str]) -> int:
-    """dsnet train of a detector; every rank notes the median by which its gate tells hard images."""
+def train(place: Path, words: dict[str, list[str]]) -> None:
+    """Train a classifier and a detector. Every rank notes the median by which its gate tells hard images."""
     from dsnet.cli import main
     from dsnet.tasks.detection.stages import GatesStage
 
@@ -121,17 +123,18 @@ def medians(folder: Path, words: list[str]) -> int:
 
     def noted(self: GatesStage, net: object, *, median: float) -> None:
         real(self, net, median=median)  # type: ignore[arg-type]
-        (folder.parent / f"median{rank()}.txt").write_text(repr(median))
+        (place / f"median{rank()}.txt").write_text(repr(median))
 
     GatesStage.__init__ = noted  # type: ignore[method-assign]
-    return main(["train", "--out", str(folder), *words])
+    for name, mine in words.items():
+        with (place / f"{name}{rank()}.out").open("w") as out, redirect_stdout(out):
+            assert main(["train", "--out", str(place / name), *mine]) == 0
 
 
 if __name__ == "__main__":
     what, where, *rest = sys.argv[1:]
-    if what == "medians":
-        sys.exit(medians(Path(where), rest))
     if what == "die":
         sys.exit(die(Path(where), rest))
     with process_group():
         steps(Path(where))
+        train(Path(where), json.loads(rest[0]))

@@ -27,7 +27,7 @@ from dsnet.routing.route import Routed
 from dsnet.runtime.onnx import open_onnx
 from dsnet.runtime.runner import Runner
 from dsnet.training import recalibrate, with_fresh_router
-from support.networks import MODELS, assert_close, prices_of, randomised, side, some_paths, varied
+from support.networks import MODELS, assert_close, prices_of, quick, randomised, side, some_paths, varied
 
 SMALL = ["ds_mobilenet_v1_tiny", "ds_resnet_tiny"]
 GATE, SLIM_FIRST = RouterSpec("gate", "correctness"), RouterSpec("slim_first", "correctness")
@@ -161,7 +161,7 @@ def test_order_and_batch_size_change_nothing(name: str, router: RouterSpec, tmp_
             assert_close(joined.double(), getattr(whole, key)[order].double(), 1e-5)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", quick(MODELS, "mobilenet_v1", "resnet50", "efficientnet_b0"))
 def test_a_static_file_is_its_path_for_any_batch(name: str, tmp_path: Path) -> None:
     net = randomised(name).float()
     x = varied(net, 3).float()

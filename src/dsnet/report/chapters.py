@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from dsnet.predict.answers import CONFIDENCE
 from dsnet.report import charts, tables
 from dsnet.report.document import Block, Chapter, Document, Figure, Images, Picture, Table, Text, made_by, missing
 from dsnet.report.page import anchor
@@ -93,8 +94,9 @@ def experiment_parts(result: Experiment) -> tuple[list[Block], list[Block], list
 
 def examples_note(result: Evaluation) -> str:
     how = "at budget M" if result.dynamic is not None else "at its widest"
+    confidence = float(result.options.get("confidence", CONFIDENCE))
     return (
-        f"What {result.model} finds {how} with a confidence of {result.options['confidence']:.0%} or more in "
+        f"What {result.model} finds {how} with a confidence of {confidence:.0%} or more in "
         f"{result.split} images; dashed are the annotated objects."
     )
 

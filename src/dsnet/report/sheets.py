@@ -9,6 +9,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
+from dsnet.predict.answers import CONFIDENCE
 from dsnet.results import Box, Evaluation, Example
 
 SCALE = 2  # pixels of a sheet for one of the page
@@ -59,7 +60,7 @@ def detection_sheet(result: Evaluation, images: Sequence[Image.Image], file: Pat
     sheet, pen = paper(columns * (wide + 10) + 10, rows * (high + below) + legend + 12)
     for number, (example, image) in enumerate(zip(result.examples, images, strict=False)):
         x, y = 10 + number % columns * (wide + 10), 8 + number // columns * (high + below)
-        write(pen, x, y, caption(example, float(result.options.get("confidence", 0.5))), 10, room=wide)
+        write(pen, x, y, caption(example, float(result.options.get("confidence", CONFIDENCE))), 10, room=wide)
         frame = place(sheet, image, x, y + 15, wide, high - 8)
         for box in example.objects:
             dashed(pen, corners(box, frame))
