@@ -160,6 +160,9 @@ def test_eval_prints_and_exports(run: Path, capsys: pytest.CaptureFixture[str], 
         assert main(["eval", str(run), "--budgets", "0.9"]) == 0
     assert (run / "results" / "test-examples.png").stat().st_size > 1000
     assert "dynamic network: router gate" in capsys.readouterr().out
+    assert main(["report", str(run)]) == 0
+    page = (run / "report.html").read_text()
+    assert "with a confidence of 50% or more in test images" in page
 
 
 def test_predict_draws_boxes(detector: Path, run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

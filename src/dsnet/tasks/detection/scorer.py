@@ -26,7 +26,11 @@ class PrecisionScorer:
 
     labels = None  # an image has no single class
 
-    def __init__(self, manifest: Manifest, *, rule: Rule = "area", overlap: float = 0.5) -> None:
+    def __init__(
+        self, manifest: Manifest, *, rule: Rule = "area", overlap: float = 0.5, confidence: float = CONFIDENCE
+    ) -> None:
+        """confidence: of the detections that examples show."""
+        self.confidence = confidence
         self.rule, self.overlap, self.classes = rule, overlap, manifest.num_classes
         self.names = [name_of(manifest, label) for label in range(manifest.num_classes)]
         self.found: dict[WidthPath, dict[int, Detections]] = {}
@@ -77,7 +81,7 @@ class PrecisionScorer:
         for row in sorted({round(number * (count - 1) / (SHOWN - 1)) for number in range(SHOWN)}):
             path = widest if outcome is None else tuple(outcome.paths[row].tolist())
             mine, truth = self.found[path][row], self.truths[row]
-            sure = mine.scores >= min([CONFIDENCE, *mine.scores.tolist()[:1]])  # the surest comes first
+            sure = mine.scores >= min([self.confidence, *mine.scores.tolist()[:1]])  # the surest comes first
             finds = zip(mine.classes[sure].tolist(), mine.scores[sure].tolist(), mine.boxes[sure].tolist(), strict=True)
             objects = zip(truth.classes.tolist(), truth.boxes.tolist(), strict=True)
             found.append(

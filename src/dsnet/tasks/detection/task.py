@@ -16,6 +16,7 @@ from dsnet.errors import TrainingError, must
 from dsnet.manifest import Manifest
 from dsnet.models import eager
 from dsnet.models.parts import uncalibrated
+from dsnet.predict.answers import CONFIDENCE
 from dsnet.routing.traces import Traces
 from dsnet.tasks import GATE, STATE, Note, Plan, blank, calibrated, card_of, check_source, ends, images_of, load
 from dsnet.tasks.detection.config import DetectionConfig
@@ -60,7 +61,7 @@ class Detection:
     def options(self, config: DetectionConfig, given: Mapping[str, Any]) -> dict[str, Any]:
         overlap = 0.5 if given.get("overlap") is None else given["overlap"]
         must("--overlap", overlap, 0 < overlap < 1, "lie between 0 and 1")
-        return {"rule": given.get("rule") or config.rule, "overlap": overlap}
+        return {"rule": given.get("rule") or config.rule, "overlap": overlap, "confidence": CONFIDENCE}
 
     def about(self, config: DetectionConfig, manifest: Manifest) -> tuple[str, dict[str, Any]]:
         optim = config.optim
