@@ -355,6 +355,7 @@ class RoutedTimes(Typed):
     rows: tuple[RoutedTime, ...]
     made: Made
     equal: tuple[EqualScore, ...] = ()
+    metric: Metric = Metric("top-1", ".2%")  # of the scores
 
 
 @dataclass(frozen=True)

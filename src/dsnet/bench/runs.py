@@ -69,7 +69,8 @@ def bench_runs(
         assert sample is not None
         rows = routed_times(points, sample, threads=threads, rounds=rounds)
     equal = equal_accuracy(rows) if scored else ()
-    return RoutedTimes(points[0].artefacts.manifest.model, len(sample), rounds, tuple(rows), machine(), equal)
+    model = points[0].artefacts.manifest.model
+    return RoutedTimes(model, len(sample), rounds, tuple(rows), machine(), equal, task.metric)
 
 
 def routed_times(points: Sequence[Operating], images: Tensor, *, threads: int, rounds: int) -> list[RoutedTime]:

@@ -365,7 +365,7 @@ def routed_table(routed: RoutedTimes) -> Table:
         "<router": lambda row: f"{row.router} {row.targets}",
         "budget": lambda row: human(row.asked),
         "MAdds": lambda row: human(row.madds),
-        "top-1": lambda row: "" if row.score is None else f"{row.score:.2%}",
+        routed.metric.name: lambda row: "" if row.score is None else format(row.score, routed.metric.form),
         **TIMES,
         "ideal ms": lambda row: f"{row.ideal:.2f}",
         **TO_IDEAL,
@@ -377,11 +377,11 @@ def routed_table(routed: RoutedTimes) -> Table:
 
 def equal_table(routed: RoutedTimes) -> Table:
     rows = tuple(
-        (f"{level.score:.2%}", name, f"{run.ms:.3f}", human(run.madds), ratio(run.ratio))
+        (format(level.score, routed.metric.form), name, f"{run.ms:.3f}", human(run.madds), ratio(run.ratio))
         for level in routed.equal
         for name, run in level.runs.items()
     )
-    columns = ("top-1", "<run", "ms", "MAdds", "time to first")
+    columns = (routed.metric.name, "<run", "ms", "MAdds", "time to first")
     return Table("at equal accuracy", columns, rows, "Interpolated between budgets.")
 
 
