@@ -49,12 +49,11 @@ def bench_runs(
     with tempfile.TemporaryDirectory() as scratch:
         for number, name in enumerate(folders):
             folder = RunFolder.of(Path(name))
-            net, config = folder.load().float(), folder.config()
-            manifest, task = net.manifest(), folder.task
+            net, task = folder.load().float(), folder.task
+            manifest = net.manifest()
             if manifest.router is None or not manifest.router.budgets:
                 raise ValueError(f"{name} has no calibrated router; train it with `dsnet train --stage gate`")
-            data = task.open_data(config, root)
-            folder.reopen(data)
+            config, data = folder.opened(root)
             if sample is None:
                 places = torch.linspace(0, len(data.test) - 1, min(IMAGES, len(data.test))).long()
                 sample = data.test.load(data.test.ids[places]).images

@@ -50,9 +50,7 @@ def run(args: Namespace) -> None:
     for where in args.runs:  # run folders, ONNX files, bundles
         place, label = run_of(where, args)
         folder = RunFolder.of(place)
-        config = folder.config()
-        data = folder.task.open_data(config, args.root)
-        folder.reopen(data)
+        config, data = folder.opened(args.root)
         result = evaluate(open_runner(where, eager=True), data, folder.task, config, asked)
         pictures = folder.record(label, result, data)
         results.append(result)

@@ -18,19 +18,16 @@ def add_arguments(parser: Parser) -> None:
 def run(args: Namespace) -> None:
     from dataclasses import replace
 
-    from dsnet.config import CONFIG
-    from dsnet.data.splits import check_data
-    from dsnet.tasks import calibrated, load, read_config, save
+    from dsnet.runs.folder import RunFolder
+    from dsnet.tasks import calibrated, load, save
     from dsnet.tasks.classification.task import calibration_images, task
     from dsnet.training import recalibrate
 
     folder = Path(args.run)
     net = load(folder, "classification")
-    config = read_config(folder / CONFIG)
+    config, data = RunFolder.of(folder).opened(args.root)
     if args.images is not None:
         config = replace(config, recalibration=args.images)
-    data = task.open_data(config, args.root)
-    check_data(folder, data)
     batches = recalibrate(net, calibration_images(data, config, seed=args.seed))
     if batches == 0:
         print(f"{net.spec.name} has no batch norm: there is nothing to recalibrate")

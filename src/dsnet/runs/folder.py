@@ -42,6 +42,13 @@ class RunFolder:
     def config(self) -> Any:
         return read_config(self.folder / CONFIG)
 
+    def opened(self, root: str | None = None) -> tuple[Any, Data]:
+        """The config and the data of a run that is there; root: where the data lies now. It must be what it was."""
+        config = self.config()
+        data = self.task.open_data(config, root)
+        self.reopen(data)
+        return config, data
+
     def claim(self, config: RunConfig, data: Data, sources: Mapping[str, Any]) -> None:
         """Write config, splits and versions into a new folder, and the networks that the run begins with."""
         folder = self.folder
