@@ -13,10 +13,11 @@ SOURCES = ("source", "gate_from")  # each seed has its own
 
 
 def together(results: Sequence[Evaluation]) -> list[Evaluation]:
-    """Runs that differ in their seed as one result; runs of different kinds side by side."""
-    if len({repr(kind(result)) for result in results}) == 1:
-        return [combine(results)]
-    return list(results)
+    """Runs that differ in their seed as one result; detectors of different kinds side by side."""
+    detectors = all(result.objects is not None for result in results)
+    if detectors and any(kind(result) != kind(results[0]) for result in results):
+        return list(results)
+    return [combine(results)]
 
 
 def combine(results: Sequence[Evaluation]) -> Evaluation:

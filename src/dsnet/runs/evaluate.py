@@ -141,7 +141,7 @@ def evaluate_dynamic(
     assert router is not None
     groups = difficulties(traces)
     wanted: dict[str, str | float] = (
-        dict(traces.scorer.budgets(traces)) if budgets is None else {str(budget): budget for budget in budgets}
+        dict(traces.scorer.budgets(traces)) if budgets is None else {str(k): budget for k, budget in enumerate(budgets)}
     )
     rows = []
     for name, budget in wanted.items():
