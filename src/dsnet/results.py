@@ -125,11 +125,6 @@ class BudgetRow(Typed):
     gates: tuple[Gate, ...]
     groups: dict[str, Group] = field(default_factory=dict)
 
-    @property
-    def miss(self) -> float:
-        """How far spending is from what was asked for, as a share of it."""
-        return self.madds.mean / self.asked - 1 if self.asked else 0.0
-
 
 @dataclass(frozen=True)
 class Point(Typed):
