@@ -39,7 +39,7 @@ from dsnet.results import (
     read,
     write,
 )
-from support.results import budget, detection, evaluation
+from support.results import detection, evaluation
 
 ROOT = Path(__file__).parents[2]
 TIMES = Times(1.5, 1.4, 2.0)
@@ -194,7 +194,6 @@ def test_seeds_become_means_and_deviations() -> None:
     assert both.dynamic is not None
     assert both.dynamic.rows[1].score == Stat(pytest.approx(0.65), pytest.approx(0.1 / 2**0.5))
     assert both.dynamic.rows[1].gain == Stat(pytest.approx(15), pytest.approx(10 / 2**0.5))
-    assert both.dynamic.rows[1].miss == pytest.approx(0.01)
     assert both.dynamic.as_trained is not None
     assert both.dynamic.as_trained.score.mean == pytest.approx(0.75)
     assert both.dynamic.auc == Stat(pytest.approx(0.65), pytest.approx(0.1 / 2**0.5))
@@ -262,4 +261,3 @@ def test_properties_of_an_evaluation() -> None:
     assert [row.path for row in replace(result, rows=(mixed, *result.rows[::-1])).uniform] == [(k,) for k in range(4)]
     assert result.dynamic is not None
     assert result.dynamic.middle.asked == 250
-    assert budget(0, 0.5).miss == 0
