@@ -1,4 +1,4 @@
-"""Batches of uint8 images to normalised network inputs, augmented or plain."""
+"""Turn batches of uint8 images into normalised network inputs, with or without augmentation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dsnet.schema import Typed
 
 @dataclass(frozen=True)
 class AugmentConfig(Typed):
-    """What is done to training images, in this order.
+    """How training images are augmented.
 
     Args:
         crop: How images are cropped: pad (add some pixels and crop at random), resized (crop a random share of the
@@ -52,7 +52,7 @@ class AugmentConfig(Typed):
 
 
 class Augment:
-    """kornia's transforms on float images [B, C, S, S] in 0..1; a batch depends on its seed alone."""
+    """Applies kornia's transforms to float images [B, C, S, S] in 0..1. The result depends only on images and seed."""
 
     def __init__(self, config: AugmentConfig, size: int, *, crop: bool = True) -> None:
         from kornia import augmentation as K
@@ -81,7 +81,10 @@ class Augment:
 
 
 class EachImage(nn.Module):
-    """A policy that kornia draws once per call, drawn for every image instead; made for colour images."""
+    """Draws a kornia policy for every image of a batch. Without this, kornia draws it once per call.
+
+    The policies expect three channels, so grey images are expanded for them.
+    """
 
     def __init__(self, policy: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Batches in an order that depends on seed and epoch alone, from any position, with any number of workers."""
+"""Batches of a split. Their order depends on seed and epoch only, whatever the first batch and number of workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dsnet.errors import DataError
 
 
 def seed_of(*parts: int) -> int:
-    """One seed from several numbers."""
+    """Combine several numbers into one seed."""
     return zlib.crc32(repr(parts).encode())
 
 
@@ -30,7 +30,7 @@ def seed_of(*parts: int) -> int:
 class TrainBatches:
     """Shuffled, augmented batches of one epoch; each rank takes every world-th sample of a global batch.
 
-    The last, smaller batch of an epoch is left out: its images come up in other epochs.
+    The last, incomplete batch of an epoch is dropped. Its images come up in other epochs.
     """
 
     split: Split
@@ -53,13 +53,13 @@ class TrainBatches:
         return len(self.split) // self.batch_size
 
     def order(self, epoch: int) -> Tensor:
-        """Sample numbers [batches, batch_size] of an epoch."""
+        """The sample numbers [batches, batch_size] of an epoch."""
         generator = torch.Generator().manual_seed(seed_of(self.seed, epoch))
         shuffled = self.split.ids[torch.randperm(len(self.split), generator=generator)]
         return shuffled[: len(self) * self.batch_size].view(len(self), self.batch_size)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from number `start` on."""
+        """The batches of an epoch, beginning with batch number `start`."""
         order = self.order(epoch)
         jobs: list[Job] = [
             (order[number, self.rank :: self.world], seed_of(self.seed, epoch, number, self.rank))
@@ -69,15 +69,15 @@ class TrainBatches:
 
 
 def plain_batches(split: Split, batch_size: int, *, workers: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
-    """Every sample once, in order, without augmentation; each rank takes every world-th sample."""
+    """Batches of every sample once, in order, without augmentation; each rank takes every world-th sample."""
     ids = split.ids[rank::world]
     yield from load_all(split, [(part, None) for part in ids.split(batch_size)], workers)
 
 
 class PlainImages:
-    """A split in plain batches. Damaged files are listed in `skipped`; too many of them stop.
+    """A split in batches without augmentation. Damaged files are listed in `skipped`; too many of them are an error.
 
-    name: of the split, for the error. max_skipped: share of damaged files that is let pass.
+    name: Name of the split, for the error message. max_skipped: Largest share of damaged files that is accepted.
     """
 
     def __init__(self, split: Split, batch_size: int, *, name: str, workers: int = 0, max_skipped: float = 0.0) -> None:
@@ -104,7 +104,7 @@ Job = tuple[Tensor, int | None]
 
 
 def load_all(split: Split, jobs: list[Job], workers: int) -> Iterator[Batch]:
-    """The batches of all jobs in order, loaded here or by other processes, which stay a little ahead."""
+    """The batches of all jobs in order, loaded in this process or ahead of time by `workers` others."""
     if not workers:
         yield from (split.load(ids, seed=seed) for ids, seed in jobs)
         return
@@ -125,9 +125,9 @@ def load_all(split: Split, jobs: list[Job], workers: int) -> Iterator[Batch]:
         pool.shutdown(cancel_futures=True)
 
 
-# Batches travel as arrays: tensors would be fetched from the process that made them, which may be gone by then.
+# Workers send batches as arrays. A tensor would be fetched from the worker's memory, and the worker may have ended.
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]
-_split: Split | None = None  # of a loading process
+_split: Split | None = None  # the split that a worker process loads from
 
 
 def _load(ids: np.ndarray, seed: int | None) -> Arrays:
@@ -151,7 +151,7 @@ def _set_up_worker(split: Split) -> None:
 
 
 def end_with_parent() -> None:
-    """In a child process: a main process that was killed cannot tell it to stop."""
+    """End this child process when its parent ends. A parent that was killed cannot tell it to stop."""
     threading.Thread(target=_follow_parent, daemon=True).start()
 
 

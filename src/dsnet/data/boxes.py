@@ -3,7 +3,7 @@
 Corners are (left, top, right, bottom), centres are (x, y, width, height). Coordinates are continuous: a box as wide as
 one pixel has a width of one. Objects [G, 6] are corners, class and difficult.
 
-Expansion and crop only decide on a window, in pixels of the image, which may reach beyond it; the window is then cut
+Expansion and crop only choose a window, in pixels of the image; it may reach beyond the image. The window is then cut
 out and resized in one step, so that large images cost no more than small ones.
 """
 
@@ -22,9 +22,9 @@ from dsnet.schema import Typed
 
 Window = tuple[float, float, float, float]
 Colour = tuple[int, int, int]
-OVERLAPS = (None, 0.1, 0.3, 0.5, 0.7, 0.9, 0.0)  # None: the whole image; 0: any crop
+OVERLAPS = (None, 0.1, 0.3, 0.5, 0.7, 0.9, 0.0)  # smallest IoU of crop and object; None is the whole image, 0 any crop
 TRIALS = 50
-PADDING = -1  # class of the rows that fill up a batch's objects
+PADDING = -1  # class of the rows that pad the objects of a batch
 
 
 def to_corners(centres: Tensor) -> Tensor:
@@ -42,8 +42,10 @@ def area(corners: Tensor) -> Tensor:
 
 
 def iou(first: Tensor, second: Tensor) -> Tensor:
-    """Intersection over union of every pair, [..., N, 4] and [..., M, 4] in corners -> [..., N, M]; 0 where both are
-    empty."""
+    """Intersection over union of every pair of boxes, which is 0 where both are empty.
+
+    Takes corners [..., N, 4] and [..., M, 4], returns [..., N, M].
+    """
     low = torch.maximum(first[..., :, None, :2], second[..., None, :, :2])
     high = torch.minimum(first[..., :, None, 2:], second[..., None, :, 2:])
     both = (high - low).clamp_min(0).prod(-1)
@@ -53,7 +55,7 @@ def iou(first: Tensor, second: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class BoxAugmentConfig(Typed):
-    """What is done to training images and their boxes, in this order.
+    """How training images and their boxes are augmented.
 
     Args:
         colour: Strength of brightness, contrast, saturation and hue changes, from 0 to 1. SSD uses 0.5.
@@ -86,7 +88,10 @@ def augment(
     interpolation: str,
     fill: Colour,
 ) -> tuple[Image.Image, Tensor]:
-    """An image and its objects [G, 6] (corners in pixels, class, difficult) as a square and objects in shares of it."""
+    """Augment an image and its objects [G, 6]: corners in pixels, class, difficult.
+
+    Returns a square image, and the objects with corners as shares of its side.
+    """
     window: Window = (0.0, 0.0, float(image.width), float(image.height))
     if config.expand > 1 and rng.random() < 0.5:
         window = expanded(window, rng.uniform(1, config.expand), rng)
@@ -97,7 +102,7 @@ def augment(
         image = recoloured(image, config.colour, rng)
     square = Image.new("RGB", (size, size), fill)
     square.paste(image, place)
-    objects = seen(objects, window)
+    objects = visible(objects, window)
     if config.flip and rng.random() < 0.5:
         square, objects = flipped(square, objects)
     if config.turn:
@@ -107,16 +112,16 @@ def augment(
 
 
 def expanded(window: Window, ratio: float, rng: random.Random) -> Window:
-    """A larger window, in which the image lies somewhere."""
+    """A window that is larger by `ratio` and holds the image at a random place."""
     width, height = window[2] - window[0], window[3] - window[1]
     left, top = (-rng.uniform(0, side * (ratio - 1)) for side in (width, height))
     return left, top, left + width * ratio, top + height * ratio
 
 
 def cropped(window: Window, objects: Tensor, least: float, rng: random.Random) -> Window:
-    """A part of the window that overlaps some object by a drawn share and holds the middle of one."""
-    wanted = rng.choice(OVERLAPS)
-    if wanted is None or not len(objects):
+    """A random part of the window that has a randomly chosen overlap with some object and holds the centre of one."""
+    least_iou = rng.choice(OVERLAPS)
+    if least_iou is None or not len(objects):
         return window
     sides = window[2] - window[0], window[3] - window[1]
     for _ in range(TRIALS):
@@ -125,33 +130,33 @@ def cropped(window: Window, objects: Tensor, least: float, rng: random.Random) -
             continue
         left, top = window[0] + rng.uniform(0, sides[0] - width), window[1] + rng.uniform(0, sides[1] - height)
         part = (left, top, left + width, top + height)
-        covered = iou(objects.new_tensor([part]), objects[:, :4])
-        if float(covered.max()) >= wanted and len(seen(objects, part)):
+        overlaps = iou(objects.new_tensor([part]), objects[:, :4])
+        if float(overlaps.max()) >= least_iou and len(visible(objects, part)):
             return part
     return window
 
 
-def seen(objects: Tensor, window: Window) -> Tensor:
-    """The objects whose middle lies in a window, cut to it, in shares of it."""
+def visible(objects: Tensor, window: Window) -> Tensor:
+    """The objects whose centre lies in a window, clipped to it, with corners as shares of its sides."""
     low, high = objects.new_tensor(window[:2]), objects.new_tensor(window[2:])
     middle = (objects[:, :2] + objects[:, 2:4]) / 2
-    mine = objects[((middle > low) & (middle < high)).all(1)]
-    corners = torch.cat([mine[:, :2] - low, mine[:, 2:4] - low], 1) / (high - low).repeat(2)
-    return torch.cat([corners.clamp(0, 1), mine[:, 4:]], 1)
+    kept = objects[((middle > low) & (middle < high)).all(1)]
+    corners = torch.cat([kept[:, :2] - low, kept[:, 2:4] - low], 1) / (high - low).repeat(2)
+    return torch.cat([corners.clamp(0, 1), kept[:, 4:]], 1)
 
 
 def cut(image: Image.Image, window: Window, size: int, interpolation: str) -> tuple[Image.Image, tuple[int, int]]:
-    """What a window shows of the image, scaled as the window is to `size`, and where in the square it lies."""
+    """The part of the image inside a window that is scaled to `size`, and its place (left, top) in that square."""
     scale_x, scale_y = size / (window[2] - window[0]), size / (window[3] - window[1])
     left, top = max(0.0, window[0]), max(0.0, window[1])
     right, bottom = min(float(image.width), window[2]), min(float(image.height), window[3])
     width, height = max(1, round((right - left) * scale_x)), max(1, round((bottom - top) * scale_y))
-    shown = image.resize((width, height), FILTERS[interpolation], box=(left, top, right, bottom))
-    return shown, (round((left - window[0]) * scale_x), round((top - window[1]) * scale_y))
+    part = image.resize((width, height), FILTERS[interpolation], box=(left, top, right, bottom))
+    return part, (round((left - window[0]) * scale_x), round((top - window[1]) * scale_y))
 
 
 def recoloured(image: Image.Image, strength: float, rng: random.Random) -> Image.Image:
-    """Each change with a chance of one half, contrast before or after saturation and hue."""
+    """Make each change with a probability of one half, with contrast before or after saturation and hue."""
     steps = ["contrast", "saturation", "hue"] if rng.random() < 0.5 else ["saturation", "hue", "contrast"]
     for step in ["brightness", *steps]:
         factor = 1 + rng.uniform(-strength, strength)
@@ -178,33 +183,33 @@ def flipped(image: Image.Image, objects: Tensor) -> tuple[Image.Image, Tensor]:
 
 
 def turned(image: Image.Image, objects: Tensor) -> tuple[Image.Image, Tensor]:
-    """A quarter turn against the clock."""
+    """Rotate by 90 degrees counter-clockwise."""
     left, top, right, bottom, *rest = objects.unbind(1)
     return image.transpose(Image.Transpose.ROTATE_90), torch.stack([top, 1 - right, bottom, 1 - left, *rest], 1)
 
 
 def resized(image: Image.Image, objects: Tensor, size: int, interpolation: str) -> tuple[Image.Image, Tensor]:
-    """The whole image as a square of a size, its objects as shares of it; the aspect ratio is not kept (SSD)."""
+    """Resize the whole image to a square, without keeping the aspect ratio (SSD). Corners become shares of its side."""
     scale = objects.new_tensor([image.width, image.height, image.width, image.height])
     shares = torch.cat([objects[:, :4] / scale, objects[:, 4:]], 1)
     return squeeze(image, size, interpolation), shares
 
 
 def inside(objects: Tensor, width: int, height: int, file: str) -> Tensor:
-    """Objects cut to the image; one that lies outside of it altogether is an error."""
+    """Clip objects to the image. An object that lies entirely outside is an error."""
     limits = objects.new_tensor([width, height, width, height])
-    cut = torch.cat([objects[:, :4].clamp_min(0).minimum(limits), objects[:, 4:]], 1)
-    empty = ((cut[:, 2:4] - cut[:, :2]) <= 0).any(1)
+    clipped = torch.cat([objects[:, :4].clamp_min(0).minimum(limits), objects[:, 4:]], 1)
+    empty = ((clipped[:, 2:4] - clipped[:, :2]) <= 0).any(1)
     if bool(empty.any()):
         box = [round(edge, 1) for edge in objects[empty][0, :4].tolist()]
         raise DataError(
             f"{file} has {width} x {height} pixels, but its annotation has an object outside of it, at {box}"
         )
-    return cut
+    return clipped
 
 
 def padded(objects: list[Tensor]) -> Tensor:
-    """Objects of several images as one tensor [B, G, 6], filled up with rows of class -1."""
+    """Stack the objects of several images into one tensor [B, G, 6], padded with rows of class -1."""
     longest = max([1, *(len(own) for own in objects)])
     filled = torch.zeros(len(objects), longest, 6)
     filled[:, :, 4] = PADDING

@@ -1,6 +1,6 @@
-"""A dataset as training sees it: train, calibration and test, each a list of sample numbers of a source.
+"""Datasets with three splits: train, calibration and test. Each split is a list of sample numbers of a source.
 
-The same types serve images with labels, which this file opens, and images with boxes, which `voc` opens.
+Images with labels and images with boxes share these types. This file opens the former, `voc` the latter.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from dsnet.schema import Typed
 
 @dataclass(frozen=True)
 class Batch:
-    """Normalised images [B, C, S, S], their labels, their sample numbers [B], and files that were skipped.
+    """Normalised images [B, C, S, S] with their labels and sample numbers [B], and the files that were skipped.
 
-    labels: classes [B], or objects [B, G, 6] as `boxes` describes them.
+    labels: Classes [B], or objects [B, G, 6] as `boxes` describes them.
     """
 
     images: Tensor
@@ -38,15 +38,17 @@ class Batch:
 
 
 class Source(Protocol):
-    """Samples by number."""
+    """Numbered samples."""
 
     def __len__(self) -> int: ...
 
-    def identity(self) -> bytes: ...  # which samples there are with which labels, wherever they lie
+    def identity(self) -> bytes:
+        """Bytes that change with the samples or their labels, but not with the folder that they are in."""
+        ...
 
 
 class BatchLoader(Protocol):
-    """Sample numbers of a source as a batch; plain images without a seed, else augmented ones."""
+    """Loads samples of a source as a batch. With a seed the images are augmented, with None they are not."""
 
     @property
     def source(self) -> Source: ...
@@ -56,7 +58,7 @@ class BatchLoader(Protocol):
 
 @dataclass(frozen=True)
 class Split:
-    """Some samples of a source. `loader` turns sample numbers into a batch; it can be sent to another process."""
+    """Some samples of a source. `loader` turns sample numbers into a batch; it can be pickled for other processes."""
 
     loader: BatchLoader
     ids: Tensor
@@ -69,13 +71,13 @@ class Split:
         return len(self.ids)
 
     def load(self, ids: Tensor, *, seed: int | None = None) -> Batch:
-        """Plain images, or augmented ones where a seed is given."""
+        """Load samples as a batch. With a seed the images are augmented."""
         return self.loader(ids, seed)
 
 
 @dataclass(frozen=True)
 class Data:
-    """Three splits, and how a file becomes an input of a network that is trained on them: see `images.prepare`."""
+    """Three splits, and the preprocessing that turns an image file into a network input (see `images.prepare`)."""
 
     train: Split
     calibration: Split
@@ -97,7 +99,7 @@ class Data:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of which image is in which split, with which label; the place of the files does not count."""
+        """A digest of the images and labels in each split. It does not depend on where the files are stored."""
         digest = hashlib.sha256(repr((self.classes, self.image_size)).encode())
         for split in (self.train, self.calibration, self.test):
             digest.update(split.ids.numpy().tobytes())
@@ -106,7 +108,7 @@ class Data:
 
 
 class Reading(Typed):
-    """The keys that say how files are read, in the config of any kind of data."""
+    """The config keys for reading files that all kinds of data share."""
 
     on_corrupt: Literal["stop", "skip"]
     max_skipped: float
@@ -131,10 +133,10 @@ class DataConfig(Reading):
             folders.
         calibration: Share of the training images that is set aside to check progress and to calibrate budgets.
         split_seed: Seed of the choice of calibration images.
-        crop_ratio: Share of the short side that the centre crop of evaluation keeps, for folders.
+        crop_ratio: Share of the short side that the centre crop keeps at evaluation, for folders.
         interpolation: How images of folders are resized.
         on_corrupt: Stop at a damaged file, or skip it and list it in skipped.txt.
-        max_skipped: Share of damaged files above which the run stops although they are skipped.
+        max_skipped: Largest share of damaged files to skip. Above it the run stops.
         max_pixels: Images with more pixels than this are refused before they are decoded.
         workers: Number of processes that load images. 0 loads them in the main process.
         augment: How training images are augmented.
@@ -155,9 +157,9 @@ class DataConfig(Reading):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = ("digits", "cifar10", "fashion_mnist", "idx", "folder")
-        if self.dataset not in known:
-            raise ValueError(f"data.dataset {self.dataset!r} is unknown; choose from {', '.join(known)}")
+        datasets = ("digits", "cifar10", "fashion_mnist", "idx", "folder")
+        if self.dataset not in datasets:
+            raise ValueError(f"data.dataset {self.dataset!r} is unknown; choose from {', '.join(datasets)}")
         if self.dataset in ("cifar10", "idx", "folder") and not self.root:
             raise ValueError(f"data.root is missing: say where the {self.dataset} files are with --data.root FOLDER")
         if not 0 < self.calibration < 0.9:
@@ -168,19 +170,24 @@ class DataConfig(Reading):
 
 
 def read_files(
-    ids: Tensor, file_of: Callable[[int], str], fit: Callable[[int, Image.Image], Image.Image], how: Reading, size: int
+    ids: Tensor,
+    file_of: Callable[[int], str],
+    fit: Callable[[int, Image.Image], Image.Image],
+    options: Reading,
+    size: int,
 ) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-    """Images [B, 3, S, S] in 0..1, the numbers of those that could be read, and the files that could not.
+    """Read samples as images [B, 3, S, S] in 0..1. A damaged file is an error or is skipped, as `options` say.
 
-    fit: makes a square of an image, by its number. A damaged file is an error, or is passed over.
+    fit: Turns the image of a sample number into a square of `size`.
+    Returns the images, the numbers of the samples that could be read, and the files that could not.
     """
     images, read, skipped = [], [], []
     for number in ids.tolist():
         file = file_of(number)
         try:
-            image = read_image(Path(file), max_pixels=how.max_pixels)
+            image = read_image(Path(file), max_pixels=options.max_pixels)
         except DataError:
-            if how.on_corrupt == "stop":
+            if options.on_corrupt == "stop":
                 raise
             skipped.append(file)
             continue
@@ -192,7 +199,7 @@ def read_files(
 
 @dataclass(frozen=True)
 class Loader:
-    """Decodes, crops, augments and normalises images with labels; depends on its arguments only."""
+    """Decodes, crops, augments and normalises images with labels. A batch depends only on sample numbers and seed."""
 
     source: Arrays | Files
     config: DataConfig
@@ -209,22 +216,22 @@ class Loader:
             fit = partial(self.cropped, seed)
             images, ids, skipped = read_files(ids, source.file, fit, self.config, self.size)
         if seed is not None and len(images):
-            # a resized crop of a file was taken when it was decoded, at full resolution
+            # A resized crop of a file was already taken at full resolution, in `cropped`.
             crop = isinstance(source, Arrays) or augment.crop == "pad"
             images = Augment(augment, self.size, crop=crop)(images, seed)
         return Batch(normalise(images, self.mean, self.std), source.labels[ids], ids, skipped)
 
     def cropped(self, seed: int | None, number: int, image: Image.Image) -> Image.Image:
-        """Files are cropped at their full resolution, each by a seed of its own."""
-        config, how = self.config, {"interpolation": self.config.interpolation}
+        """Crop a file at its full resolution. The seed of a random crop depends on the sample number."""
+        config, interpolation = self.config, self.config.interpolation
         if seed is None or config.augment.crop != "resized":
-            return centre_crop(image, self.size, crop=config.crop_ratio, **how)
+            return centre_crop(image, self.size, crop=config.crop_ratio, interpolation=interpolation)
         rng = random.Random(f"{seed}/{number}")
-        return random_crop(image, self.size, scale=config.augment.scale, rng=rng, **how)
+        return random_crop(image, self.size, scale=config.augment.scale, rng=rng, interpolation=interpolation)
 
 
 def open_dataset(config: DataConfig, default_size: int = 224) -> Data:
-    """The three splits of images with labels. Test images are read by evaluation only."""
+    """Open images with labels as three splits. Only evaluation reads the test images."""
     raw = open_source(config.dataset, Path(config.root) if config.root else None)
     size = config.image_size or raw.size or default_size
     train = raw.train.resized(size) if isinstance(raw.train, Arrays) else raw.train
@@ -253,20 +260,21 @@ def open_dataset(config: DataConfig, default_size: int = 224) -> Data:
 
 
 def stratified(labels: Tensor | None, ids: Tensor, share: float, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Split `ids` into the rest and a share of every class (at least one sample of each), in rising order.
+    """Set aside a share of every class, with at least one sample of each.
 
-    labels: of all samples; None where images have no single class.
+    labels: Classes of all samples, or None where images have no single class.
+    Returns the remaining ids and those set aside, both in rising order.
     """
     generator = torch.Generator().manual_seed(seed)
     groups = {"the training split": ids}
     if labels is not None:
-        known = labels[ids]
-        groups = {f"class {label}": ids[known == label] for label in known.unique().tolist()}
+        classes = labels[ids]
+        groups = {f"class {label}": ids[classes == label] for label in classes.unique().tolist()}
     taken = []
-    for name, mine in groups.items():
-        count = max(1, round(len(mine) * share))
-        if count >= len(mine):
-            raise DataError(f"{name} has only {len(mine)} images to split; at least 3 are needed")
-        taken.append(mine[torch.randperm(len(mine), generator=generator)[:count]])
+    for name, group in groups.items():
+        count = max(1, round(len(group) * share))
+        if count >= len(group):
+            raise DataError(f"{name} has only {len(group)} images to split; at least 3 are needed")
+        taken.append(group[torch.randperm(len(group), generator=generator)[:count]])
     aside = torch.cat(taken).sort().values
     return ids[~torch.isin(ids, aside)], aside

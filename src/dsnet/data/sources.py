@@ -1,4 +1,4 @@
-"""Where images come from: arrays in memory (digits, CIFAR-10, idx files) and folders of files."""
+"""Sources of images with labels: arrays in memory (digits, CIFAR-10, idx files) and folders of image files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dsnet.errors import DataError
 from dsnet.images import SUFFIXES
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # Debian's package
+FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # where Debian's package installs it
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Arrays:
         return Arrays(torch.cat(parts), self.labels)
 
     def identity(self) -> bytes:
-        """What a fingerprint knows of the images: their labels."""
+        """The labels as bytes, for the fingerprint of the data."""
         return self.labels.numpy().tobytes()
 
 
@@ -60,14 +60,14 @@ class Files:
         return self.files[number]
 
     def identity(self) -> bytes:
-        """What a fingerprint knows of the images: their labels, and their places below the root."""
+        """The labels and the file names below the root as bytes, for the fingerprint of the data."""
         names = "\n".join(os.path.relpath(file, self.root) for file in self.files)
         return self.labels.numpy().tobytes() + names.encode()
 
 
 @dataclass(frozen=True)
 class Raw:
-    """A dataset as it was found. `test` is None where it must be carved from `train`."""
+    """A dataset as it was read. `test` is None where the test images must be taken from `train`."""
 
     train: Arrays | Files
     test: Arrays | Files | None
@@ -77,7 +77,7 @@ class Raw:
 
 
 def open_source(dataset: str, root: Path | None) -> Raw:
-    """A dataset by its name; digits need no root."""
+    """Open a dataset by its name. digits and fashion_mnist need no root."""
     if dataset == "digits":
         return digits()
     if dataset == "fashion_mnist":
@@ -87,7 +87,7 @@ def open_source(dataset: str, root: Path | None) -> Raw:
 
 
 def digits() -> Raw:
-    """scikit-learn's 1,797 handwritten digits, 8 x 8, enlarged to 16 x 16; installed with the package."""
+    """The 1,797 handwritten digits that scikit-learn installs, enlarged from 8 x 8 to 16 x 16."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -97,7 +97,7 @@ def digits() -> Raw:
 
 
 def cifar10(root: Path) -> Raw:
-    """The standard binary version: data_batch_1..5.bin, test_batch.bin, batches.meta.txt."""
+    """CIFAR-10 in the standard binary version: data_batch_1..5.bin, test_batch.bin, batches.meta.txt."""
     nested = root / "cifar-10-batches-bin"
     folder = nested if nested.is_dir() else root
 
@@ -151,7 +151,7 @@ def idx(root: Path) -> Raw:
 
 
 def fashion_mnist(root: Path | None) -> Raw:
-    """Fashion-MNIST with the names of its classes, by default where Debian installs it."""
+    """Fashion-MNIST with its class names, by default from the folder of Debian's package."""
     root = root or FASHION_MNIST
     if not root.is_dir():
         raise DataError(f"{root} does not exist; install Debian's dataset-fashion-mnist, or give --data.root FOLDER")
@@ -160,7 +160,7 @@ def fashion_mnist(root: Path | None) -> Raw:
 
 
 def folder(root: Path) -> Raw:
-    """One folder per class, below train/ and val/ (or test/), or directly below `root`."""
+    """Image files with one folder per class, below train/ and val/ (or valid/ or test/), or directly below `root`."""
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; give the folder that holds one folder per class")
     train_root = root / "train" if (root / "train").is_dir() else root
@@ -175,15 +175,15 @@ def folder(root: Path) -> Raw:
         files: list[str] = []
         labels: list[int] = []
         for label, name in enumerate(names):
-            found = sorted(
+            images = sorted(
                 str(file)
                 for file in (top / name).rglob("*")
                 if file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()
             )
-            if not found:
+            if not images:
                 raise DataError(f"{top / name} has no images ({', '.join(SUFFIXES)}); remove it or fill it")
-            files += found
-            labels += [label] * len(found)
+            files += images
+            labels += [label] * len(images)
         return Files(tuple(files), torch.tensor(labels), root)
 
     test = None if test_root is None else scan(test_root)
@@ -198,7 +198,7 @@ def read_bytes(file: Path, hint: str) -> bytes:
 
 
 def statistics(source: Arrays | Files, ids: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel over the training images; ImageNet's for files."""
+    """Mean and standard deviation of each channel over the training images. For files they are ImageNet's."""
     if isinstance(source, Files):
         return IMAGENET_MEAN, IMAGENET_STD
     sums = torch.zeros(2, source.images.shape[1], dtype=torch.float64)

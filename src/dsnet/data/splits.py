@@ -1,4 +1,4 @@
-"""The splits of a run on disk, by which a resumed run or an evaluation knows that the data is still the same."""
+"""The splits of a run on disk. With them a resumed run or an evaluation checks that the data is still the same."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def write_splits(folder: Path, data: Data) -> None:
 
 
 def check_data(folder: Path, data: Data) -> None:
-    """Refuse data that changed since the run began: test or calibration images might have become training images."""
+    """Refuse data that changed since the run began, because images may have moved between training and test."""
     try:
-        known = json.loads((folder / SPLITS).read_text())["fingerprint"]
+        fingerprint = json.loads((folder / SPLITS).read_text())["fingerprint"]
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"{folder / SPLITS} cannot be read ({error}); it tells how the data was split") from error
-    if known != data.fingerprint:
+    if fingerprint != data.fingerprint:
         raise CheckpointError(
             f"the data is not the one that the run in {folder} began with: images, labels or classes were added, "
             f"removed or renamed, so its splits would mix; restore the data, or train anew"

@@ -1,4 +1,4 @@
-"""Images with objects in PASCAL VOC's layout: JPEGImages, Annotations and ImageSets/Main for every year."""
+"""Images with boxes in PASCAL VOC's layout: JPEGImages, Annotations and ImageSets/Main for every year."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VOC_CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
     *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
 )
-FILL = (124, 116, 104)  # ImageNet's mean: zero after normalisation
+FILL = (124, 116, 104)  # ImageNet's mean, which normalisation maps to about zero
 SUFFIXES = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")
 
 
@@ -44,7 +44,7 @@ class DetectionDataConfig(Reading):
         split_seed: Seed of the choice of calibration images.
         interpolation: How images are resized.
         on_corrupt: Stop at a damaged image, or skip it and list it in skipped.txt.
-        max_skipped: Share of damaged images above which the run stops although they are skipped.
+        max_skipped: Largest share of damaged images to skip. Above it the run stops.
         max_pixels: Images with more pixels than this are refused before they are decoded.
         workers: Number of processes that load images. 0 loads them in the main process.
         augment: How training images and their boxes are augmented.
@@ -87,7 +87,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Annotation:
-    """An annotation file as it is written: of each object the name, and xmin, ymin, xmax, ymax, difficult."""
+    """The content of an annotation file: the name of each object, and its xmin, ymin, xmax, ymax and difficult."""
 
     file: Path
     objects: tuple[tuple[str, list[float]], ...]
@@ -95,7 +95,7 @@ class Annotation:
 
 @dataclass(frozen=True)
 class Records:
-    """The images of one or more lists, in their order."""
+    """The images of one or more lists, in the order of the lists."""
 
     items: tuple[Record, ...]
     classes: tuple[str, ...]
@@ -107,45 +107,46 @@ class Records:
         return self.items[number].file
 
     def identity(self) -> bytes:
-        """A digest of which images there are with which objects; the place of the files does not count."""
-        found = hashlib.sha256(repr(self.classes).encode())
+        """A digest of the images and their objects. It does not depend on where the files are stored."""
+        digest = hashlib.sha256(repr(self.classes).encode())
         for item in self.items:
-            found.update(Path(item.file).name.encode())
-            found.update(item.objects.numpy().tobytes())
-        return found.digest()
+            digest.update(Path(item.file).name.encode())
+            digest.update(item.objects.numpy().tobytes())
+        return digest.digest()
 
 
 def read_lists(root: Path, lists: Sequence[str], classes: Sequence[str] | None = None) -> Records:
-    """The images of several lists joined, such as 2007/trainval, or trainval where `root` has no years.
+    """Read the images of several lists, such as 2007/trainval, or trainval where `root` has no years.
 
-    classes: their names in order; by default VOC's twenty below a VOCdevkit, otherwise those found, sorted.
+    classes: Class names in order. By default VOC's twenty below a VOCdevkit, otherwise those of the objects, sorted.
     """
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; give the VOCdevkit folder, or one with JPEGImages and Annotations")
     if not lists:
         raise DataError(f"no image lists were named; name some of {', '.join(known_lists(root)) or 'none there'}")
-    found: dict[str, tuple[Path, Annotation]] = {}
+    samples: dict[str, tuple[Path, Annotation]] = {}
     for name in lists:
         folder, entries = read_list(root, name)
         for entry in entries:
-            found.setdefault(f"{folder}/{entry}", (image_of(folder, entry), read_annotation(folder, entry)))
-    names = sorted({name for _, annotation in found.values() for name, _ in annotation.objects})
+            samples.setdefault(f"{folder}/{entry}", (image_of(folder, entry), read_annotation(folder, entry)))
+    names = sorted({name for _, annotation in samples.values() for name, _ in annotation.objects})
     years = any("/" in name for name in lists)
-    known = tuple(classes) if classes else VOC_CLASSES if years and set(names) <= set(VOC_CLASSES) else tuple(names)
-    if not known:
+    if not classes:
+        classes = VOC_CLASSES if years and set(names) <= set(VOC_CLASSES) else names
+    if not classes:
         raise DataError(f"the images of {', '.join(lists)} below {root} have no objects; there is nothing to learn")
-    items = tuple(Record(str(image), objects_of(annotation, known)) for image, annotation in found.values())
-    return Records(items, known)
+    items = tuple(Record(str(image), objects_of(annotation, classes)) for image, annotation in samples.values())
+    return Records(items, tuple(classes))
 
 
 def known_lists(root: Path) -> list[str]:
-    """What `read_lists` can read."""
+    """The lists below a folder that `read_lists` can read."""
     plain = [file.stem for file in sorted((root / "ImageSets" / "Main").glob("*.txt"))]
     years = sorted(folder for folder in root.glob("VOC*") if folder.is_dir())
     dated = [
         f"{year.name[3:]}/{file.stem}" for year in years for file in sorted((year / "ImageSets/Main").glob("*.txt"))
     ]
-    return plain + [name for name in dated if "_" not in name]  # aeroplane_train and the like are for classification
+    return plain + [name for name in dated if "_" not in name]  # VOC's aeroplane_train etc. are for classification
 
 
 def read_list(root: Path, name: str) -> tuple[Path, list[str]]:
@@ -162,14 +163,14 @@ def read_list(root: Path, name: str) -> tuple[Path, list[str]]:
 
 def image_of(folder: Path, entry: str) -> Path:
     candidates = [folder / "JPEGImages" / f"{entry}{suffix}" for suffix in SUFFIXES]
-    found = next((file for file in candidates if file.is_file()), None)
-    if found is None:
+    image = next((file for file in candidates if file.is_file()), None)
+    if image is None:
         raise DataError(f"{candidates[0]} does not exist, but a list names it; restore it or take {entry} off the list")
-    return found
+    return image
 
 
 def read_annotation(folder: Path, entry: str) -> Annotation:
-    """An annotation file, refused where it is not well formed, incomplete, or where a box is upside down."""
+    """Read an annotation file. Malformed XML, incomplete objects and inverted boxes are errors."""
     file = folder / "Annotations" / f"{entry}.xml"
     try:
         tree = ET.parse(file).getroot()
@@ -180,23 +181,23 @@ def read_annotation(folder: Path, entry: str) -> Annotation:
     except (ET.ParseError, UnicodeDecodeError) as error:
         raise DataError(f"{file} is not well-formed XML ({error}); restore it, or take {entry} off the list") from error
     objects = []
-    for number, thing in enumerate(tree.findall("object"), start=1):
-        name = (thing.findtext("name") or "").strip()
+    for number, element in enumerate(tree.findall("object"), start=1):
+        name = (element.findtext("name") or "").strip()
         try:
-            edges = [float(thing.findtext(f"bndbox/{key}") or "") for key in ("xmin", "ymin", "xmax", "ymax")]
+            edges = [float(element.findtext(f"bndbox/{key}") or "") for key in ("xmin", "ymin", "xmax", "ymax")]
         except ValueError:
             raise DataError(f"{file}: object {number} has no complete bndbox of numbers; mend or remove it") from None
         if not name:
             raise DataError(f"{file}: object {number} has no name; mend or remove it")
         if not (edges[0] <= edges[2] and edges[1] <= edges[3]):
             raise DataError(f"{file}: object {number}, {name}, has the box {edges}, which ends before it begins")
-        difficult = (thing.findtext("difficult") or "0").strip() not in ("", "0")
+        difficult = (element.findtext("difficult") or "0").strip() not in ("", "0")
         objects.append((name, [*edges, float(difficult)]))
     return Annotation(file, tuple(objects))
 
 
 def objects_of(annotation: Annotation, classes: Sequence[str]) -> Tensor:
-    """Objects [G, 6] in continuous coordinates: VOC counts pixels from 1 and includes the last one."""
+    """Objects [G, 6] in continuous coordinates. VOC's own count pixels from 1 and include the last one."""
     rows = []
     for name, (left, top, right, bottom, difficult) in annotation.objects:
         if name not in classes:
@@ -210,35 +211,35 @@ def objects_of(annotation: Annotation, classes: Sequence[str]) -> Tensor:
 
 @dataclass(frozen=True)
 class BoxLoader:
-    """Decodes, augments, resizes and normalises images with boxes; depends on its arguments only."""
+    """Decodes, augments, resizes and normalises images with boxes. A batch depends only on sample numbers and seed."""
 
     source: Records
     config: DetectionDataConfig
 
     def __call__(self, ids: Tensor, seed: int | None) -> Batch:
-        """Images [B, 3, S, S], and as labels objects [B, G, 6]: corners as shares, class, difficult; padded by -1."""
+        """Load images [B, 3, S, S]. Labels are objects [B, G, 6]: corners as shares, class (-1 pads), difficult."""
         objects: list[Tensor] = []
 
         def fit(number: int, image: Image.Image) -> Image.Image:
-            square, mine = self.fitted(image, number, seed)
-            objects.append(mine)
+            square, its_objects = self.fitted(image, number, seed)
+            objects.append(its_objects)
             return square
 
         images, kept, skipped = read_files(ids, self.source.file, fit, self.config, self.config.image_size)
         return Batch(normalise(images, IMAGENET_MEAN, IMAGENET_STD), padded(objects), kept, skipped)
 
     def fitted(self, image: Image.Image, number: int, seed: int | None) -> tuple[Image.Image, Tensor]:
-        """An image as a square, with its objects in shares of it."""
+        """Turn an image into a square, with the corners of its objects as shares of the side."""
         record, size, interpolation = self.source.items[number], self.config.image_size, self.config.interpolation
         objects = inside(record.objects, image.width, image.height, record.file)
         if seed is None:
             return resized(image, objects, size, interpolation)
-        rng, how = random.Random(f"{seed}/{number}"), self.config.augment
-        return augment(image, objects, how, rng, size=size, interpolation=interpolation, fill=FILL)
+        rng = random.Random(f"{seed}/{number}")
+        return augment(image, objects, self.config.augment, rng, size=size, interpolation=interpolation, fill=FILL)
 
 
 def open_detection_data(config: DetectionDataConfig) -> Data:
-    """The three splits of images with boxes. Test images are read by evaluation only."""
+    """Open images with boxes as three splits. Only evaluation reads the test images."""
     if not config.root:
         raise DataError("data.root is missing: say where the images and annotations are with --data.root FOLDER")
     root = Path(config.root)

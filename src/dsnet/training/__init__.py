@@ -1,4 +1,4 @@
-"""Training: stages, the loop, the moving average, recalibration."""
+"""Training: the two stages, the loop, the moving average, recalibration."""
 
 from dsnet.training.average import EMA, recalibrate
 from dsnet.training.ieb import IEB, IEBConfig, Stage

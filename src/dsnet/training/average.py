@@ -1,4 +1,4 @@
-"""What is averaged: weights over the steps (equation 3), and batch-norm statistics over batches, for every width."""
+"""The moving average of the weights (equation 3), and recalibration of the batch-norm statistics of every width."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ N = TypeVar("N", bound=nn.Module)
 
 
 class EMA(Generic[N]):
-    """The momentum target network. `net` is the average of weights and statistics, always in eval mode.
+    """The momentum target network. `net` holds the moving average of weights and statistics, always in eval mode.
 
     The decay warms up: min(momentum, (1 + t) / (10 + t)).
     """
@@ -47,9 +47,9 @@ def batch_norms(net: nn.Module) -> list[SliceBatchNorm2d]:
 
 @torch.no_grad()
 def recalibrate(net: Supernet, images: Iterable[Tensor]) -> int:
-    """Reset the statistics and average those of the given batches, for every width; weights stay untouched.
+    """Recompute the batch-norm statistics of every width as the average over the given batches. Weights do not change.
 
-    Returns the number of batches. Networks without batch norm are left alone.
+    Returns the number of batches. Networks without batch norm are not changed.
     """
     norms = batch_norms(net)
     if not norms:

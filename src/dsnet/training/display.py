@@ -1,4 +1,4 @@
-"""What a person sees while training: a live bar on a terminal, plain lines elsewhere.
+"""The display of training progress: a live bar on a terminal, plain lines elsewhere.
 
 Where TensorBoard is installed (`pip install dsnet[tensorboard]`), its event files are written as well.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Display:
-    """Silent: the display of tests and of ranks other than 0."""
+    """A display that prints nothing, for tests and for ranks other than 0."""
 
     def start(self, epochs: int, batches: int, done: int, step: int = 0) -> None: ...
 
@@ -26,24 +26,24 @@ class Display:
 
 
 class Lines(Display):
-    """One line per epoch, and one a minute while an epoch lasts."""
+    """One line per epoch, and one per minute within an epoch."""
 
     def start(self, epochs: int, batches: int, done: int, step: int = 0) -> None:
         self.epochs, self.batches, self.done = epochs, batches, done
-        self.began = self.spoken = time.monotonic()
+        self.began = self.printed = time.monotonic()
         print(
             f"training {epochs} epochs of {batches} batches" + (f", resumed at step {step}" if step else ""), flush=True
         )
 
     def step(self, batch: int, means: Mapping[str, float], rate: float) -> None:
         now = time.monotonic()
-        if now - self.spoken >= 60:
-            self.spoken = now
+        if now - self.printed >= 60:
+            self.printed = now
             losses = " ".join(f"{name} {value:.3f}" for name, value in means.items())
             print(f"  batch {batch}/{self.batches}  loss: {losses}  {rate:.0f} images/s", flush=True)
 
     def epoch(self, line: Mapping[str, Any]) -> None:
-        self.spoken = time.monotonic()
+        self.printed = time.monotonic()
         per_epoch = (time.monotonic() - self.began) / (line["epoch"] - self.done)
         left = per_epoch * (self.epochs - line["epoch"])
         print(f"epoch {line['epoch']}/{self.epochs}  {summary(line)}  {clock(left)} left", flush=True)
@@ -83,38 +83,38 @@ class Bar(Display):
 
 
 class Board(Display):
-    """Another display, and TensorBoard event files beside it."""
+    """Writes TensorBoard event files and forwards everything to another display."""
 
-    def __init__(self, shown: Display, folder: Path) -> None:
-        self.shown, self.folder = shown, folder
+    def __init__(self, inner: Display, folder: Path) -> None:
+        self.inner, self.folder = inner, folder
 
     def start(self, epochs: int, batches: int, done: int, step: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=done + 1 if done else None)
-        self.shown.start(epochs, batches, done, step)
+        self.inner.start(epochs, batches, done, step)
 
     def step(self, batch: int, means: Mapping[str, float], rate: float) -> None:
-        self.shown.step(batch, means, rate)
+        self.inner.step(batch, means, rate)
 
     def epoch(self, line: Mapping[str, Any]) -> None:
         for name, value in line.items():
             if name not in ("epoch", "step"):
                 self.writer.add_scalar(name, value, line["epoch"])
         self.writer.flush()
-        self.shown.epoch(line)
+        self.inner.epoch(line)
 
     def close(self) -> None:
         if hasattr(self, "writer"):
             self.writer.close()
-        self.shown.close()
+        self.inner.close()
 
 
 def make_display(folder: Path, *, rank: int) -> Display:
     if rank != 0:
         return Display()
-    shown = Bar() if sys.stdout.isatty() else Lines()
-    return Board(shown, folder) if find_spec("tensorboard") else shown
+    display = Bar() if sys.stdout.isatty() else Lines()
+    return Board(display, folder) if find_spec("tensorboard") else display
 
 
 def summary(line: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""One process or many: what torchrun set up, and the few collective calls that training needs."""
+"""Training in one process or in several that torchrun started: the process group and its collective calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from dsnet.training.average import batch_norms
 
 @contextmanager
 def process_group(minutes: float = 30) -> Iterator[None]:
-    """Join the group of a torchrun job for the length of a block; nothing outside of one, or inside of another."""
+    """Join the process group of a torchrun job for the duration of a `with` block.
+
+    Does nothing without torchrun, with a single process, or if the group exists already.
+    """
     if dist.is_initialized() or "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
         return
@@ -62,7 +65,7 @@ def total(values: Tensor) -> Tensor:
 
 
 def average_statistics(net: nn.Module) -> None:
-    """Replace running statistics, which each process gathered on its own images, by their mean over processes."""
+    """Replace running statistics by their mean over processes. Each process collected its own from its own images."""
     if world() > 1:
         for norm in batch_norms(net):
             for buffer in (norm.running_mean, norm.running_var):
@@ -71,7 +74,7 @@ def average_statistics(net: nn.Module) -> None:
 
 
 def wrap(stage: nn.Module) -> nn.Module:
-    """DistributedDataParallel around a stage that leaves running statistics to `average_statistics`."""
+    """Wrap a stage in DistributedDataParallel, which leaves running statistics to `average_statistics`."""
     if world() == 1:
         return stage
     # torch 2.13 renamed broadcast_buffers
@@ -84,9 +87,9 @@ def gathered(names: Sequence[str]) -> list[str]:
     """The names of all processes, in the order of their ranks."""
     if world() == 1:
         return list(names)
-    found: list[Any] = [None] * world()
-    dist.all_gather_object(found, list(names))
-    return [name for part in found for name in part]
+    lists: list[Any] = [None] * world()
+    dist.all_gather_object(lists, list(names))
+    return [name for part in lists for name in part]
 
 
 def barrier() -> None:

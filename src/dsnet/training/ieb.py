@@ -24,8 +24,8 @@ class IEBConfig(Typed):
 
     Args:
         teacher: Network that the sub-networks learn from: inplace (the widest of the network that is trained), ema (the
-            widest of its moving average), or ieb (the moving average; the slimmest learns from the mean prediction of
-            its widest and random sub-networks).
+            widest of its moving average), or ieb (as ema, but the slimmest learns from the mean prediction of the
+            widest and the random sub-networks of the moving average).
         paths: Number of random sub-networks trained in each step, besides the widest and the slimmest. More give
             smoother curves and slower steps.
         temperature: Number that student and teacher logits are divided by before they are compared.
@@ -51,36 +51,39 @@ N = TypeVar("N", bound=nn.Module)
 
 
 class Stage(nn.Module, ABC, Generic[N]):
-    """What one training step learns, for any network. It is a module, because DistributedDataParallel wraps modules.
+    """The losses of one training step, for any network. A module, because DistributedDataParallel wraps modules.
 
-    updates_statistics: whether a step changes the running statistics of the net.
+    updates_statistics: Whether a step changes the running statistics of the net.
     """
 
     net: N
     updates_statistics = False
 
     def draw(self, rng: random.Random, progress: float = 0.0, *, part: int = 0) -> Any:
-        """What is random in a step. progress: share of the training that is done. part: of the batch."""
+        """Draw what is random in a step.
+
+        progress: Share of the training that is done. part: Number of the part of the batch, over all processes.
+        """
         return None
 
     @abstractmethod
     def forward(self, images: Tensor, labels: Tensor, drawn: Any, average: N) -> dict[str, Tensor]:
-        """The named losses of a batch. average: the moving average of the net."""
+        """The named losses of a batch. drawn: The result of `draw`. average: The moving average of the net."""
 
 
 class IEB(Stage[Supernet]):
-    """The losses of one step. Holds the net; the teacher is an argument, it is not trained."""
+    """The losses of one step of stage I. The teacher is an argument because it is not trained."""
 
     updates_statistics = True
 
     def __init__(self, net: Supernet, config: IEBConfig) -> None:
         super().__init__()
         self.net, self.config = net, config
-        for head in net.slimming_heads():  # stage I: slimming heads off and frozen
+        for head in net.slimming_heads():  # stage I does not use the slimming heads
             head.requires_grad_(False)
 
     def draw(self, rng: random.Random, progress: float = 0.0, *, part: int = 0) -> list[WidthPath]:
-        """The random paths R of one step, the same for all parts of its batch; none where there is only one path."""
+        """Draw the random paths R of one step, the same for all parts of its batch. A static network has none."""
         space = self.net.space
         return [space.sample(rng) for _ in range(self.config.paths)] if space.size > 1 else []
 
@@ -119,5 +122,5 @@ class IEB(Stage[Supernet]):
 
 
 def full(logits: Tensor) -> Tensor:
-    """Losses are computed in single precision at least, whatever autocast made of the logits."""
+    """Logits in at least single precision, whatever autocast produced."""
     return logits if logits.dtype == torch.float64 else logits.float()

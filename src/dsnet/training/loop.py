@@ -1,7 +1,7 @@
-"""The training loop: owns stepping, the moving average, gradient sync, checkpoints and interruption.
+"""The training loop: optimizer steps, the moving average, gradient sync, checkpoints and interruption.
 
-A stage is a module that holds the net and returns named losses; the loop adds them up and calls backward once. What
-is random in a step is drawn by the stage's `draw`, from a generator that depends on seed and step alone.
+A stage is a module that holds the net and returns named losses; the loop adds them up and calls backward once. The
+stage's `draw` draws everything random in a step, from a generator that depends only on seed and step.
 DistributedDataParallel wraps the stage, never the net: calling the net directly would skip gradient sync.
 """
 
@@ -41,7 +41,7 @@ MAX_SKIPS = 10
 
 
 class Interrupted(Exception):
-    """A signal asked for the end; the state is saved."""
+    """A signal stopped the training, after its state was saved."""
 
     def __init__(self, number: int, folder: Path) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}, state saved; continue with --resume {folder}")
@@ -50,7 +50,10 @@ class Interrupted(Exception):
 
 @dataclass
 class Progress:
-    """Where a run stands. `batch` is the next batch of `epoch`; sums are over the batches of this epoch."""
+    """The position of a run. `batch` is the next batch of `epoch`; `sums` are losses over this epoch's batches so far.
+
+    `skips` counts consecutive steps without a finite gradient, `skipped` lists damaged files.
+    """
 
     epoch: int = 0
     batch: int = 0
@@ -64,7 +67,10 @@ class Progress:
 
 
 class Loop(Generic[N]):
-    """Trains a stage. `folder` gets state/last.pt, state/best.pt and metrics.jsonl, written by rank 0 only."""
+    """Trains a stage. Rank 0 writes state/last.pt, state/best.pt and metrics.jsonl to `folder`.
+
+    key: Name of the optimiser's config, for error messages. keep: Which moving average `run` returns.
+    """
 
     def __init__(
         self,
@@ -100,11 +106,11 @@ class Loop(Generic[N]):
         return self.stage.net
 
     def run(self, validate: Callable[[N], dict[str, float]], display: Display) -> N:
-        """Train to the end; returns the last moving average, or the best by the mean of `validate`'s values."""
+        """Train to the end. Returns the last moving average, or the best one by the mean of `validate`'s values."""
         with caught_signals() as caught:
             display.start(self.config.epochs, len(self.batches), self.progress.epoch, self.progress.step)
             if self.progress.step == 0:
-                self.save()  # so that a run can be resumed from its first second on
+                self.save()  # so that a run can be resumed even before its first checkpoint
             while self.progress.epoch < self.config.epochs:
                 self.stage.train()
                 self.run_epoch(caught, display)
@@ -131,7 +137,7 @@ class Loop(Generic[N]):
                 self.save()
 
     def step(self, batch: Batch) -> dict[str, float]:
-        """One optimizer step on one batch; returns its losses."""
+        """Take one optimizer step on one batch. Returns its losses."""
         progress, config = self.progress, self.config
         if self.max_skipped is not None:
             self.note_skipped(distributed.gathered(batch.skipped))
@@ -174,7 +180,7 @@ class Loop(Generic[N]):
         return torch.autocast(self.device.type, kinds.get(self.config.amp), enabled=self.config.amp != "none")
 
     def shared_losses(self, sums: dict[str, Tensor]) -> dict[str, float]:
-        """The losses' means over all processes; stops every process where one of them is not finite."""
+        """The mean of each loss over all processes. A loss that is not finite in one of them stops them all."""
         local = torch.stack([loss.double() for loss in sums.values()])
         bad = (~local.isfinite()).double()
         summed = distributed.total(torch.cat([torch.nan_to_num(local), bad]))
@@ -189,7 +195,10 @@ class Loop(Generic[N]):
         return dict(zip(sums, (means / distributed.world()).tolist(), strict=True))
 
     def finite_gradients(self) -> bool:
-        """Unscale, check and clip. False skips this step, as only fp16 scaling may, ten times in a row at most."""
+        """Unscale, check and clip the gradients. False means that the step must be skipped.
+
+        Only fp16 scaling may skip steps, at most MAX_SKIPS in a row; otherwise such gradients are an error.
+        """
         self.scaler.unscale_(self.optimizer)
         gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
@@ -210,7 +219,7 @@ class Loop(Generic[N]):
         return False
 
     def note_skipped(self, files: Sequence[str]) -> None:
-        """Remember damaged files that the data skipped; stop above the threshold."""
+        """Remember damaged files that were skipped. More than `max_skipped` are an error."""
         new = [file for file in dict.fromkeys(files) if file not in self.progress.skipped]
         self.progress.skipped += new
         limit = (self.max_skipped or 0.0) * len(self.batches.split)
@@ -244,13 +253,13 @@ class Loop(Generic[N]):
         display.epoch(line)
 
     def share_statistics(self) -> None:
-        """Make running statistics equal on all ranks; those of a frozen net are, and averaging would round them."""
+        """Average the running statistics over all ranks. Those of a frozen net are equal and would only be rounded."""
         if self.stage.updates_statistics:
             distributed.average_statistics(self.net)
             distributed.average_statistics(self.ema.net)
 
     def save(self) -> None:
-        """Everything a resumed run needs; statistics are made equal on all ranks first."""
+        """Save everything that a resumed run needs, after averaging the statistics over all ranks."""
         self.share_statistics()
         if distributed.rank() != 0:
             return
@@ -269,7 +278,7 @@ class Loop(Generic[N]):
             write_whole(self.folder / "skipped.txt", "".join(f"{name}\n" for name in self.progress.skipped).encode())
 
     def resume(self) -> None:
-        """Continue where state/last.pt stands; every process reads it."""
+        """Restore the state in state/last.pt. Every process reads it."""
         state = load_state(self.folder / "state" / "last.pt")
         self.net.load_state_dict(state["net"])
         self.ema.net.load_state_dict(state["ema"])
@@ -283,7 +292,7 @@ class Loop(Generic[N]):
         """Save and stop if any process caught a signal."""
         number = max([0, *caught])
         if distributed.world() > 1:
-            flag = torch.tensor([float(number)], dtype=torch.float64)  # a CPU tensor goes by gloo
+            flag = torch.tensor([float(number)], dtype=torch.float64)  # gloo sends CPU tensors
             torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
             number = int(flag.item())
         if number:
@@ -292,12 +301,12 @@ class Loop(Generic[N]):
 
 
 def compile_blocks(net: nn.Module, backend: str) -> None:
-    """Compile every block by itself; each width is a graph of its own, so the limit on graphs must admit them all."""
+    """Compile every block separately. Each width needs its own graph, so the limits on recompilation are raised."""
     import torch._dynamo
 
-    known = torch._dynamo.list_backends(exclude_tags=())
-    if backend not in known:
-        raise ValueError(f"optim.compile {backend!r} is unknown; choose from {', '.join(known)}")
+    backends = torch._dynamo.list_backends(exclude_tags=())
+    if backend not in backends:
+        raise ValueError(f"optim.compile {backend!r} is unknown; choose from {', '.join(backends)}")
     widths = max((len(norm.channels) for norm in net.modules() if isinstance(norm, SliceNorm)), default=1)
     limit = 4 * widths * widths
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, limit)
@@ -311,7 +320,7 @@ def compile_blocks(net: nn.Module, backend: str) -> None:
 
 @contextmanager
 def caught_signals() -> Iterator[list[int]]:
-    """Collect SIGTERM and SIGINT instead of dying; a second one of the same kind kills as usual."""
+    """Collect SIGTERM and SIGINT instead of ending. A second signal of the same kind ends the process as usual."""
     caught: list[int] = []
     before: dict[int, Any] = {}
 
@@ -322,7 +331,7 @@ def caught_signals() -> Iterator[list[int]]:
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             before[number] = signal.signal(number, note)
-    except ValueError:  # not in the main thread: signals go elsewhere
+    except ValueError:  # only the main thread may handle signals
         before.clear()
     try:
         yield caught

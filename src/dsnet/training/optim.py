@@ -1,4 +1,4 @@
-"""SGD with schedules that are functions of the step, so that there is no schedule state to lose."""
+"""SGD and its learning-rate schedules. A schedule is a function of the step, so it has no state to save."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ class OptimConfig(Typed):
     """How weights are updated.
 
     Args:
-        epochs: Passes over the training images.
-        batch_size: Images per step, over all processes.
+        epochs: Number of passes over the training images.
+        batch_size: Number of images per step, over all processes.
         lr: Learning rate of SGD after warm-up.
         momentum: Momentum of SGD.
         nesterov: Use Nesterov momentum, which looks one step ahead.
-        weight_decay: Weight decay of all weights but those of gates.
+        weight_decay: Weight decay of all weights except those of gates.
         schedule: How the learning rate falls: cosine down to final * lr, exponential by gamma in every epoch, or steps
             by gamma at every milestone.
         warmup_epochs: Number of epochs over which the learning rate rises from zero.
         final: Last learning rate of the cosine schedule, as a share of lr.
-        gamma: Factor of the learning rate per epoch of the exponential schedule, or per milestone.
-        milestones: Epochs after which the schedule steps multiplies the learning rate by gamma.
+        gamma: Factor of the learning rate, per epoch for the exponential schedule, per milestone for steps.
+        milestones: Epochs after which the steps schedule multiplies the learning rate by gamma.
         accumulate: Number of backward passes that one batch is split into. More need less memory.
-        clip_norm: Largest norm of the gradient. Larger gradients are scaled down; null leaves them.
-        amp: Precision of the networks. Losses stay in single precision.
-        channels_last: Use the channels-last memory format. It is faster on GPUs, and on CPUs where convolutions are
-            depthwise.
+        clip_norm: Largest norm of the gradient. Larger gradients are scaled down. null switches clipping off.
+        amp: Mixed precision of the networks. Losses stay in single precision.
+        channels_last: Use the channels-last memory format. It is faster on GPUs, and on CPUs for depthwise
+            convolutions.
         compile: Backend of torch.compile, such as inductor. By default nothing is compiled.
     """
 
@@ -82,7 +82,7 @@ class OptimConfig(Typed):
 
 
 def learning_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float:
-    """The rate of optimizer step `step`, counted from 0."""
+    """The learning rate of optimizer step `step`, counted from 0."""
     warmup = round(config.warmup_epochs * steps_per_epoch)
     if step < warmup:
         return config.lr * (step + 1) / warmup
@@ -95,7 +95,7 @@ def learning_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float
 
 
 def make_optimizer(module: nn.Module, config: OptimConfig) -> torch.optim.SGD:
-    """SGD over what requires gradients; no weight decay in gates and routers."""
+    """SGD over all parameters that require gradients, without weight decay in gates and routers."""
     in_gates = {id(p) for gate in module.modules() if isinstance(gate, Gate | ProbeHead) for p in gate.parameters()}
     trained = [p for p in module.parameters() if p.requires_grad]
     groups = [

@@ -1,4 +1,4 @@
-"""Stage II: the router learns on a frozen supernet. Sandwich Gate Sparsification, and targets beyond the paper's."""
+"""Stage II: a router is trained on a frozen supernet, by Sandwich Gate Sparsification or on targets of our own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dsnet.nn import RouterSpec
 from dsnet.schema import Typed
 from dsnet.training.ieb import N, Stage, full
 
-PAPER = ("try_best", "give_up", "narrowest")  # a class per width; the other targets are one number per width
+PAPER = ("try_best", "give_up", "narrowest")  # the target is one of the widths; other targets are a number per width
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class SGSConfig(Typed):
 
     @property
     def weights(self) -> tuple[float, float, float]:
-        """Of classification, complexity and guidance."""
+        """The weights of the losses classification, complexity and guidance."""
         paper = self.router == "gate" and self.spec.targets in PAPER
         first = (1.0 if paper else 0.0) if self.classification is None else self.classification
         second = (0.5 if paper else 0.0) if self.complexity is None else self.complexity
@@ -91,7 +91,10 @@ class Draw(NamedTuple):
 
 
 def with_fresh_router(net: N, spec: Any) -> N:
-    """The network's weights and statistics under a spec with another router, whose own weights are new."""
+    """A network of `spec` with the weights and statistics of `net`, and a router with fresh weights.
+
+    spec: The spec of `net` with another router.
+    """
     old: Any = net
     fresh = spec.build().to(next(net.parameters())).train(net.training)
     fresh.card = replace(old.card, budgets=())
@@ -110,7 +113,7 @@ def of_router(name: str) -> bool:
 
 
 class SGS(Stage[Supernet]):
-    """The losses of one step. The supernet is frozen and in eval mode; only the router's weights are trained."""
+    """The losses of one step of stage II. The supernet is frozen and in eval mode; only the router is trained."""
 
     def __init__(self, net: Supernet, config: SGSConfig) -> None:
         super().__init__()
@@ -127,7 +130,7 @@ class SGS(Stage[Supernet]):
         return self
 
     def draw(self, rng: random.Random, progress: float = 0.0, *, part: int = 0) -> Draw:
-        """Noise of its own for every part of a batch, be it a process's or an accumulation step's."""
+        """Draw a seed for every part of a batch, so that processes and accumulation steps have independent noise."""
         start, end = self.config.temperature, self.config.final_temperature
         return Draw(seed_of(rng.getrandbits(32), part), start * (end / start) ** progress)
 
@@ -146,29 +149,29 @@ class SGS(Stage[Supernet]):
     def probe_loss(self, entered: Entered, labels: Tensor) -> Tensor:
         assert self.net.probe is not None
         with torch.no_grad():
-            answers = self.net.run_paths(entered, self.net.candidates)
-        raw = self.net.probe(full(answers[0]))
-        return score_loss(self.router, raw, goals(self.router, answers, labels))
+            logits = self.net.run_paths(entered, self.net.candidates)
+        raw = self.net.probe(full(logits[0]))
+        return score_loss(self.router, raw, goals(self.router, logits, labels))
 
     def gate_loss(self, entered: Entered, labels: Tensor) -> Tensor:
-        """The scores of every gate behind every uniform path."""
+        """The mean loss of the scores of every gate, after each candidate path."""
         with torch.no_grad():
             runs = [self.net.run_coded(entered, path) for path in self.net.candidates]
         goal = goals(self.router, [logits for logits, _ in runs], labels)
         gates = []
         for point, segment in enumerate(self.net.chain):
-            seen: dict[int, Tensor] = {}
+            losses: dict[int, Tensor] = {}  # by input width
             for path, (_, codes) in zip(self.net.candidates, runs, strict=True):
                 w_in = path[point - 1] if point else 0
-                if w_in not in seen:
+                if w_in not in losses:
                     raw = segment.score(codes[point], w_in)
                     assert raw is not None
-                    seen[w_in] = score_loss(self.router, raw, goal)
-            gates.append(torch.stack(list(seen.values())).mean())
+                    losses[w_in] = score_loss(self.router, raw, goal)
+            gates.append(torch.stack(list(losses.values())).mean())
         return torch.stack(gates).mean()
 
     def mixed_losses(self, entered: Entered, labels: Tensor, drawn: Draw) -> dict[str, Tensor]:
-        """The paper's: every sample at widths drawn by Gumbel-softmax, equations (10) to (13)."""
+        """The paper's losses, with every sample at widths drawn by Gumbel-softmax, equations (10) to (13)."""
         routing = self.net.routing
         extremes = self.router.targets in ("try_best", "give_up")
         with torch.no_grad():
@@ -192,7 +195,7 @@ class SGS(Stage[Supernet]):
 
 
 def straight_through(raw: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
-    """One-hot choices [B, R] drawn by the scores; gradients are those of the softmax (Gumbel-softmax)."""
+    """One-hot choices [B, R] drawn by the scores (straight-through Gumbel-softmax). Gradients are the softmax's."""
     uniform = torch.rand(raw.shape, generator=generator, device=raw.device, dtype=raw.dtype)
     gumbel = -torch.log(-torch.log(uniform.clamp(1e-10, 1 - 1e-7)))
     soft = ((raw + gumbel) / temperature).softmax(1)
@@ -201,9 +204,9 @@ def straight_through(raw: Tensor, temperature: float, generator: torch.Generator
 
 
 def goals(router: RouterSpec, answers: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """What the scores shall learn from the candidates' logits, slimmest first and widest last.
+    """The targets of the scores, from the candidates' logits, slimmest first and widest last.
 
-    For the paper's targets a position [B], where -1 stands for the widest; otherwise one number per candidate [B, R].
+    The paper's targets are positions [B], where -1 stands for the widest; others are one number per candidate [B, R].
     """
     right = torch.stack([logits.argmax(1) == labels for logits in answers], 1)  # [B, R]
     match router.targets:
@@ -230,7 +233,7 @@ def score_loss(router: RouterSpec, raw: Tensor, goal: Tensor) -> Tensor:
 
 
 def expected(table: CostTable, mixes: Sequence[Tensor], *, dynamic: bool = True) -> Tensor:
-    """MAdds [B] under one mix [B, K] per choice point: differentiable, exact on one-hot mixes."""
+    """MAdds [B] under one mix [B, K] per choice point. They are differentiable, and exact on one-hot mixes."""
     if not table.steps:
         raise ValueError("the network has no choice points; use madds(())")
     if len(mixes) != len(table.steps):
@@ -256,7 +259,8 @@ def expected(table: CostTable, mixes: Sequence[Tensor], *, dynamic: bool = True)
 
 
 def _expected_probing(table: CostTable, mixes: Sequence[Tensor]) -> Tensor:
-    """The probe for everyone; the rest of the chosen path for those who do not take the slimmest candidate."""
+    """Expected MAdds of a router that probes: every sample runs the slimmest candidate; those that choose another path
+    run the rest of it as well."""
     assert table.probe is not None
     slim = torch.stack([mix[:, width].double() for mix, width in zip(mixes, table.probed, strict=True)]).prod(0)
     rest = expected(table, mixes, dynamic=False) - table.shared.madds

@@ -1,4 +1,4 @@
-"""The training state on disk: everything that makes a resumed run equal an unbroken one, bit for bit."""
+"""The training state on disk. A run that is resumed from it gives the same results, bit for bit, as an unbroken one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAGIC = b"dsnet training state 1\n"
 
 
 def save_state(file: Path, state: dict[str, Any]) -> None:
-    """Tensors and plain values only; written whole or not at all, with a digest in front."""
+    """Write tensors and plain values, with a digest in front. A crash leaves the old file or the new one."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     payload = buffer.getvalue()
@@ -43,7 +43,7 @@ def load_state(file: Path) -> dict[str, Any]:
 
 
 def random_state() -> dict[str, Any]:
-    """Every generator of this process that a step may draw from."""
+    """The state of every random generator of this process that a step may draw from."""
     state: dict[str, Any] = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
