@@ -366,7 +366,7 @@ def test_every_command_of_the_page_runs(
         assert main([*words, *more.get(words[0], [])]) == 0, command
     shown, page = capsys.readouterr().out, Path("docs/results/voc_subset.md").read_text()
     for text in (shown, page):  # seven classes are too many for columns
-        assert "verage precision by class and path" in text
+        assert "Every class along every path" in text
         assert re.search(r"magenta[ |]+\d\.\d{3}[ |]+\d\.\d{3}", text)
 
 

@@ -60,7 +60,7 @@ def export_onnx(
         return write_checked(proto, exported(manifest, kind="static", space=held), Path(file))
     if manifest.router is None and (budget is not None or max_width is not None):
         raise ValueError(f"this {manifest.model} has not learned to route, so it has no budgets")
-    policy = policy_for(manifest, budget, max_width=max_width)
+    policy = policy_for(net.manifest(image_size), budget, max_width=max_width)
     writer = DynamicWriter(net.parts(), manifest, policy, defaults=defaults)
     if writer.prices is not None:
         writer.prices.check_cap(max_width)
