@@ -1,7 +1,7 @@
 """Exact costs of every path, as integers.
 
-Counted are the multiply-adds of convolutions and linear layers, plus one for each element that an average pool reads,
-which is how the paper's authors counted; norms, activations and element-wise products are not.
+MAdds are the multiply-adds of convolutions and linear layers, plus one for each element that an average pool reads, as
+the paper's authors counted. Norms, activations and element-wise products are not counted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from dsnet.space import WidthPath, WidthSpace
 
 @dataclass(frozen=True)
 class Cost(Typed):
-    """layers: multiply-adds of convolutions and linear layers; pools: elements average pools read; params."""
+    """Cost of a part of a network.
+
+    Args:
+        layers: Multiply-adds of convolutions and linear layers.
+        pools: Elements that average pools read.
+        params: Parameters.
+    """
 
     layers: int = 0
     pools: int = 0
@@ -37,10 +43,13 @@ Row = tuple[Cost, ...]
 class CostTable(Typed):
     """Costs of a network at one input size.
 
-    front: the layers that every path shares. steps[i][j][k]: segment i from width j to width k, its gate's
-    attention included. routers[i][j]: the slimming head of segment i at width j, which only the dynamic
-    network runs. heads[k]: the classifier behind width k. shared: the front, and what the first segment runs before
-    its choice. probe: the candidate `probed` and the head that reads it, where the router runs them first.
+    Args:
+        front: The layers that every path shares.
+        steps: steps[i][j][k] is segment i from width j to width k, including its gate's attention.
+        routers: routers[i][j] is the slimming head of segment i at width j, which only the dynamic network runs.
+        heads: heads[k] is the classifier behind width k.
+        shared: The front, and the part of the first segment that runs before its choice.
+        probe: The candidate `probed` and the router's head that reads its logits; None if the router does not probe.
     """
 
     image_size: int
@@ -58,9 +67,9 @@ class CostTable(Typed):
         return WidthSpace.full(len(step[0]) for step in self.steps)
 
     def cost(self, path: Sequence[int], *, dynamic: bool = False) -> Cost:
-        """Cost of one path as a static network, or with what the router ran to choose it.
+        """Cost of one path as a static network; with `dynamic`, the cost of the router is included.
 
-        A router that probes pays for the slimmest candidate; a wider path goes on from what both share.
+        A router that probes runs the slimmest candidate first. A wider path then reuses the part that both share.
         """
         path = self.space.validate(path)
         if dynamic and self.probe is not None:
@@ -91,5 +100,5 @@ class CostTable(Typed):
 
     @cached_property
     def widest(self) -> int:
-        """MAdds of the widest path of the full space: the normaliser of the complexity loss."""
+        """MAdds of the widest path of the full space, by which the complexity loss is normalised."""
         return self.madds(self.space.widest)

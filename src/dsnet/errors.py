@@ -1,10 +1,10 @@
-"""The errors of the package, and values outside their limits."""
+"""The errors of the package, and the check that a value is within its limits."""
 
 from __future__ import annotations
 
 
 class CheckpointError(ValueError):
-    """A file that cannot be read as what it should be; the message names the file and the remedy."""
+    """A file is damaged or of the wrong kind; the message names the file and the remedy."""
 
 
 class DataError(ValueError):
@@ -16,7 +16,7 @@ class ResultError(ValueError):
 
 
 class RoutingError(ValueError):
-    """Scores that cannot decide anything, or a wish that no route fulfils."""
+    """The router's scores are unusable, or no route meets the request."""
 
 
 class TrainingError(ValueError):
@@ -24,6 +24,6 @@ class TrainingError(ValueError):
 
 
 def must(name: str, value: object, holds: bool, limit: str) -> None:
-    """A ValueError that names value and limit, unless the limit `holds`: must("lr", lr, lr > 0, "be positive")."""
+    """Raise a ValueError that names the value and the limit unless `holds`: must("lr", lr, lr > 0, "be positive")."""
     if not holds:
         raise ValueError(f"{name} is {value}; it must {limit}")

@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all, and digests of what is in them."""
+"""Atomic writing of files, and digests of their content."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def write_whole(file: Path, data: bytes) -> None:
-    """Write to a temporary file, sync, rename: after a crash there is the old file or the new one, never a part."""
+    """Write a file atomically (temporary file, sync, rename): a crash leaves the old file or the new one."""
     descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".tmp", dir=file.parent)
     temporary = Path(name)
     try:
@@ -31,5 +31,5 @@ def write_whole(file: Path, data: bytes) -> None:
 
 
 def digest(data: bytes) -> str:
-    """The SHA-256 of some bytes, in hexadecimal digits."""
+    """The SHA-256 of the data, in hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()

@@ -1,4 +1,4 @@
-"""The upper concave hull of operating points: the scores that a lottery between two of them reaches."""
+"""The upper concave hull of operating points: the scores that randomly mixing two of them can reach."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Corner = tuple[float, float, WidthPath]  # MAdds, score, path
 
 
 def concave(points: Sequence[Corner]) -> list[Corner]:
-    """The corners of the upper concave hull, as far as it rises."""
+    """The corners of the upper concave hull, up to the highest score."""
     kept: list[Corner] = []
     for point in sorted(points):
         while len(kept) > 1 and slope(kept[-2], kept[-1]) <= slope(kept[-2], point):
@@ -26,7 +26,7 @@ def slope(a: Corner, b: Corner) -> float:
 
 
 def cost_of(corners: Sequence[Corner], score: float) -> float:
-    """The MAdds at which a hull reaches a score; those of its ends beyond them."""
+    """The MAdds at which the hull reaches a score; scores outside the hull get the MAdds of the nearest end."""
     for (x0, y0, _), (x1, y1, _) in pairwise(corners):
         if y0 <= score < y1:
             return x0 + (score - y0) / (y1 - y0) * (x1 - x0)

@@ -1,6 +1,6 @@
-"""From image files to network inputs, without torch: what evaluation in training sees is what predictions see.
+"""From image files to network inputs, without torch. Evaluation and prediction share this preprocessing.
 
-Every kind of file has one defined result, every bad one a clear error.
+Every image format has one defined result, and a damaged file raises an error that names it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ FILTERS = {
 
 
 def read_image(file: Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """The first frame in RGB, upright by its EXIF orientation.
+    """Read the first frame as RGB, turned upright by its EXIF orientation.
 
-    Transparent images are laid on white. 16-bit and float images are scaled to 8 bits: by 257 where values
-    exceed 255, from [0, 1] where they are fractions; other float ranges are clipped to [0, 255].
+    Transparent images are laid on white. 16-bit images with values above 255 are divided by 257. Float images
+    with values up to 1 are multiplied by 255; other float values are clipped to [0, 255].
     """
     try:
         with Image.open(file, formats=FORMATS) as image:
@@ -44,7 +44,7 @@ def read_image(file: Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
             return to_rgb(ImageOps.exif_transpose(image))
     except DataError:
         raise
-    except Exception as error:  # Pillow reports damaged files by many kinds of errors
+    except Exception as error:  # Pillow raises many kinds of errors for damaged files
         raise DataError(
             f"{file} cannot be read as an image ({error}); replace or remove it; "
             f"training passes over such files with data.on_corrupt skip"
@@ -78,7 +78,7 @@ def centre_crop(image: Image.Image, size: int, *, crop: float, interpolation: st
 def random_crop(
     image: Image.Image, size: int, *, scale: tuple[float, float], interpolation: str, rng: random.Random
 ) -> Image.Image:
-    """Random resized crop: an area share from `scale`, an aspect ratio from 3/4 to 4/3."""
+    """Random resized crop: a share of the area drawn from `scale`, an aspect ratio from 3/4 to 4/3."""
     for _ in range(10):
         area = image.width * image.height * rng.uniform(*scale)
         ratio = (3 / 4) ** rng.uniform(-1, 1)
@@ -90,12 +90,12 @@ def random_crop(
 
 
 def squeeze(image: Image.Image, size: int, interpolation: str) -> Image.Image:
-    """The whole image as a square; its aspect ratio is not kept, as SSD has it."""
+    """Resize the whole image to a square without keeping its aspect ratio, as SSD does."""
     return image.resize((size, size), FILTERS[interpolation])
 
 
 def to_array(image: Image.Image, channels: int) -> np.ndarray:
-    """The pixels of a grey (1 channel) or colour image (3), uint8 [C, H, W]."""
+    """The pixels of a grey (1 channel) or colour (3 channels) image, uint8 [C, H, W]."""
     if channels not in (1, 3):
         raise DataError(f"the network takes {channels} channels; only grey and colour images can be read")
     pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))  # [H, W] or [H, W, 3]
@@ -103,7 +103,7 @@ def to_array(image: Image.Image, channels: int) -> np.ndarray:
 
 
 def normalise(pixels: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
-    """uint8 [..., C, H, W] as float32, bit for bit what training computes in torch."""
+    """Normalise uint8 pixels [..., C, H, W] to float32, bit for bit as training does in torch."""
     shares = pixels.astype(np.float32) / np.float32(255)
     return (shares - np.array(mean, np.float32).reshape(-1, 1, 1)) / np.array(std, np.float32).reshape(-1, 1, 1)
 
@@ -119,10 +119,10 @@ def prepare(
     mean: Sequence[float],
     std: Sequence[float],
 ) -> np.ndarray:
-    """An image as a network's input, float32 [C, S, S].
+    """Turn an image into a network's input, float32 [C, S, S].
 
-    fit: crop takes the centre square, which `crop` shrinks, as classifiers do; squeeze takes the whole image, as
-    detectors do.
+    fit: `crop` takes a centre square whose side is the share `crop` of the short side, as classifiers do; `squeeze`
+    takes the whole image, as detectors do.
     """
     if fit == "crop":
         image = centre_crop(image, size, crop=crop, interpolation=interpolation)

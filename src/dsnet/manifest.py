@@ -1,6 +1,6 @@
-"""All that anything outside `models` and `tasks` may know of a network.
+"""The manifest: everything that code outside `models` and `tasks` may know about a network.
 
-A live network gives its manifest, an exported file carries one in its metadata, a bundle in its folder.
+A live network builds its manifest, an exported file carries it in its metadata, a bundle in its folder.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dsnet.schema import Typed, parse_json, to_json
 from dsnet.space import WidthPath, WidthSpace
 
 FORMAT = 2
-KEY = "dsnet.manifest"  # of the entry in an ONNX file's metadata
+KEY = "dsnet.manifest"  # its key in an ONNX file's metadata
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
 RouterKind = Literal["gate", "slim_first", "threshold"]
 Targets = Literal["try_best", "give_up", "narrowest", "correctness", "kl"]
@@ -27,7 +27,7 @@ TARGETS = ("try_best", "give_up", "narrowest", "correctness", "kl")
 
 @dataclass(frozen=True)
 class Preprocessing(Typed):
-    """How an image becomes an input: it is fitted into a square, scaled to 0..1 and normalised.
+    """How an image becomes a network's input: it is fitted into a square, scaled to [0, 1] and normalised.
 
     fit: `crop` resizes the short side to size / crop and takes the centre; `squeeze` resizes both sides.
     """
@@ -53,7 +53,7 @@ class Preprocessing(Typed):
 
     @classmethod
     def for_channels(cls, channels: int) -> Preprocessing:
-        """ImageNet's statistics for three channels, one half otherwise."""
+        """ImageNet's statistics for three channels; a mean and std of 0.5 otherwise."""
         return cls() if channels == 3 else cls(mean=(0.5,) * channels, std=(0.5,) * channels)
 
 
@@ -84,10 +84,13 @@ class Card(Typed):
 class RouterSpec(Typed):
     """How a trained network chooses its widths, and what its scores mean.
 
-    kind: `gate` scores widths before they run, by the slimming heads; `slim_first` runs the slimmest path and scores
-    the uniform paths by its logits; `threshold` escalates where the slimmest path's top probability is low.
-    targets: what the scores learned; `correctness` makes them probabilities, `kl` negative divergences.
-    hidden: hidden units of the slim_first head.
+    Args:
+        kind: `gate` scores widths with the slimming heads before they run. `slim_first` runs the slimmest path and
+            scores the uniform paths from its logits. `threshold` escalates to a wider path if the slimmest path's top
+            probability is low.
+        targets: What the scores were trained on. With `correctness` they are probabilities, with `kl` negative
+            divergences.
+        hidden: Hidden units of the slim_first head.
     """
 
     kind: RouterKind = "gate"
@@ -110,7 +113,7 @@ class RouterSpec(Typed):
 
 @dataclass(frozen=True)
 class Router(Typed):
-    """A router as it is deployed: the widths that it chooses from, and its calibrated budgets."""
+    """A trained router: its kind, the widths that it chooses from, and its calibrated budgets."""
 
     spec: RouterSpec
     routing: WidthSpace
@@ -128,8 +131,13 @@ class Router(Typed):
 
 @dataclass(frozen=True)
 class Policy(Typed):
-    """What is asked of a router. lam: price of the widest network's MAdds in units of the scores; below zero it pays
-    to be wide. max_width: hard cap on the width index. note: what was wished but cannot be had, in words."""
+    """How a router trades score against cost.
+
+    Args:
+        lam: Lambda, the price of the widest network's MAdds in units of the scores. Below zero, wide paths are favoured.
+        max_width: Upper limit of the width index.
+        note: A message for the user if the request cannot be met exactly.
+    """
 
     lam: float = 0.0
     max_width: int | None = None
@@ -138,7 +146,8 @@ class Policy(Typed):
 
 @dataclass(frozen=True)
 class WidthRow(Typed):
-    """A uniform path: output channels behind the choice, and its cost. parts: MAdds by part of the network."""
+    """A uniform path: its output channels behind the first choice point, and its cost. parts: MAdds of each named
+    part of the network."""
 
     size: int
     path: WidthPath
@@ -150,12 +159,18 @@ class WidthRow(Typed):
 
 @dataclass(frozen=True)
 class Manifest(Typed):
-    """A network as data.
+    """A network described as data.
 
-    sizes: image sizes, smallest first. space: the widths that can be run here. routers: how they can be chosen.
-    costs: one table for each size. widths: the uniform paths. outputs: names of the answers and their shapes behind
-    the batch. defaults: the policy where none is given. evaluation: how good it is, where that is known.
-    digest: of the file, where it is one.
+    Args:
+        sizes: Image sizes, smallest first.
+        space: The widths that this network or file can run.
+        costs: One table for each image size.
+        outputs: Names of the outputs, and their shapes without the batch dimension.
+        routers: The routers that can choose the widths.
+        widths: The uniform paths.
+        defaults: The policy that is used if none is given.
+        evaluation: The network's evaluation, if there is one.
+        digest: Digest of the file, if the network is in a file.
     """
 
     task: str
@@ -181,7 +196,7 @@ class Manifest(Typed):
 
     @property
     def image_size(self) -> int:
-        """Pixels of the side of the images that it was trained, or exported, for."""
+        """Side in pixels of the images that the network was trained or exported for."""
         return self.sizes[-1]
 
     @property
@@ -190,7 +205,7 @@ class Manifest(Typed):
 
     @property
     def routes(self) -> bool:
-        """Whether each image can have a path of its own."""
+        """Whether the network can choose a path for each image."""
         return bool(self.routers) and self.kind != "static"
 
     @property
@@ -199,7 +214,7 @@ class Manifest(Typed):
 
     @cached_property
     def pinnable(self) -> list[WidthPath]:
-        """The paths that can be pinned, the widest last; a file of a router that probes holds its candidates only."""
+        """The paths that can be pinned, the widest last. A file with a probing router holds its candidates only."""
         router = self.router
         if router is not None and router.probes and self.kind in ("dynamic", "bundle"):
             return router.candidates
@@ -210,7 +225,7 @@ class Manifest(Typed):
         return len(self.space)
 
     def why_fixed(self) -> str:
-        """Why there is nothing to choose."""
+        """Why the network cannot route, as the end of a sentence."""
         if not self.routers:
             return "has not learned to route (`dsnet train --stage gate --from` teaches it)"
         return "holds a single path"
@@ -237,9 +252,9 @@ class Manifest(Typed):
         if self.any_size:
             must_reach(self.model, shape[2], self.min_size)
         elif shape[2] not in self.sizes:
-            known = " or ".join(map(str, self.sizes))
+            sizes = " or ".join(map(str, self.sizes))
             raise ValueError(
-                f"input is {shape[2]} x {shape[3]} pixels but this {self.model} takes {known}; "
+                f"input is {shape[2]} x {shape[3]} pixels but this {self.model} takes {sizes}; "
                 f"resize it, or export again with --image_size"
             )
 
@@ -252,7 +267,7 @@ def must_reach(model: str, side: int, least: int) -> None:
 
 
 def to_metadata(manifest: Manifest) -> dict[str, str]:
-    """The entries of an ONNX file's metadata: the whole manifest, and beside it what others read by hand."""
+    """The entries of an ONNX file's metadata: the whole manifest, and some fields of it that other tools can read."""
     router = manifest.router
     return {
         KEY: to_json(manifest),
@@ -268,7 +283,7 @@ def to_metadata(manifest: Manifest) -> dict[str, str]:
 
 
 def from_metadata(where: object, entries: Mapping[str, Any]) -> Manifest:
-    """The manifest of a file; refuses what dsnet did not write, or wrote in another format."""
+    """Read the manifest of a file; refuses files that dsnet did not write, or wrote in another format."""
     if (stated := entries.get("dsnet.format")) != str(FORMAT):
         raise CheckpointError(
             f"{where} is of format {stated}, this dsnet reads {FORMAT}; export it again"
@@ -285,5 +300,5 @@ def from_metadata(where: object, entries: Mapping[str, Any]) -> Manifest:
 
 
 def exported(manifest: Manifest, **changes: Any) -> Manifest:
-    """The manifest of a file that holds the network of a live one."""
+    """The manifest of a file that a live network was exported to."""
     return replace(manifest, any_size=False, **changes)

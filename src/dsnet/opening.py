@@ -1,4 +1,4 @@
-"""Whatever dsnet wrote, ready to run. Torch is imported for run folders only."""
+"""Opens anything that dsnet wrote as a runner. Torch is imported for run folders only."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from dsnet.runtime.runner import Runner
 
 
 def open_runner(where: str | Path, *, threads: int = 0, eager: bool = False) -> Runner:
-    """A runner for a run folder, an ONNX file or a bundle; `threads` are ONNX Runtime's, 0 takes all cores.
+    """Open a run folder, an ONNX file or a bundle as a runner.
 
-    eager: run a folder's network itself, sliced at every call, instead of cached copies of its parts.
+    threads: threads of ONNX Runtime; 0 uses all cores.
+    eager: run the network of a run folder itself, slicing its weights at every call, instead of cached parts.
     """
     if is_artefact(where):
         return open_onnx(where, threads=threads)

@@ -1,4 +1,4 @@
-"""What is measured, as typed records with one version: evaluations, benchmarks, experiments and their figures."""
+"""Results as typed, versioned records: evaluations, benchmarks, experiments and their figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Stat(Typed):
-    """A figure; over several seeds their mean and standard deviation."""
+    """A number; over several seeds, their mean and standard deviation."""
 
     mean: float
     std: float | None = None
@@ -32,7 +32,7 @@ class Stat(Typed):
 
 @dataclass(frozen=True)
 class Measure(Typed):
-    """The name of a figure, and how Python formats it."""
+    """The name of a number, and the format that Python prints it in."""
 
     name: str
     form: str
@@ -40,7 +40,7 @@ class Measure(Typed):
 
 @dataclass(frozen=True)
 class Metric(Typed):
-    """What a task is judged by, such as top-1 or mAP, and what is reported beside it for every path."""
+    """The score of a task, such as top-1 or mAP, and the further measures that are reported for every path."""
 
     name: str
     form: str
@@ -49,7 +49,7 @@ class Metric(Typed):
 
 @dataclass(frozen=True)
 class Made(Typed):
-    """Who made a result: versions, machine, runtime, and how long it took."""
+    """How a result was made: versions, machine, runtime, date and duration."""
 
     dsnet: str = __version__
     commit: str = ""
@@ -63,7 +63,7 @@ class Made(Typed):
 
 
 def made(*, seconds: float = 0.0, threads: int | None = None, **known: str) -> Made:
-    """`Made` with all that this process knows by itself; threads: that the work used. known: the other fields."""
+    """`Made` for this process. threads: number of threads that the work used. known: the fields to set."""
     used = f"{os.cpu_count()} cores" if threads is None else f"{threads} threads"
     machine = f"{platform.machine()} {platform.system()}, {used}"
     date = time.strftime("%Y-%m-%d")
@@ -72,8 +72,13 @@ def made(*, seconds: float = 0.0, threads: int | None = None, **known: str) -> M
 
 @dataclass(frozen=True)
 class PathRow(Typed):
-    """A path at an image size, every image along it. share: of the widest path's MAdds. parts: MAdds by part, where a
-    network has named parts. more: the metric's further measures, or the score of each class."""
+    """The score and cost of one path at one image size.
+
+    Args:
+        share: MAdds as a share of the widest path's.
+        more: The metric's further measures, or the score of each class.
+        parts: MAdds of each named part, if the network has named parts.
+    """
 
     size: int
     path: WidthPath
@@ -86,7 +91,7 @@ class PathRow(Typed):
 
     @property
     def uniform(self) -> bool:
-        """Whether it has one width everywhere."""
+        """Whether the path has the same width index everywhere."""
         return len(set(self.path)) <= 1
 
 
@@ -100,7 +105,7 @@ class Gate(Typed):
 
 @dataclass(frozen=True)
 class Group(Typed):
-    """Where the images of one difficulty go; None where there are none."""
+    """Average MAdds and gate distributions of the images of one difficulty; `madds` is None if there are none."""
 
     madds: float | None
     gates: tuple[tuple[float, ...], ...]
@@ -108,8 +113,16 @@ class Group(Typed):
 
 @dataclass(frozen=True)
 class BudgetRow(Typed):
-    """The dynamic network at one budget. name: of the budget, where it has one. hull: the score that the fixed widths
-    reach at the same MAdds. gain: points above it, gain_se: its paired standard error. groups: by difficulty."""
+    """The dynamic network at one budget.
+
+    Args:
+        name: Name of the budget, such as M; may be empty.
+        asked: The budget in MAdds.
+        hull: The score that fixed widths reach at the same MAdds.
+        gain: Points above the hull.
+        gain_se: Paired standard error of the gain.
+        groups: Routes of easy, dependent and hard images.
+    """
 
     name: str
     asked: float
@@ -134,8 +147,8 @@ class Point(Typed):
 
 @dataclass(frozen=True)
 class ClassRow(Typed):
-    """One class: per budget its score and average MAdds (None without images), and the middle budget's shares at the
-    first gate."""
+    """One class: its score and average MAdds at each budget (None without images), and the share of its images at each
+    width of the first gate at the middle budget."""
 
     name: str
     images: int
@@ -146,9 +159,15 @@ class ClassRow(Typed):
 
 @dataclass(frozen=True)
 class Dynamic(Typed):
-    """The dynamic network. range: MAdds that the router can be made to spend. as_trained: at lambda 0. auc: how well
-    its score tells whether the slimmest candidate is right. difficulty: shares of easy, dependent and hard images.
-    oracle: a router that knows the narrowest right width."""
+    """The evaluation of the dynamic network.
+
+    Args:
+        range: Lowest and highest average MAdds that the router can spend.
+        as_trained: The row at lambda 0.
+        auc: Area under the ROC curve of the router's score as a predictor of whether the slimmest candidate is right.
+        difficulty: Shares of easy, dependent and hard images.
+        oracle: A router that knows the narrowest width that is right.
+    """
 
     router: str
     targets: str
@@ -168,7 +187,7 @@ class Dynamic(Typed):
 
 @dataclass(frozen=True)
 class Box(Typed):
-    """An object: its class, its box (left, top, right, bottom) as shares of the image, its score where it was found."""
+    """An object: its class, its box (left, top, right, bottom) as shares of the image, and its score if detected."""
 
     name: str
     box: tuple[float, float, float, float]
@@ -177,8 +196,15 @@ class Box(Typed):
 
 @dataclass(frozen=True)
 class Example(Typed):
-    """One image and its answer. group: why it is shown, such as `slimmest` or `widest`. label, answer: class numbers.
-    detections, objects: what was found, and what is annotated."""
+    """One image and its prediction.
+
+    Args:
+        group: Why the image is shown, such as `slimmest` or `widest`.
+        label: Class number of the annotation.
+        answer: Class number of the prediction.
+        detections: The detected objects.
+        objects: The annotated objects.
+    """
 
     id: int
     path: WidthPath
@@ -191,9 +217,9 @@ class Example(Typed):
 
 @dataclass(frozen=True)
 class Evaluation(Typed):
-    """How good every path and the dynamic network are on a split, cheapest path first.
+    """Scores of every path (cheapest first) and of the dynamic network on one split.
 
-    options: what a task was told, such as the overlap that makes a detection right.
+    options: settings of the task's metric, such as the overlap from which a detection counts as right.
     """
 
     task: str
@@ -216,12 +242,12 @@ class Evaluation(Typed):
 
     @property
     def static(self) -> bool:
-        """Whether it is a network with one width."""
+        """Whether the network has a single width."""
         return all(not row.path for row in self.rows)
 
     @property
     def uniform(self) -> list[PathRow]:
-        """The rows of paths with one width everywhere, cheapest first."""
+        """The rows of the uniform paths, cheapest first."""
         return sorted((row for row in self.rows if row.uniform), key=lambda row: row.madds)
 
 
@@ -232,12 +258,12 @@ class Evaluations(Typed):
     results: tuple[Evaluation, ...]
 
 
-# Benchmarks: milliseconds.
+# Benchmarks. Times are in milliseconds.
 
 
 @dataclass(frozen=True)
 class Times(Typed):
-    """Milliseconds of a call."""
+    """Milliseconds per call."""
 
     mean: float
     p50: float
@@ -246,7 +272,12 @@ class Times(Typed):
 
 @dataclass(frozen=True)
 class WidthTime(Typed):
-    """A path in a runtime. ratio: to the same path built statically. noise: of that ideal to itself."""
+    """Time of a path in a runtime.
+
+    Args:
+        ratio: Time relative to the same path built as a static network.
+        noise: Time of that static network relative to itself in a second measurement.
+    """
 
     runtime: str
     path: WidthPath
@@ -261,7 +292,7 @@ class WidthTime(Typed):
 
 @dataclass(frozen=True)
 class StaticTime(Typed):
-    """A static network that one could run instead."""
+    """Time of a static network that could be used instead."""
 
     model: str
     runtime: str
@@ -273,7 +304,7 @@ class StaticTime(Typed):
 
 @dataclass(frozen=True)
 class SpeedUp(Typed):
-    """time(widest) / time(slimmest) beside the ratio of their MAdds."""
+    """Measured speed-up of the slimmest path over the widest, and the ratio of their MAdds."""
 
     runtime: str
     batch: int
@@ -285,7 +316,7 @@ class SpeedUp(Typed):
 
 @dataclass(frozen=True)
 class FileSizes(Typed):
-    """Bytes of the dynamic file and of the widest path alone; seconds and bytes of memory to load the former."""
+    """Bytes of the dynamic file and of a file of the widest path; seconds and memory to load the dynamic file."""
 
     dynamic: int
     widest: int
@@ -308,8 +339,13 @@ class WidthTimes(Typed):
 
 @dataclass(frozen=True)
 class RoutedTime(Typed):
-    """A dynamic network at a budget. ideal: what the chosen paths take as static networks. score, madds_split: on the
-    whole split, where they were measured."""
+    """Time of a dynamic network at one budget.
+
+    Args:
+        ideal: Milliseconds of the chosen paths as static networks.
+        score: Score on the whole split, if measured.
+        madds_split: Average MAdds on the whole split, if measured.
+    """
 
     name: str
     router: str
@@ -336,7 +372,7 @@ class EqualRun(Typed):
 
 @dataclass(frozen=True)
 class EqualScore(Typed):
-    """Every run at one score that all of them reach."""
+    """Time and MAdds of every run at a score that all of them reach."""
 
     score: float
     runs: dict[str, EqualRun]
@@ -381,7 +417,7 @@ class Bench(Typed):
     table1: Table1 | None = None
 
 
-# Figures: what a chart or a row of bars shows. `report/figures.py` draws them.
+# Figures: the content of charts and bars. `report/figures.py` draws them.
 
 
 @dataclass(frozen=True)
@@ -393,7 +429,7 @@ class Dot(Typed):
 
 @dataclass(frozen=True)
 class Series(Typed):
-    """colour: series of one number are drawn in one colour; by default each has its own."""
+    """One line or set of points. colour: index of the colour; by default each series has its own."""
 
     name: str
     points: tuple[Dot, ...]
@@ -404,7 +440,7 @@ class Series(Typed):
 
 @dataclass(frozen=True)
 class Chart(Typed):
-    """Lines and points over two axes. whole_x: ticks stay at whole numbers."""
+    """Lines and points over two axes. whole_x: x ticks are at whole numbers only."""
 
     title: str
     x: str
@@ -429,7 +465,7 @@ class BarGroup(Typed):
 
 @dataclass(frozen=True)
 class Bars(Typed):
-    """Shares that add up to one, side by side; `names` of the shares."""
+    """Stacked bars of shares that add up to one. names: what each share stands for."""
 
     title: str
     names: tuple[str, ...]
@@ -439,12 +475,12 @@ class Bars(Typed):
 Figure = Chart | Bars
 
 
-# Experiments: tables beside the paper's figures, and verdicts.
+# Experiments: tables next to the paper's numbers, and verdicts.
 
 
 @dataclass(frozen=True)
 class Table(Typed):
-    """Columns whose name begins with '<' are left-aligned. values: row -> column -> seed -> figure."""
+    """A table. Columns whose name begins with '<' are left-aligned. values: row -> column -> seed -> number."""
 
     title: str
     columns: tuple[str, ...]
@@ -455,7 +491,7 @@ class Table(Typed):
 
 @dataclass(frozen=True)
 class Claim(Typed):
-    """A claim of the paper beside what was measured; holds is None where there is no verdict."""
+    """A claim of the paper and our measurement; `holds` is None if there is no verdict."""
 
     claim: str
     paper: str
@@ -485,7 +521,7 @@ COMMANDS = {"evaluation": "eval", "evaluations": "eval", "bench": "bench", "expe
 
 
 def as_json(result: Result) -> dict[str, Any]:
-    """What a result's file holds: its kind, the version, its fields."""
+    """The content of a result's file: its kind, the version and its fields."""
     return {"dsnet": name_of(type(result)), "version": VERSION, **plain(result)}
 
 
@@ -495,14 +531,14 @@ def name_of(kind: type) -> str:
 
 
 def write(result: Result, file: Path) -> Path:
-    """A result as JSON, whole or not at all."""
+    """Write a result as JSON, atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, (json.dumps(as_json(result), indent=1) + "\n").encode())
     return file
 
 
 def read(file: Path, kind: type[T], *, remedy: str = "") -> T:
-    """A result that `write` wrote; one error names file, field, value and remedy."""
+    """Read a result that `write` wrote; the error names the file, the field, the value and the remedy."""
     name = name_of(kind)
     remedy = remedy or f"run `dsnet {COMMANDS[name]}` again"
     content = content_of(file, remedy)
@@ -518,7 +554,7 @@ def read(file: Path, kind: type[T], *, remedy: str = "") -> T:
 
 
 def kind_of(file: Path) -> str | None:
-    """The kind of result that a file says it holds, such as `evaluation`; None for other JSON."""
+    """The kind of result in a file, such as `evaluation`; None for any other file."""
     try:
         stated = content_of(file, "").get("dsnet")
     except ResultError:

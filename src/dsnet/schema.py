@@ -1,7 +1,7 @@
-"""Typed records and how they are read: pydantic checks, this room puts its findings into words for people.
+"""Typed records and how they are read. Pydantic validates them; this module turns its errors into readable messages.
 
 A record is a frozen dataclass that inherits from `Typed`. `parse` builds one from plain data, `plain` turns one into
-what JSON and YAML hold. Unknown keys are refused. `flags` lists what a command line needs to know of a record.
+data that JSON and YAML can hold. Unknown keys are refused. `flags` lists what a command line needs to know of a record.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ METAVARS: dict[Any, str] = {int: "N", float: "X", bool: "true|false"}
 
 
 class Typed:
-    """A dataclass that is read by `parse`; keys that it does not have are refused."""
+    """Base class of the dataclasses that `parse` reads; unknown keys are refused."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=True)
 
 
-adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)  # pydantic's reader and writer of a type, made once
+adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)  # building an adapter is slow, so each type has one
 
 
 def parse(
@@ -48,16 +48,16 @@ def parse(
     remedy: str = "",
     strict: bool = False,
 ) -> T:
-    """A record from plain data. One line of error names the place, the value, what it must be, and the remedy.
+    """Build a record from plain data. The error is one line that names the place, the value, the limit and the remedy.
 
-    A strict reader takes true for no number, and text for no number either.
+    With `strict`, neither booleans nor text are accepted as numbers.
     """
     try:
-        if strict:  # as JSON, where a list is the way to write a tuple
+        if strict:  # through JSON, because strict validation of Python data refuses lists where tuples are declared
             return adapter(kind).validate_json(json.dumps(data, default=str), strict=True)
         return adapter(kind).validate_python(data)
-    except ValidationError as found:
-        words = "; ".join(part for part in (problem(found, kind, data), remedy) if part)
+    except ValidationError as invalid:
+        words = "; ".join(part for part in (problem(invalid, kind, data), remedy) if part)
         raise error(f"{where}: {words}" if where else words) from None
     except RecursionError:
         raise error(f"{where or kind.__name__} is nested too deeply; restore it from a copy") from None
@@ -66,17 +66,17 @@ def parse(
 def parse_json(
     kind: type[T], text: str | bytes, where: str = "", *, error: type[ValueError] = ValueError, remedy: str = ""
 ) -> T:
-    """`parse` of a JSON text."""
+    """Build a record from JSON text, like `parse`."""
     try:
         data = json.loads(text)
-    except (ValueError, RecursionError) as found:
-        words = f"{where or 'the text'} is truncated or not JSON ({found})"
+    except (ValueError, RecursionError) as reason:
+        words = f"{where or 'the text'} is truncated or not JSON ({reason})"
         raise error("; ".join(part for part in (words, remedy) if part)) from None
     return parse(kind, data, where, error=error, remedy=remedy)
 
 
 def plain(record: Any) -> Any:
-    """A record as dicts, lists, text and numbers."""
+    """Return a record as dicts, lists, strings and numbers."""
     return adapter(type(record)).dump_python(record, mode="json")
 
 
@@ -85,7 +85,7 @@ def to_json(record: Any, indent: int | None = None) -> str:
 
 
 def problem(error: ValidationError, kind: Any, data: object) -> str:
-    """The first finding of pydantic in words."""
+    """Describe the first error that pydantic reports."""
     first = error.errors(include_url=False)[0]
     name, place = first["type"], first["loc"]
     if name == "value_error":
@@ -102,7 +102,7 @@ def problem(error: ValidationError, kind: Any, data: object) -> str:
 
 
 def unknown_key(name: str, known: Sequence[str]) -> str:
-    """That a name is unknown, and which one of its group, or else of another group, may have been meant."""
+    """Say that a name is unknown, and suggest similar names: from the same group first, then from other groups."""
     group, _, last = name.rpartition(".")
     beside = [each for each in known if each.rpartition(".")[0] == group]
     close = similar(last, beside, 0.6) or similar(last, known, 0.8)
@@ -111,14 +111,17 @@ def unknown_key(name: str, known: Sequence[str]) -> str:
 
 
 def similar(word: str, names: Sequence[str], cutoff: float) -> list[str]:
-    """At most two dotted names whose last part is like this word."""
+    """At most two dotted names whose last part resembles the word."""
     ends = [name.rpartition(".")[2].lstrip("-") for name in names]
     close = difflib.get_close_matches(word.lstrip("-"), ends, n=2, cutoff=cutoff)
     return [name for best in dict.fromkeys(close) for name, end in zip(names, ends, strict=True) if end == best][:2]
 
 
 def followed(place: Sequence[int | str], data: Any, kind: Any) -> tuple[tuple[int | str, ...], Any, Any]:
-    """As far as the data has this place, to which pydantic adds the branches of unions: place, value and type."""
+    """Follow a place into the data as far as it exists, and return the place reached, its value and its type.
+
+    Pydantic appends the branches of unions to a place; these are not in the data.
+    """
     for number, step in enumerate(place):
         try:
             data = data[step]
@@ -129,7 +132,7 @@ def followed(place: Sequence[int | str], data: Any, kind: Any) -> tuple[tuple[in
 
 
 def inner(kind: Any, step: int | str) -> Any:
-    """The type of a field of a record, or of an entry of a list or dict; None where it cannot be told."""
+    """The type of a record's field, or of an entry of a list or dict; None if it is unknown."""
     for part in members(kind):
         if is_dataclass(part):
             return get_type_hints(part).get(str(step))
@@ -139,12 +142,12 @@ def inner(kind: Any, step: int | str) -> Any:
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
-    """The types of a union, or the one type that there is."""
+    """The types of a union; any other type is returned alone."""
     return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
 def dotted(place: Sequence[int | str]) -> str:
-    """A place as people write it: rows[3].madds."""
+    """A place in dotted notation, such as rows[3].madds."""
     text = ""
     for step in place:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
@@ -168,21 +171,21 @@ def known_keys(kind: Any, prefix: str = "") -> Iterator[str]:
 
 
 def wording(annotation: Any) -> str:
-    """What a value of this type may be, in words; empty where a part of the type has none."""
-    found = []
+    """Describe the values of a type in words; empty if no words are known for a part of it."""
+    words = []
     for part in members(annotation):
         origin = get_origin(part) or part
         if origin is Literal:
-            found.append(f"one of {', '.join(map(str, get_args(part)))}")
+            words.append(f"one of {', '.join(map(str, get_args(part)))}")
         elif origin in (list, tuple):
-            found.append(f"a list like {example(part)}" if example(part) else "a list")
+            words.append(f"a list like {example(part)}" if example(part) else "a list")
         else:
-            found.append(WORDS[dict] if is_dataclass(part) else WORDS.get(origin, ""))
-    return " or ".join(found) if all(found) else ""
+            words.append(WORDS[dict] if is_dataclass(part) else WORDS.get(origin, ""))
+    return " or ".join(words) if all(words) else ""
 
 
 def example(annotation: Any) -> str:
-    """A list of this type as people write it in YAML; empty where it holds neither numbers nor text."""
+    """An example list of this type in YAML; empty if its entries are neither numbers nor text."""
     entry = next(iter(get_args(annotation)), None)
     if get_origin(entry) in (list, tuple) and example(entry):
         return f"[{example(entry)}, {example(entry)}]"
@@ -197,9 +200,9 @@ class Flag:
         name: The dotted name, such as optim.lr.
         type: The annotation of the field.
         help: What the docstring of the record says about it.
-        default: The value that it has unless it is given.
+        default: The default value.
         basic: Whether the short help shows it.
-        group: What the docstring says about the group that it belongs to; empty for keys outside groups.
+        group: What the docstring says about the group of this key; empty for keys outside groups.
     """
 
     name: str
@@ -224,7 +227,7 @@ class Flag:
 def flags(
     kind: Any, default: Any = None, basic: Sequence[str] = (), prefix: str = "", group: str = ""
 ) -> Iterator[Flag]:
-    """The keys of a record and of its groups; the record's BASIC names those that people use first."""
+    """The keys of a record and of its groups. The record's BASIC lists the keys that the short help shows."""
     default, basic = default or kind(), basic or getattr(kind, "BASIC", ())
     hints, texts = get_type_hints(kind), argument_texts(kind)
     for field in fields(kind):

@@ -1,4 +1,4 @@
-"""Widths as plain values: what a path is, which paths exist, how many channels a width has."""
+"""Widths as plain values: paths, spaces of paths, and the number of channels at each width."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Channels:
 
     @classmethod
     def of(cls, counts: int | Sequence[int], widths: int = 1) -> Channels:
-        """`counts` as given, or one number repeated for every width."""
+        """Channels from a list of counts, or from one number that is repeated for every width."""
         return cls((counts,) * widths if isinstance(counts, int) else tuple(counts))
 
     def __getitem__(self, width: int) -> int:
@@ -94,10 +94,10 @@ class WidthSpace:
                 f"routing {routing} has {len(per_point)} lists but the network has {len(self)} choice points; "
                 f"give one list of width indices, or one per choice point"
             )
-        for point, (asked, allowed) in enumerate(zip(per_point, self.choices, strict=True)):
-            if not set(asked) <= set(allowed):
+        for point, (requested, allowed) in enumerate(zip(per_point, self.choices, strict=True)):
+            if not set(requested) <= set(allowed):
                 raise ValueError(
-                    f"routing {list(asked)} at choice point {point} goes beyond its widths; "
+                    f"routing {list(requested)} at choice point {point} goes beyond its widths; "
                     f"choose from {allowed[0]} to {allowed[-1]}"
                 )
         return WidthSpace(tuple(per_point))
@@ -113,7 +113,7 @@ class WidthSpace:
         )
 
     def __iter__(self) -> Iterator[WidthPath]:
-        """Every path, slimmest first, the last choice point turning fastest."""
+        """Every path, slimmest first; the last choice point varies fastest."""
         return itertools.product(*self.choices)
 
     @property
@@ -138,7 +138,7 @@ class WidthSpace:
         return tuple(rng.choice(allowed) for allowed in self.choices)
 
     def validate(self, path: Sequence[int]) -> WidthPath:
-        """`path` as a tuple, or a ValueError that says what is wrong with it."""
+        """Return `path` as a tuple, or raise a ValueError that says what is wrong with it."""
         if not isinstance(path, Sequence) or isinstance(path, str) or not all(_is_index(w) for w in path):
             raise ValueError(f"path {path!r} is not a tuple of width indices; for example {self.widest}")
         path = tuple(_index(w) for w in path)
