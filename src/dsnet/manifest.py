@@ -134,7 +134,7 @@ class Policy(Typed):
     """How a router trades score against cost.
 
     Args:
-        lam: Lambda, the price of the widest network's MAdds in units of the scores. Below zero, wide paths are favoured.
+        lam: Lambda, the price of the widest network's MAdds in units of the scores. Below zero it favours wide paths.
         max_width: Upper limit of the width index.
         note: A message for the user if the request cannot be met exactly.
     """

@@ -1,1 +1,1 @@
-"""From scores to widths: the decision rule, dynamic inference, budgets."""
+"""From a router's scores to widths: the decision rule, dynamic inference and budgets."""

@@ -1,4 +1,4 @@
-"""One router, every budget: lambdas that meet average MAdds, found on held-out images and kept in the model's card."""
+"""Budgets: lambdas that meet average MAdds. They are calibrated on held-out images and kept in the model's card."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from dsnet.manifest import Budget, Manifest, Policy
 from dsnet.routing.traces import Traces
 
 POINTS = 25
-GAP = 0.15  # of the whole range, between neighbouring rows: scores so much alike that images change width together
-NEAR = 5e-4  # of the whole range: what a lambda may miss its row by, far less than other images make it miss
+GAP = 0.15  # share of the range; a wider gap between rows means that scores tie and images change width together
+NEAR = 5e-4  # share of the range; tolerance of a row, far below the error that other images cause
 UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
 
 
 def calibrate(traces: Traces, points: int = POINTS) -> tuple[Budget, ...]:
-    """A table of budgets from the cheapest to the dearest that the router can be made to spend."""
+    """A table of budgets from the lowest to the highest average MAdds that the router can spend."""
     low, high = (spent(traces, Policy(unfold(end))) for end in (LIMIT, -LIMIT))
     rows: dict[float, Budget] = {}
     for number in range(points):
-        # The ends themselves are met by any extreme lambda: stop short of them, or interpolation would go astray.
+        # Any extreme lambda meets the ends exactly. Stop short of them, or interpolation would use arbitrary lambdas.
         share = min(max(number / (points - 1), 0.002), 0.998)
         lam = solve(traces, low + share * (high - low), near=NEAR * (high - low))
         outcome = traces.at(Policy(lam))
@@ -35,7 +35,7 @@ LIMIT = 12.0
 
 
 def unfold(position: float) -> float:
-    """Lambda on a scale that is even around zero and exponential far from it."""
+    """Map a position to a lambda on a scale that is linear near zero and exponential far from it."""
     return math.copysign(math.expm1(abs(position)), position)
 
 
@@ -44,9 +44,10 @@ def spent(traces: Traces, policy: Policy) -> float:
 
 
 def solve(traces: Traces, madds: float, *, near: float = 0.0) -> float:
-    """A lambda whose average MAdds are this near to a target, or else the nearest.
+    """Find a lambda whose average MAdds are within `near` of the target, or else the closest one that was tried.
 
-    By bisection: spending falls as lambda rises. Behind a gate each lambda may lead images along paths not yet seen.
+    This is a bisection: the MAdds spent fall as lambda rises. With several gates, each new lambda may send images along
+    paths that have not been run yet.
     """
     low, high = -LIMIT, LIMIT
     tried: dict[float, float] = {}
@@ -63,35 +64,35 @@ def solve(traces: Traces, madds: float, *, near: float = 0.0) -> float:
 
 
 def fit_threshold(traces: Traces, escalate: Callable[[int], None], budgets: int = 5) -> None:
-    """Set the width that a threshold router escalates to: the best one on average over budgets.
+    """Set the width that a threshold router escalates to: the one with the best average score over several budgets.
 
-    escalate: sets the position of that width in the network and in the scores that its traces remember.
+    escalate: sets the position of that width in the network and in the scores that the traces hold.
     """
     router, table = traces.router, traces.prices.table
     assert router is not None
     low, high = (table.madds(router.candidates[end]) for end in (0, -1))
     asked = [low + (high - low) * number / (budgets + 1) for number in range(1, budgets + 1)]
-    found: dict[int, float] = {}
+    totals: dict[int, float] = {}
     for position in range(1, len(router.candidates)):
         escalate(position)
         outcomes = [traces.at(Policy(solve(traces, madds))) for madds in asked]
-        found[position] = sum(traces.score(outcome) for outcome in outcomes)
-    escalate(max(found, key=lambda position: found[position]))
+        totals[position] = sum(traces.score(outcome) for outcome in outcomes)
+    escalate(max(totals, key=lambda position: totals[position]))
 
 
 def parse_budget(budget: str | float, table: CostTable) -> float:
-    """MAdds from '150M', '1.2B' or a number; up to 1 it is a share of the widest path."""
+    """MAdds from '150M', '1.2B' or a number; a number up to 1 is a share of the widest path."""
     text = str(budget).strip()
-    found = re.fullmatch(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([kmgb]?)", text.lower())
+    match = re.fullmatch(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([kmgb]?)", text.lower())
     try:
-        value = float(found[1]) * UNITS[found[2]] if found else math.nan
+        value = float(match[1]) * UNITS[match[2]] if match else math.nan
     except ValueError:
         value = math.nan
     if not value > 0:
         raise RoutingError(
             f"budget {budget!r} is not understood; write MAdds such as 150M or 1.2B, or a share of the widest up to 1"
         )
-    return value * table.widest if value <= 1 and not (found and found[2]) else value
+    return value * table.widest if value <= 1 and not (match and match[2]) else value
 
 
 def policy_for(
@@ -102,10 +103,10 @@ def policy_for(
     image_size: int | None = None,
     table: CostTable | None = None,
 ) -> Policy:
-    """The policy that meets an average budget, by the router's table; without a budget, the manifest's default.
+    """The policy that meets an average budget, from the router's calibrated table; without a budget, the default.
 
-    Between calibrated points lambda is interpolated; outside of them it is clamped, which the policy's note tells.
-    table: what shares are of; by default the costs at the manifest's image size.
+    Lambda is interpolated between calibrated points. Outside of them it is clamped, and the policy's note says so.
+    table: costs that a budget given as a share refers to; by default those at the manifest's image size.
     """
     if max_width is not None and max_width < 0:
         raise RoutingError(f"max_width is {max_width}; it is a width index, 0 = slimmest")
@@ -126,7 +127,7 @@ def policy_for(
 
 
 def default_lambda(kind: str, targets: str, budgets: Sequence[Budget], image_size: int) -> float:
-    """Where nothing was asked: the paper's gate as it is (lambda 0), other routers at half of their range."""
+    """The lambda used without a budget: 0 for the paper's gate, the middle of the range for other routers."""
     if (targets in ("try_best", "give_up") and kind == "gate") or not budgets:
         return 0.0
     rows = [row for row in budgets if row.image_size == image_size] or list(budgets)
@@ -144,7 +145,7 @@ def _interpolated(rows: Sequence[Budget], madds: float, max_width: int | None) -
     for a, b in pairwise(rows):
         if madds <= b.madds:
             if madds < b.madds and b.madds - a.madds > GAP * (rows[-1].madds - rows[0].madds):
-                return Policy(a.lam, max_width)  # no lambda was found to spend what lies between: stay below
+                return Policy(a.lam, max_width)  # no lambda spends an amount in between: stay below the budget
             share = (madds - a.madds) / (b.madds - a.madds)
             return Policy(a.lam + share * (b.lam - a.lam), max_width)
     return Policy(rows[-1].lam, max_width)

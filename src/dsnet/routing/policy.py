@@ -1,4 +1,4 @@
-"""The one decision rule: take the width whose score, less lambda times its price, is highest."""
+"""The decision rule: take the width with the highest score minus lambda times price."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dsnet.space import WidthPath
 def decide(scores: np.ndarray, prices: np.ndarray, policy: Policy, allowed: np.ndarray | None = None) -> np.ndarray:
     """Positions [B] of the best candidates, given scores [B, R] and prices [R]; `allowed` [R] masks candidates.
 
-    Equal values go to the slimmer candidate. Scores that are not finite raise: they would route at random.
+    Ties go to the slimmer candidate. Scores that are not finite raise an error, because they would route at random.
     """
     finite = np.isfinite(scores)
     if not finite.all():
@@ -31,10 +31,10 @@ def decide(scores: np.ndarray, prices: np.ndarray, policy: Policy, allowed: np.n
 
 
 class Prices:
-    """What each candidate of a decision would cost, as a share of the widest path's MAdds.
+    """The price of each candidate of a decision, as a share of the widest path's MAdds.
 
-    At a gate: choosing width k from w_in and going on uniformly at k. With a router that probes: what a wider
-    path costs beyond the probe, which is spent already.
+    At a gate, it is the cost of choosing width k from w_in and continuing uniformly at k. With a router that probes, it
+    is the cost of a wider path beyond the probe, which has run already.
     """
 
     def __init__(self, table: CostTable, router: Router) -> None:
@@ -66,7 +66,7 @@ class Prices:
         return later + slimming + table.heads[path[-1]].madds
 
     def spent(self, path: WidthPath) -> int:
-        """MAdds of a routed path, router included."""
+        """MAdds of a routed path, including the router."""
         if path not in self._spent:
             self._spent[path] = self.table.madds(path, dynamic=True)
         return self._spent[path]
@@ -82,12 +82,12 @@ class Prices:
         return list(self.router.routing.choices[point])
 
     def check_cap(self, max_width: int | None) -> None:
-        """Refuse a cap that leaves some decision without a width."""
+        """Refuse a cap that leaves a decision without any width."""
         for point in range(len(self.tables)):
             self.allowed(point, max_width)
 
     def allowed(self, point: int, max_width: int | None) -> np.ndarray | None:
-        """Which candidates [R] a cap leaves."""
+        """Mask [R] of the candidates that the cap allows; None without a cap."""
         if max_width is None:
             return None
         widths = self.widths(point)

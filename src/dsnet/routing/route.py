@@ -1,7 +1,8 @@
-"""Dynamic inference: the batch is regrouped by width at every choice; equals running every sample alone.
+"""Dynamic inference: the batch is regrouped by width at every choice point.
 
-This is the one loop, for every task and every runtime. It moves rows; only `Parts` touch arrays, so that torch, CUDA
-and ONNX Runtime share it.
+The result equals running the samples one by one.
+Every task and every runtime uses this loop. It only selects rows; `Parts` does the computation, so that torch, CUDA
+and ONNX Runtime can share it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,19 @@ from dsnet.routing.policy import Prices, decide
 from dsnet.space import WidthPath
 
 Outputs = dict[str, Any]
-"""The answers of a network by name, arrays [B, ...]: `logits`, or `boxes` and `scores`."""
+"""The outputs of a network by name, arrays [B, ...]: `logits`, or `boxes` and `scores`."""
 
 
 @dataclass(frozen=True)
 class Routed:
-    """Answers by name; paths [B, points]; madds [B], router included; scores: one [B, R] per decision taken."""
+    """The outputs of a batch, with its routes.
+
+    Args:
+        outputs: Arrays by name.
+        paths: Width indices [B, points].
+        madds: MAdds [B], including the router.
+        scores: The router's scores, one array [B, R] per decision.
+    """
 
     outputs: Outputs
     paths: Any
@@ -36,9 +44,9 @@ class Routed:
 
 
 class Fork(NamedTuple):
-    """Where a width is chosen: a map, the map scaled by the gate's attention, and the gate's scores of the widths.
+    """The state at a choice point: a feature map, the map scaled by the gate's attention, and the gate's scores.
 
-    The map is None where nothing behind the choice reads it; the scores are, where there is no slimming head.
+    `x` is None if no layer behind the choice reads the unscaled map. `scores` is None if there is no slimming head.
     """
 
     x: Any | None
@@ -46,32 +54,36 @@ class Fork(NamedTuple):
     scores: Any | None = None
 
     def rows(self, chosen: np.ndarray) -> Fork:
-        """Some samples of the batch."""
+        """The fork for some samples of the batch."""
         x, scores = (None if part is None else part[chosen] for part in (self.x, self.scores))
         return Fork(x, self.scaled[chosen], scores)
 
 
 class Step(NamedTuple):
-    """Where a part of the network ends: at the next choice, or behind the last one (None). left: arrays by name that
-    `finish` reads."""
+    """The end of a part of the network.
+
+    Args:
+        fork: The next choice point; None behind the last one.
+        left: Arrays by name that `finish` will read.
+    """
 
     fork: Fork | None
     left: Outputs
 
 
 class Parts(Protocol):
-    """A network in the pieces between its choices; live weights, cached modules and ONNX sessions all look like this.
+    """A network cut at its choice points. Live weights, cached modules and ONNX sessions implement it.
 
     front -> Step -> first (from w_in to w_out) -> rest (at w_out) -> the next Step ... -> finish -> Outputs
 
-    What `first` gives is a map, unless all of its samples came in at one width: then only `rest` needs to know.
+    `first` returns a map. Where only one width can come in, it may return anything that `rest` understands.
     """
 
     @property
     def manifest(self) -> Manifest: ...
 
     def take(self, x: Any) -> Any:
-        """A batch of the caller's as these parts read it."""
+        """Convert a batch of the caller to the arrays that these parts read."""
         ...
 
     def front(self, x: Any) -> Step: ...
@@ -81,24 +93,24 @@ class Parts(Protocol):
     def rest(self, point: int, width: int, x: Any) -> Step: ...
 
     def probe(self, outputs: Outputs) -> Any:
-        """Scores [B, R] of a router that runs the slimmest candidate first."""
+        """Scores [B, R] of a router that probes, from the outputs of the slimmest candidate."""
         ...
 
     def finish(self, left: Outputs) -> Outputs:
-        """The answers, once for the whole batch."""
+        """The outputs, computed once for the whole batch."""
         ...
 
     def cat(self, parts: list[Any]) -> Any: ...
 
 
 Override = Callable[[int, np.ndarray, np.ndarray], np.ndarray]
-"""(choice point, rows of the batch, positions [B] that were decided) -> positions to take instead."""
+"""(choice point, rows of the batch, positions [B] that the router chose) -> positions to take instead."""
 Decided = Callable[[int, int, np.ndarray, np.ndarray], np.ndarray]
 """(choice point, width in, rows of the batch, scores [B, R]) -> positions [B]."""
 
 
 def run_grouped(parts: Parts, x: Any, policy: Policy, prices: Prices, *, override: Override | None = None) -> Routed:
-    """Every sample along the path that the router picks for it, or that `override` takes after the decision."""
+    """Run every sample along the path that the router picks for it; `override` may replace each decision."""
 
     def decided(point: int, w_in: int, rows: np.ndarray, scores: np.ndarray) -> np.ndarray:
         chosen = decide(scores, prices.at(point, w_in), policy, prices.allowed(point, policy.max_width))
@@ -111,13 +123,13 @@ def run_grouped(parts: Parts, x: Any, policy: Policy, prices: Prices, *, overrid
 
 
 def run_paths(parts: Parts, at: Step, paths: Sequence[WidthPath]) -> list[Outputs]:
-    """The answers of several paths behind the front; what paths have in common is computed once."""
-    found: dict[WidthPath, Outputs] = {}
+    """The outputs of several paths, starting behind the front; common prefixes of paths are computed once."""
+    outputs: dict[WidthPath, Outputs] = {}
 
     def descend(step: Step, left: Outputs, prefix: WidthPath) -> None:
         left = {**left, **step.left}
         if step.fork is None:
-            found[prefix] = parts.finish(left)
+            outputs[prefix] = parts.finish(left)
             return
         point = len(prefix)
         for w_out in dict.fromkeys(path[point] for path in paths if path[:point] == prefix):
@@ -125,11 +137,11 @@ def run_paths(parts: Parts, at: Step, paths: Sequence[WidthPath]) -> list[Output
             descend(parts.rest(point, w_out, y), left, (*prefix, w_out))
 
     descend(at, {}, ())
-    return [found[path] for path in paths]
+    return [outputs[path] for path in paths]
 
 
 class _Left:
-    """What is left for `finish`, gathered group by group, and put back into the order of the batch."""
+    """Collects the arrays that `finish` will read, group by group, and restores the order of the batch."""
 
     def __init__(self) -> None:
         self.parts: dict[str, list[tuple[np.ndarray, Any]]] = {}
@@ -139,13 +151,13 @@ class _Left:
             self.parts.setdefault(name, []).append((rows, array))
 
     def whole(self, parts: Parts) -> Outputs:
-        found: Outputs = {}
+        outputs: Outputs = {}
         for name, held in self.parts.items():
             rows = np.concatenate([rows for rows, _ in held])
             array = held[0][1] if len(held) == 1 else parts.cat([array for _, array in held])
             in_order = bool((rows[1:] > rows[:-1]).all())
-            found[name] = array if in_order else array[np.argsort(rows)]
-        return found
+            outputs[name] = array if in_order else array[np.argsort(rows)]
+        return outputs
 
 
 def _probing(parts: Parts, x: Any, prices: Prices, decided: Decided) -> tuple[_Left, np.ndarray, list[np.ndarray]]:
@@ -157,17 +169,17 @@ def _probing(parts: Parts, x: Any, prices: Prices, decided: Decided) -> tuple[_L
     chosen = decided(0, 0, everyone, scores)
     left = _Left()
     left.add(everyone, start.left)
-    for position, mine in groups_of(chosen):
-        fork = start.fork if len(mine) == len(x) else start.fork.rows(mine)
+    for position, rows in groups_of(chosen):
+        fork = start.fork if len(rows) == len(x) else start.fork.rows(rows)
         if position:
-            left.add(mine, follow(parts, fork, candidates[position]))
+            left.add(rows, follow(parts, fork, candidates[position]))
         else:
-            left.add(mine, slim if len(mine) == len(x) else {name: array[mine] for name, array in slim.items()})
+            left.add(rows, slim if len(rows) == len(x) else {name: array[rows] for name, array in slim.items()})
     return left, np.array(candidates, np.int64)[chosen], [scores]
 
 
 def follow(parts: Parts, fork: Fork, path: WidthPath) -> Outputs:
-    """What is left of one path, from its first choice on."""
+    """Run one path from its first choice on, and return the arrays that `finish` will read."""
     at: Fork | None = fork
     left: Outputs = {}
     w_in = 0
@@ -183,7 +195,7 @@ def _gates(parts: Parts, x: Any, prices: Prices, decided: Decided) -> tuple[_Lef
     paths = np.zeros((len(x), len(routing)), np.int64)
     scores: list[np.ndarray] = []
     start, left = parts.front(x), _Left()
-    # width -> (rows of the batch that came in at it, what they have become)
+    # incoming width -> (rows of the batch, their state)
     groups: dict[int, tuple[np.ndarray, Step]] = {0: (np.arange(len(x)), start)}
     left.add(np.arange(len(x)), start.left)
     for point, widths in enumerate(routing):
@@ -197,40 +209,40 @@ def _gates(parts: Parts, x: Any, prices: Prices, decided: Decided) -> tuple[_Lef
             chosen = decided(point, w_in, rows, mine_scores)
             seen = np.zeros((len(x), len(widths)), mine_scores.dtype) if seen is None else seen
             seen[rows] = mine_scores
-            for position, mine in groups_of(chosen):
+            for position, group in groups_of(chosen):
                 w_out = widths[position]
-                y = parts.first(point, w_in, w_out, fork if len(mine) == len(rows) else fork.rows(mine))
-                paths[rows[mine], point] = w_out
-                joined.setdefault(w_out, []).append((rows[mine], y))
+                y = parts.first(point, w_in, w_out, fork if len(group) == len(rows) else fork.rows(group))
+                paths[rows[group], point] = w_out
+                joined.setdefault(w_out, []).append((rows[group], y))
         assert seen is not None
         scores.append(seen)
         groups = {}
-        for width, found in joined.items():
-            rows = np.concatenate([rows for rows, _ in found])
-            y = found[0][1] if len(found) == 1 else parts.cat([y for _, y in found])
+        for width, members in joined.items():
+            rows = np.concatenate([rows for rows, _ in members])
+            y = members[0][1] if len(members) == 1 else parts.cat([y for _, y in members])
             groups[width] = rows, parts.rest(point, width, y)
             left.add(rows, groups[width][1].left)
     return left, paths, scores
 
 
 def groups_of(chosen: np.ndarray) -> list[tuple[int, np.ndarray]]:
-    """Positions that were chosen, and the rows that chose each."""
+    """The chosen positions in order, each with its rows."""
     rows: dict[int, list[int]] = {}
     for row, position in enumerate(chosen.tolist()):
         rows.setdefault(position, []).append(row)
-    return [(position, np.array(mine)) for position, mine in sorted(rows.items())]
+    return [(position, np.array(members)) for position, members in sorted(rows.items())]
 
 
 def as_array(x: Any) -> np.ndarray:
-    """An array of any kind as numpy's."""
+    """Convert a torch or numpy array to numpy."""
     return x if isinstance(x, np.ndarray) else x.detach().cpu().numpy()
 
 
 def like(x: Any, value: Any) -> Any:
-    """An array of any kind as the kind that `x` is: torch in, torch out; numpy in, numpy out."""
+    """Convert an array to the library of `x`: torch in, torch out; numpy in, numpy out."""
     if isinstance(x, np.ndarray):
         return as_array(value)
     if not isinstance(value, np.ndarray):
         return value
-    torch = import_module("torch")  # whoever gives a tensor has it
+    torch = import_module("torch")  # the caller passed a tensor, so torch is installed
     return torch.from_numpy(np.ascontiguousarray(value)).to(x.device)

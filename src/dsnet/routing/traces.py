@@ -1,4 +1,4 @@
-"""What a router sees on a set of images, remembered, so that any lambda is tried without running the network again."""
+"""Recorded scores and outputs of a router on a set of images, to try any lambda without running the network again."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Batch(Protocol):
 
 
 class Scorer(Protocol):
-    """Remembers per path and image what the metric of a task needs."""
+    """Records what the metric of a task needs, for each path and image."""
 
     def add(self, path: WidthPath, rows: np.ndarray, outputs: Outputs, labels: Any) -> None:
-        """The answers of a path for some images; rows are their places among all images."""
+        """Record the outputs of a path for some images; `rows` are their positions among all images."""
         ...
 
     def of(self, path: WidthPath) -> dict[str, float]:
-        """Every image along one path: the metric first, then what is reported beside it."""
+        """The metric, then the further measures, with every image along one path."""
         ...
 
     def along(self, paths: np.ndarray) -> float:
@@ -47,30 +47,30 @@ class Scorer(Protocol):
         ...
 
     def right(self, path: WidthPath) -> np.ndarray | None:
-        """Which images [N] a path gets right; None where the metric is not a mean over images."""
+        """Which images [N] a path gets right; None if the metric is not a mean over images."""
         ...
 
     @property
     def labels(self) -> np.ndarray | None:
-        """The class of every image [N]; None where an image has no single one."""
+        """The class of every image [N]; None if images have no single class."""
         ...
 
     def budgets(self, traces: Traces) -> dict[str, float]:
-        """The average MAdds that a dynamic network is judged at, by name."""
+        """The budgets in average MAdds at which a dynamic network is evaluated, by name."""
         ...
 
     @property
     def objects(self) -> int | None:
-        """The number of annotated objects; None where images have labels."""
+        """The number of annotated objects; None if images have class labels instead."""
         ...
 
     def examples(self, traces: Traces, outcome: Outcome | None) -> tuple[Example, ...]:
-        """A few images and their answers; outcome: of the middle budget, where there is a router."""
+        """A few images with their predictions. outcome: the routes at the middle budget; None without a router."""
         ...
 
 
 class Surveyed(Protocol):
-    """A runner, as far as traces need one."""
+    """The part of a runner's interface that traces use."""
 
     @property
     def manifest(self) -> Manifest: ...
@@ -86,7 +86,7 @@ class Surveyed(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a policy makes of N images: paths [N, points] and MAdds [N]."""
+    """The routes of N images under a policy: paths [N, points] and MAdds [N]."""
 
     paths: np.ndarray
     madds: np.ndarray
@@ -98,10 +98,10 @@ class Outcome:
 
 
 class Traces:
-    """Scores by the choices made before them, answers by path; both fill up as policies ask for them.
+    """The router's scores by prefix of the path, and the outputs by path. Both are filled as policies need them.
 
-    One pass at the start gives the answers of all `paths` and the scores of the first decision: all there is to
-    know where only one decision is taken. Behind later gates, images are run again along paths not yet seen.
+    The first pass records the outputs of all `paths` and the scores of the first decision. This is enough for a router
+    with a single decision. With several gates, images are run again along paths that have not been run yet.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Traces:
         image_size: int | None = None,
         routed: bool = True,
     ) -> None:
-        """routed: whether policies will be asked for; without it, only `paths` are run."""
+        """routed: whether policies will be tried; if false, only `paths` are run."""
         self.runner, self.scorer, self.load, self.routed = runner, scorer, load, routed
         self.image_size = image_size or self.manifest.image_size
         self.paths = list(dict.fromkeys([*paths, *self.needed()]))
@@ -149,7 +149,7 @@ class Traces:
         return self.manifest.router if self.routed and self.manifest.routes else None
 
     def needed(self) -> list[WidthPath]:
-        """The paths that decisions and their judgement start from."""
+        """The paths that routing and its evaluation always need."""
         if self.router is None:
             return []
         return [*self.manifest.space.uniform, *self.router.candidates, self.router.routing.widest]
@@ -167,29 +167,29 @@ class Traces:
 
     @property
     def belief(self) -> np.ndarray:
-        """How much the router believes in the slimmest candidate [N], by the scores of its first decision."""
+        """The router's confidence [N] in the slimmest candidate, from the scores of its first decision."""
         assert self.router is not None
         return slimmest_score(self.router.spec.targets, self.scores[()])
 
     def right(self, path: WidthPath) -> np.ndarray:
-        """Which images [N] a path that was run for all of them gets right."""
-        found = self.scorer.right(path)
-        assert found is not None
-        return found
+        """Which images [N] a path gets right; the path must have been run on all of them."""
+        right = self.scorer.right(path)
+        assert right is not None
+        return right
 
     def correct(self, outcome: Outcome) -> np.ndarray:
         """Which images [N] are right along the paths of an outcome."""
-        found = np.zeros(len(self), bool)
+        correct_rows = np.zeros(len(self), bool)
         for path, rows in by_path(outcome.paths):
-            found[rows] = self.right(path)[rows]
-        return found
+            correct_rows[rows] = self.right(path)[rows]
+        return correct_rows
 
     def score(self, outcome: Outcome) -> float:
-        """How good an outcome is, in one number."""
+        """The metric of an outcome."""
         return self.scorer.along(outcome.paths)
 
     def at(self, policy: Policy) -> Outcome:
-        """Where every image goes under a policy, and what it costs."""
+        """The route of every image under a policy, and its cost."""
         paths, unknown = self._walk(policy)
         if len(unknown):
             self._run(unknown, policy)
@@ -201,7 +201,7 @@ class Traces:
         return Outcome(paths, madds)
 
     def _walk(self, policy: Policy) -> tuple[np.ndarray, np.ndarray]:
-        """Paths [N, points] by remembered scores, and the rows that they do not lead to a known answer."""
+        """Paths [N, points] from recorded scores, and the rows whose scores or outputs have not been recorded yet."""
         router, prices = self.router, self.prices
         assert router is not None
         if router.probes:
@@ -225,39 +225,41 @@ class Traces:
             allowed = prices.allowed(point, policy.max_width)
             chosen = decide(scores[known], prices.at(point, prefix[-1] if prefix else 0), policy, allowed)
             for position in np.unique(chosen):
-                mine, width = rows[chosen == position], routing[point][position]
-                paths[mine, point] = width
-                descend(mine, (*prefix, width))
+                group, width = rows[chosen == position], routing[point][position]
+                paths[group, point] = width
+                descend(group, (*prefix, width))
 
         descend(np.arange(len(self)), ())
         return paths, np.concatenate(unknown)
 
     def _run(self, rows: np.ndarray, policy: Policy) -> None:
-        """Run images along the paths that a policy leads them, and remember."""
+        """Run images under a policy, and record their scores and outputs."""
         assert self.load is not None, "images behind several gates are run again: give `load`"
         for start in range(0, len(rows), BATCH):
             part = rows[start : start + BATCH]
             batch = self.load(self.ids[part])
             routed = self.runner.run(batch.images, policy)
-            for path, mine in by_path(as_array(routed.paths)):
-                outputs = {name: array[mine] for name, array in routed.outputs.items()}
-                self.scorer.add(path, part[mine], outputs, batch.labels[mine])
-                self.known.setdefault(path, np.zeros(len(self), bool))[part[mine]] = True
+            for path, group in by_path(as_array(routed.paths)):
+                outputs = {name: array[group] for name, array in routed.outputs.items()}
+                self.scorer.add(path, part[group], outputs, batch.labels[group])
+                self.known.setdefault(path, np.zeros(len(self), bool))[part[group]] = True
                 for point, scores in enumerate(map(as_array, routed.scores)):
                     empty = np.full((len(self), scores.shape[1]), np.nan, scores.dtype)
-                    self.scores.setdefault(path[:point], empty)[part[mine]] = scores[mine]
+                    self.scores.setdefault(path[:point], empty)[part[group]] = scores[group]
 
 
 def by_path(paths: np.ndarray) -> list[tuple[WidthPath, np.ndarray]]:
     """The paths that occur among [N, points], and the rows of each."""
     if not paths.shape[1]:
         return [((), np.arange(len(paths)))]
-    found, inverse = np.unique(paths, axis=0, return_inverse=True)
-    return [(tuple(path), np.flatnonzero(inverse.reshape(-1) == number)) for number, path in enumerate(found.tolist())]
+    distinct, inverse = np.unique(paths, axis=0, return_inverse=True)
+    return [
+        (tuple(path), np.flatnonzero(inverse.reshape(-1) == number)) for number, path in enumerate(distinct.tolist())
+    ]
 
 
 def slimmest_score(targets: str, scores: np.ndarray) -> np.ndarray:
-    """How much a router believes in the slimmest candidate [N], given the scores [N, R] of its first decision."""
+    """A router's confidence [N] in the slimmest candidate, given the scores [N, R] of its first decision."""
     if targets in ("correctness", "kl"):
         return scores[:, 0]
     shifted = scores - scores.max(1, keepdims=True)

@@ -1,1 +1,1 @@
-"""What runs a network: by its parts, or as an ONNX file."""
+"""Runners: a network runs part by part, or as an ONNX file."""

@@ -1,4 +1,4 @@
-"""Runs what `dsnet export` wrote, in ONNX Runtime: a file by itself, a bundle by its parts."""
+"""Runs the output of `dsnet export` in ONNX Runtime: a file as a whole, a bundle part by part."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from dsnet.space import WidthPath
 
 IMAGE = "image"
 BUNDLE, WEIGHTS = "manifest.json", "weights.bin"
-NOTHING = "nothing"  # the output of a part that nobody reads
-CHUNK = 8  # images that run together: maps of more of them fall out of the processor's cache
+NOTHING = "nothing"  # placeholder output of a part whose outputs are not read
+CHUNK = 8  # images that run together; the maps of more images would not fit into the processor's cache
 
 
 def is_artefact(where: str | Path) -> bool:
-    """Whether it is an ONNX file or a bundle, rather than a run folder."""
+    """Whether the path is an ONNX file or a bundle, rather than a run folder."""
     place = Path(where)
     return place.suffix == ".onnx" or (place / BUNDLE).exists()
 
 
 def open_onnx(where: str | Path, *, threads: int = 0) -> Runner:
-    """A runner for an ONNX file or a bundle; threads: of ONNX Runtime, by default it takes all cores."""
+    """Open an ONNX file or a bundle as a runner. threads: threads of ONNX Runtime; 0 uses all cores."""
     return open_bundle(Path(where), threads) if Path(where).is_dir() else FileRunner(where, threads=threads)
 
 
 class FileRunner(Runner):
-    """An ONNX file: `dynamic` runs images one by one, `static` holds one path and takes batches.
+    """Runs an ONNX file. A dynamic file runs images one by one; a static file holds one path and takes batches.
 
     Several threads may share it.
     """
@@ -68,19 +68,19 @@ class FileRunner(Runner):
         if manifest.kind == "static":
             found = self.session.run(names, {IMAGE: contiguous(x)})
             return [dict(zip(names, map(finite, found), strict=True))] * len(paths), None
-        told = ["router_scores"] if scored and manifest.router is not None and not manifest.router.probes else []
+        extra = ["router_scores"] if scored and manifest.router is not None and not manifest.router.probes else []
         answers: list[Outputs] = []
         for path in paths:
-            rows = self._each(x, self._knobs(Policy(), path), [*names, *told])
+            rows = self._each(x, self._knobs(Policy(), path), [*names, *extra])
             columns = [np.concatenate(column) for column in zip(*rows, strict=True)]
             answers.append(dict(zip(names, map(finite, columns[: len(names)]), strict=True)))
-            scores = columns[-1] if told else None
-        if scored and not told:
+            scores = columns[-1] if extra else None
+        if scored and not extra:
             scores = self._run(x, Policy(), self.prices(x.shape[-1])).scores[0]
         return answers, scores
 
     def _each(self, x: Any, feed: Mapping[str, np.ndarray], outputs: Sequence[str]) -> list[list[np.ndarray]]:
-        """The outputs for every image alone."""
+        """Run the images one by one, and return the outputs of each."""
         return [self.session.run(list(outputs), {IMAGE: image, **feed}) for image in np.split(contiguous(x), len(x))]
 
     def _knobs(self, policy: Policy, pin: WidthPath) -> dict[str, np.ndarray]:
@@ -88,7 +88,7 @@ class FileRunner(Runner):
 
 
 def knobs(manifest: Manifest, policy: Policy, pin: WidthPath) -> dict[str, np.ndarray]:
-    """All inputs beside the image; a file may have no defaults for them."""
+    """All inputs except the image. They are always given, because a file may have no defaults for them."""
     feed = {"pin": np.array(pin, np.int64)}
     if manifest.router is not None:
         cap = max(manifest.router.routing.widest) if policy.max_width is None else policy.max_width
@@ -97,7 +97,7 @@ def knobs(manifest: Manifest, policy: Policy, pin: WidthPath) -> dict[str, np.nd
 
 
 def open_bundle(folder: Path, threads: int = 0) -> GroupedRunner:
-    """A folder of parts that share one file of weights: for batches."""
+    """Open a bundle: a folder of parts that share one file of weights, for batches."""
     try:
         about = json.loads((folder / BUNDLE).read_text())
         held = (folder / WEIGHTS).stat().st_size
@@ -113,7 +113,7 @@ def open_bundle(folder: Path, threads: int = 0) -> GroupedRunner:
 
 
 class BundleRunner(GroupedRunner):
-    """A bundle. Several threads may share it."""
+    """Runs a bundle. Several threads may share it."""
 
     parts: OrtParts
 
@@ -125,7 +125,8 @@ class BundleRunner(GroupedRunner):
 class OrtParts:
     """The `Parts` of a bundle; sessions are opened when they are first needed.
 
-    Pieces of a group run side by side, one thread each: that wastes less than several threads at one piece.
+    A group is split into pieces that run in parallel, one thread each. This is more efficient than several threads on
+    one piece.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int, id: str) -> None:
@@ -145,7 +146,7 @@ class OrtParts:
 
     def first(self, point: int, w_in: int, w_out: int, fork: Fork) -> np.ndarray | Fork:
         if point == 0:
-            return fork  # the first choice has one width in: `rest` holds the whole segment
+            return fork  # the first segment has a single incoming width, so `rest` holds all of it
         maps = (fork.scaled,) if fork.x is None else (fork.x, fork.scaled)
         return self._run(f"first.{point}.{w_in}.{w_out}", *maps)["y"]
 
@@ -161,21 +162,21 @@ class OrtParts:
         if all(name in left for name in names):
             return {name: finite(left[name]) for name in names}
         slots = [slot.name.removeprefix("in_") for slot in self._session("finish").get_inputs()]
-        found = self._run("finish", *(left[name] for name in slots))
-        return {name: finite(found[name]) for name in names}
+        outputs = self._run("finish", *(left[name] for name in slots))
+        return {name: finite(outputs[name]) for name in names}
 
     def cat(self, parts: list[np.ndarray]) -> np.ndarray:
         return np.concatenate(parts)
 
     def _step(self, name: str, *maps: np.ndarray) -> Step:
-        found = self._run(name, *maps)
-        found.pop(NOTHING, None)
-        if "scaled" not in found:
-            return Step(None, found)
-        return Step(Fork(found.pop("x", None), found.pop("scaled"), found.pop("router_scores", None)), found)
+        outputs = self._run(name, *maps)
+        outputs.pop(NOTHING, None)
+        if "scaled" not in outputs:
+            return Step(None, outputs)
+        return Step(Fork(outputs.pop("x", None), outputs.pop("scaled"), outputs.pop("router_scores", None)), outputs)
 
     def _check_same(self) -> None:
-        """Parts are opened one by one: a bundle that was written anew meanwhile must not be mixed with the old one."""
+        """Refuse a bundle that was replaced since it was opened: parts are opened one by one and must not be mixed."""
         try:
             same = json.loads((self.folder / BUNDLE).read_text())["id"] == self.id
         except (OSError, ValueError, KeyError, TypeError):
@@ -197,26 +198,26 @@ class OrtParts:
         pieces = zip(*(np.array_split(x, count) for x in inputs), strict=True)
         feeds = [{slot.name: held for slot, held in zip(slots, piece, strict=True)} for piece in pieces]
         run = partial(session.run, outputs)
-        found = [run(feeds[0])] if count == 1 else list(self.pool.map(run, feeds))
-        whole = found[0] if len(found) == 1 else [np.concatenate(parts) for parts in zip(*found, strict=True)]
+        results = [run(feeds[0])] if count == 1 else list(self.pool.map(run, feeds))
+        whole = results[0] if len(results) == 1 else [np.concatenate(parts) for parts in zip(*results, strict=True)]
         return dict(zip(outputs, whole, strict=True))
 
 
 def open_session(file: Path, threads: int = 0) -> ort.InferenceSession:
-    """A session whose threads do not spin once it has answered.
+    """Open a session whose threads stop spinning at the end of each call.
 
-    Sessions that take turns would steal each other's cores. ONNX Runtime's process-wide pool avoids that too, but
-    spins while idle, and makes every session of the process that does not use it fail.
+    Otherwise sessions that take turns would block each other's cores. ONNX Runtime's process-wide thread pool avoids
+    that too, but it spins while idle, and every session in the process that does not use it fails.
     """
     options = ort.SessionOptions()
-    options.log_severity_level = 3  # or it warns of inputs that have defaults
+    options.log_severity_level = 3  # otherwise it warns about inputs that have defaults
     options.intra_op_num_threads = threads
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if not file.is_file():
         raise CheckpointError(f"{file} does not exist; give an ONNX file or a bundle that `dsnet export` wrote")
     try:
         return ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime has a dozen classes for it
+    except Exception as error:  # ONNX Runtime raises about a dozen classes of errors
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"{file} cannot be read as an ONNX file ({reason}); export it again") from error
 
@@ -227,5 +228,5 @@ def contiguous(x: Any) -> np.ndarray:
 
 def finite(answer: np.ndarray) -> np.ndarray:
     if not np.isfinite(answer).all():
-        raise ValueError("the network's answer is not finite; check the inputs for values out of all proportion")
+        raise ValueError("the network's answer is not finite; check the inputs for extremely large values")
     return answer

@@ -1,4 +1,4 @@
-"""What runs a network for users: images in; answers, paths and MAdds out, in the caller's order and kind of array."""
+"""Runners take images and return outputs, paths and MAdds, in the caller's order and kind of array."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dsnet.space import WidthPath
 
 
 class Runner:
-    """A network with its router, whatever executes it: live weights, cached modules, an ONNX file, a bundle.
+    """Runs a network with its router, from live weights, cached modules, an ONNX file or a bundle.
 
-    manifest: all that is known of the network. runtime: what executes it, in words.
+    manifest: describes the network. runtime: name of what executes it, for display.
     """
 
     runtime: str
@@ -45,9 +45,10 @@ class Runner:
         max_width: int | None = None,
         path: Sequence[int] | None = None,
     ) -> Routed:
-        """Run normalised images [B, C, H, W]: each along its own path, or all of them along a pinned one.
+        """Run normalised images [B, C, H, W], each along its own path, or all of them along a pinned one.
 
-        budget: average MAdds to spend, such as '150M', or a share of the widest up to 1. max_width: cap on the index.
+        budget: average MAdds to spend, such as '150M', or a share of the widest path's up to 1.
+        max_width: upper limit of the width index.
         """
         if path is None:
             policy = self.policy(budget, max_width, x.shape[-1])
@@ -59,7 +60,7 @@ class Runner:
         return self.run_path(x, path)
 
     def run(self, x: Any, policy: Policy | None = None) -> Routed:
-        """Each image along the path that the router picks for it; without a policy, at lambda 0."""
+        """Run each image along the path that the router picks for it; without a policy, lambda is 0."""
         manifest = self.manifest
         if not manifest.routers:
             raise ValueError(
@@ -76,7 +77,7 @@ class Runner:
         return self._given(x, self._run(x, policy, prices))
 
     def run_path(self, x: Any, path: Sequence[int]) -> Routed:
-        """Every image along one path, which is charged as a static network."""
+        """Run every image along one path; its MAdds are those of a static network."""
         wanted = self._held(path)
         self.check_input(x)
         outputs = self._survey(x, [wanted], scored=False)[0][0] if len(x) else self._empty()
@@ -85,17 +86,17 @@ class Runner:
         return self._given(x, Routed(outputs, paths, np.full(len(x), madds, np.int64), []))
 
     def survey(self, x: Any, paths: Sequence[WidthPath]) -> tuple[list[Outputs], Any | None]:
-        """The answers of several paths, and the scores [B, R] of the first decision where there is a router."""
+        """The outputs of several paths, and the scores [B, R] of the first decision; None without a router."""
         self.check_input(x)
         return self._survey(x, [self._held(path) for path in paths], scored=self.manifest.routes)
 
     def policy(
         self, budget: str | float | None = None, max_width: int | None = None, image_size: int | None = None
     ) -> Policy:
-        """`policy_for`, remembered."""
+        """`policy_for`, with a cache."""
         key, manifest = (budget, max_width, image_size), self.manifest
-        known, policy = self._policies.get(key, (None, Policy()))
-        if known is not manifest:
+        cached_for, policy = self._policies.get(key, (None, Policy()))
+        if cached_for is not manifest:
             table = None if budget is None else self.table(image_size or manifest.image_size)
             policy = policy_for(manifest, budget, max_width=max_width, image_size=image_size, table=table)
             self._policies[key] = manifest, policy
@@ -103,8 +104,8 @@ class Runner:
 
     def prices(self, image_size: int) -> Prices:
         manifest = self.manifest
-        known, prices = self._prices.get(image_size, (None, None))
-        if known is not manifest or prices is None:
+        cached_for, prices = self._prices.get(image_size, (None, None))
+        if cached_for is not manifest or prices is None:
             assert manifest.router is not None
             prices = Prices(self.table(image_size), manifest.router)
             self._prices[image_size] = manifest, prices
@@ -115,7 +116,7 @@ class Runner:
         return next(table for table in self.manifest.costs if table.image_size == image_size)
 
     def check_paths(self, paths: Sequence[WidthPath]) -> None:
-        """Refuse paths whose answers would mean nothing."""
+        """Refuse paths whose outputs would be meaningless."""
 
     def check_input(self, x: Any) -> None:
         manifest = self.manifest
@@ -132,7 +133,7 @@ class Runner:
             raise ValueError(f"{bad} of {len(x)} inputs hold NaN or infinite values; check how they were made")
 
     def _held(self, path: Sequence[int]) -> WidthPath:
-        """A path that can be pinned here, or a ValueError."""
+        """Return the path as a tuple, or raise a ValueError if it cannot be pinned here."""
         manifest = self.manifest
         wanted = manifest.table.space.validate(path)
         if wanted not in manifest.space or wanted not in manifest.pinnable:
@@ -144,7 +145,7 @@ class Runner:
         return wanted
 
     def _given(self, x: Any, routed: Routed) -> Routed:
-        """Answers in the kind of array that was given."""
+        """Convert all arrays to the kind of array that the caller gave."""
         outputs = {name: like(x, value) for name, value in routed.outputs.items()}
         return Routed(outputs, like(x, routed.paths), like(x, routed.madds), [like(x, part) for part in routed.scores])
 
@@ -163,7 +164,7 @@ def no_rows() -> np.ndarray:
 
 
 class GroupedRunner(Runner):
-    """Runs a network by its parts; batches are grouped by width."""
+    """Runs a network part by part; batches are grouped by width."""
 
     def __init__(self, parts: Parts, runtime: str) -> None:
         super().__init__()
@@ -178,7 +179,7 @@ class GroupedRunner(Runner):
         return run_grouped(self.parts, self.parts.take(x), policy, prices, override=override)
 
     def run_forced(self, x: Any, positions: np.ndarray) -> Routed:
-        """Each image along given positions [B, points] in the routing space: gates decide, and are overruled."""
+        """Run each image along given positions [B, points] in the routing space. The gates run but are overruled."""
         self.check_input(x)
         return self._given(x, self._run(x, Policy(), self.prices(x.shape[-1]), positions))
 
@@ -188,12 +189,12 @@ class GroupedRunner(Runner):
         wanted = list(paths)
         if scored and router is not None and router.probes and router.candidates[0] not in wanted:
             wanted.append(router.candidates[0])
-        found = run_paths(self.parts, start, wanted)
+        outputs = run_paths(self.parts, start, wanted)
         if not scored or router is None:
-            return found, None
+            return outputs, None
         if router.probes:
-            scores = self.parts.probe(found[wanted.index(router.candidates[0])])
+            scores = self.parts.probe(outputs[wanted.index(router.candidates[0])])
         else:
             assert start.fork is not None
             scores = start.fork.scores
-        return found[: len(paths)], as_array(scores)
+        return outputs[: len(paths)], as_array(scores)
