@@ -405,3 +405,14 @@ def test_a_stage_that_only_the_config_file_names_is_seen(
 def test_resume_takes_no_other_folder(word: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--resume", str(run), word, str(run)]) == 2
     assert "leave --out and --from out" in capsys.readouterr().err
+
+
+def test_a_printed_config_is_the_config_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "--model.name", "ds_resnet_tiny", "--optim.lr", "0.02", "--data.augment.flip", "true"]
+    assert main([*words, "--print_config"]) == 0
+    printed = capsys.readouterr().out
+    (tmp_path / "all.yaml").write_text(printed)
+    assert main(["train", "--config", str(tmp_path / "all.yaml"), "--print_config"]) == 0
+    assert capsys.readouterr().out == printed
+    assert "name: ds_resnet_tiny" in printed
+    assert not Path("runs/ds_resnet_tiny-digits-seed0").exists()

@@ -38,6 +38,8 @@ def add_places(parser: Parser) -> None:
 def add_flags(parser: Parser, words: Sequence[str]) -> None:
     """A flag for every key of the task's config; the short help shows those that people use first."""
     everything = "--help-all" in words
+    printing = "Print the config that the options give, as YAML, and stop."
+    parser.add_argument("--print_config", action="store_true", help=printing if everything else SUPPRESS)
     places = Parser(prog=parser.prog, helps=False)
     add_places(places)
     kind = named(task_of(places.known(words))).config
@@ -79,7 +81,7 @@ def task_of(args: Namespace) -> str:
 
 
 def run(args: Namespace) -> int | None:
-    from dsnet.runs.config import new_config, resumed_config
+    from dsnet.runs.config import as_yaml, new_config, resumed_config
     from dsnet.runs.folder import has_begun, new_folder
     from dsnet.runs.train import train
     from dsnet.training import Interrupted
@@ -97,6 +99,9 @@ def run(args: Namespace) -> int | None:
         raise ValueError("several processes must agree on a folder; give --out FOLDER")
     else:
         config = new_config(args.kind, args.from_, keys_of(args))
+        if args.print_config:
+            print(as_yaml(config), end="")
+            return None
         folder = Path(args.out) if args.out else new_folder(config.run_name)
     try:
         result = train(config, folder, resume=bool(resume))

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from dsnet.checkpoint import MODEL, read_description
 from dsnet.config import CONFIG, RunConfig, read_yaml, resolve
 from dsnet.tasks import read_config
+
+
+def as_yaml(config: RunConfig) -> str:
+    """A config as the file that gives it."""
+    return yaml.safe_dump(json.loads(json.dumps(config.to_dict())), sort_keys=False)  # tuples become lists
 
 
 def new_config(kind: type[RunConfig], source: str | None, keys: Mapping[str, Any]) -> RunConfig:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from dsnet.checkpoint import MODEL
 from dsnet.config import CONFIG, RunConfig
@@ -20,6 +19,7 @@ from dsnet.data.splits import check_data, write_splits
 from dsnet.errors import CheckpointError
 from dsnet.files import write_whole
 from dsnet.results import Evaluation
+from dsnet.runs.config import as_yaml
 from dsnet.runs.record import record
 from dsnet.tasks import GATE, STATE, Plan, Task, load, named, read_config, save
 from dsnet.version import __version__, commit
@@ -65,7 +65,7 @@ class RunFolder:
         }
         write_splits(folder, data)
         write_whole(folder / "versions.json", json.dumps({**versions, "command": sys.argv}, indent=1).encode())
-        write_whole(folder / CONFIG, yaml.safe_dump(to_plain(config.to_dict()), sort_keys=False).encode())
+        write_whole(folder / CONFIG, as_yaml(config).encode())
         for name, net in sources.items():
             save(net, folder / name)
 
@@ -101,10 +101,3 @@ def new_folder(name: str) -> Path:
     """A folder of this name below runs/, with a number behind it if that is taken."""
     names = [name, *(f"{name}-{number}" for number in range(2, 10_000))]
     return next(folder for name in names if not (folder := Path("runs") / name).exists())
-
-
-def to_plain(value: Any) -> Any:
-    """Tuples as lists, so that YAML stays plain."""
-    if isinstance(value, dict):
-        return {key: to_plain(item) for key, item in value.items()}
-    return [to_plain(item) for item in value] if isinstance(value, list | tuple) else value
