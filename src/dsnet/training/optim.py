@@ -19,7 +19,7 @@ class OptimConfig(Typed):
     """How weights are updated.
 
     Args:
-        epochs: Number of passes over the training images.
+        epochs: Passes over the training images.
         batch_size: Number of images per step, over all processes.
         lr: Learning rate of SGD after warm-up.
         momentum: Momentum of SGD.
