@@ -1,7 +1,7 @@
 """Models on disk: `model.safetensors` holds the weights, `model.json` everything else that rebuilds the network.
 
-Both files carry digests, so that a truncated file or a flipped bit is refused instead of loaded. Nothing
-is ever unpickled. Which network a spec describes is for the tasks to know.
+`model.json` holds digests of itself and of the weights, so that a truncated or damaged file is refused. Nothing is
+unpickled. The tasks know which network a spec describes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FORMAT = 1
 
 
 class Spec(Protocol):
-    """What the description of any network tells."""
+    """The fields that the spec of every network has."""
 
     @property
     def name(self) -> str: ...
@@ -53,7 +53,7 @@ def write_model(folder: str | os.PathLike[str], state: Mapping[str, Tensor], spe
     description = _describe(spec, card, {"sha256": digest(weights), "bytes": len(weights)})
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / INCOMING, weights)
-    write_whole(folder / MODEL, description)  # from here on the new model is the one that loads
+    write_whole(folder / MODEL, description)  # from here on the new model is loaded
     (folder / INCOMING).replace(folder / WEIGHTS)
     return folder
 
@@ -82,13 +82,13 @@ def _describe(spec: Spec, card: Card, weights: Mapping[str, Any]) -> bytes:
 
 
 def read_model(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The verified description and weights of a run folder."""
+    """Read and verify the description and the weights in a model folder."""
     content = read_description(folder)
     return content, _read_weights(folder, content["weights"])
 
 
 def read_description(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """The verified content of a run folder's model.json."""
+    """Read and verify the model.json of a model folder."""
     folder = Path(folder)
     file = folder / MODEL
     if not file.is_file():
@@ -112,13 +112,13 @@ def read_description(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def task_in(content: Mapping[str, Any]) -> str:
-    """What a described network is for."""
+    """The task of the network that a description belongs to."""
     spec = content.get("spec")
     return str(spec.get("task", "classification")) if isinstance(spec, Mapping) else "classification"
 
 
 def card_in(folder: Path, content: Mapping[str, Any], *, fit: str) -> Card:
-    """The card; fit: how images are fitted where it does not say, as cards of 0.1 do not."""
+    """The card of a description. fit: How images are resized if the card does not say, as in dsnet 0.1."""
     card = content.get("card")
     if isinstance(card, Mapping) and isinstance(card.get("preprocessing"), Mapping):
         card = {**card, "preprocessing": {"fit": fit, **card["preprocessing"]}}
@@ -142,15 +142,15 @@ def check_tensors(file: Path, given: Mapping[str, Tensor], expected: Mapping[str
 
 
 def _read_weights(folder: Path, stated: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The weights that the description names; those of a save that was cut short lie beside the old ones."""
+    """Read the weights whose digest the description holds. An interrupted save leaves them next to the old ones."""
     file = folder / WEIGHTS
-    found = [candidate.read_bytes() for candidate in (file, folder / INCOMING) if candidate.is_file()]
-    if not found:
+    contents = [candidate.read_bytes() for candidate in (file, folder / INCOMING) if candidate.is_file()]
+    if not contents:
         raise CheckpointError(f"{file} is missing; copy it beside {MODEL}")
-    data = next((data for data in found if digest(data) == stated["sha256"]), None)
-    if data is None and len(found[0]) != stated["bytes"]:
+    data = next((data for data in contents if digest(data) == stated["sha256"]), None)
+    if data is None and len(contents[0]) != stated["bytes"]:
         raise CheckpointError(
-            f"{file} has {len(found[0])} bytes but {stated['bytes']} were written; "
+            f"{file} has {len(contents[0])} bytes but {stated['bytes']} were written; "
             f"it is truncated or was replaced, restore it from a copy"
         )
     if data is None:

@@ -1,4 +1,4 @@
-"""Models on the Hugging Face Hub: the two files of a model folder, and a model card that is written from them."""
+"""Models on the Hugging Face Hub: the two files of a model folder, and a model card written from them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from dsnet.tasks import load, save
 
 TAGS = ["dynamic-neural-networks", "slimmable-networks", "image-classification", "pytorch"]
 RESULT = Path("results") / "test.json"
-Model = Supernet | str | os.PathLike[str]  # or the folder of one
+Model = Supernet | str | os.PathLike[str]  # a network, or its folder
 
 
 def from_pretrained(name: str | os.PathLike[str], *, device: torch.device | str = "cpu", **options: Any) -> Supernet:
-    """The network in a folder, or in a repository of the Hub (`user/name`), in eval mode.
+    """Load a network from a folder or from a repository of the Hub (`user/name`), in eval mode.
 
     options: revision, cache_dir, token, local_files_only, as in huggingface_hub. With HF_HUB_OFFLINE=1 or
-    `local_files_only` only what was downloaded before is read.
+    `local_files_only` only files that were downloaded before are read.
     """
     if Path(name).is_dir():
         return load(name, "classification", device=device)
@@ -40,20 +40,20 @@ def from_pretrained(name: str | os.PathLike[str], *, device: torch.device | str 
     except (OSError, EntryNotFoundError) as error:
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(
-            f"{name} is not a folder and could not be had from the Hub ({type(error).__name__}: {reason}); check its "
-            f"name and revision, or download it while there is a connection"
+            f"{name} is not a folder and could not be downloaded from the Hub ({type(error).__name__}: {reason}); "
+            f"check its name and revision, or download it while there is a connection"
         ) from error
     return load(folder, "classification", device=device)
 
 
 def save_pretrained(model: Model, folder: str | os.PathLike[str], *, license: str = "unknown") -> Path:
-    """Write a network, or that of a run with its accuracy, and a README.md where there is none yet."""
+    """Write a network, and a README.md if there is none yet. Given a run's folder, the README.md has its accuracy."""
     _Published(model, license).save_pretrained(Path(folder))
     return Path(folder)
 
 
 def push_to_hub(model: Model, repo_id: str, *, license: str = "unknown", **options: Any) -> str:
-    """Upload what `save_pretrained` writes; returns the address of the commit.
+    """Upload the files that `save_pretrained` writes. Returns the address of the commit.
 
     options: private, token, branch, create_pr, commit_message, as in huggingface_hub.
     """
@@ -61,16 +61,16 @@ def push_to_hub(model: Model, repo_id: str, *, license: str = "unknown", **optio
 
 
 class _Published(ModelHubMixin):
-    """A network as huggingface_hub's mixin wants it; the network itself does not know the Hub."""
+    """Adapts a network to huggingface_hub's mixin, so that the network itself does not depend on the Hub."""
 
     def __init__(self, model: Model, license: str, repo_id: str | None = None) -> None:
-        model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+        model = getattr(model, "_orig_mod", model)  # unwrap torch.compile
         if isinstance(model, torch.nn.Module) and not isinstance(model, Supernet):
             raise ValueError(f"only a Supernet can be published, not a {type(model).__name__}; give it or a run folder")
         self.net = model if isinstance(model, Supernet) else load(model, "classification")
         self.result = None if isinstance(model, Supernet) else read_result(Path(model) / RESULT)
         self.license, self.repo_id = license, repo_id
-        self._hub_mixin_config = None  # model.json says it all; there is no config.json
+        self._hub_mixin_config = None  # model.json replaces config.json
 
     def _save_pretrained(self, save_directory: Path) -> None:
         save(self.net, save_directory)
@@ -80,7 +80,7 @@ class _Published(ModelHubMixin):
 
 
 def read_result(file: Path) -> Evaluation | None:
-    """The evaluation that a run wrote; None where it has none."""
+    """The evaluation that a run wrote, or None if there is none."""
     try:
         return read(file, Evaluation) if file.is_file() else None
     except ResultError as error:
@@ -90,8 +90,8 @@ def read_result(file: Path) -> Evaluation | None:
 def model_card(
     net: Supernet, result: Evaluation | None = None, *, license: str = "unknown", repo_id: str | None = None
 ) -> str:
-    """A README.md for the Hub: what the network is, how accurate, at what cost, and how to use it."""
-    spec, table, how, points = net.spec, count(net), net.card.preprocessing, len(net.spec.widths)
+    """A README.md for the Hub, with a description of the network, its accuracy and cost, and how to use it."""
+    spec, table, preprocessing, points = net.spec, count(net), net.card.preprocessing, len(net.spec.widths)
     data = ModelCardData(license=license, library_name="dsnet", pipeline_tag="image-classification", tags=TAGS)
     what = f"{spec.space.size} paths over {points} choice point{'s' * (points > 1)}" if points else "one static path"
     return CARD.format(
@@ -106,13 +106,13 @@ def model_card(
         repo=repo_id or "user/name",
         shape=f"1, {spec.in_channels}, {spec.image_size}, {spec.image_size}",
         routed=ROUTED if net.card.budgets and spec.router is not None else "",
-        fit=f"{spec.image_size} / {how.crop:g} pixels on the short side ({how.interpolation})",
-        norm=f"mean {list(how.mean)} and deviation {list(how.std)}",
+        fit=f"{spec.image_size} / {preprocessing.crop:g} pixels on the short side ({preprocessing.interpolation})",
+        norm=f"mean {list(preprocessing.mean)} and standard deviation {list(preprocessing.std)}",
     )
 
 
 def tables(net: Supernet, result: Evaluation | None) -> list[str]:
-    """What is known of the accuracy."""
+    """The tables of the model card: accuracy and budgets."""
     lines: list[str] = []
     if result is not None:
         paths, budgets = paths_table(result), budgets_table(result)
@@ -122,7 +122,12 @@ def tables(net: Supernet, result: Evaluation | None) -> list[str]:
             lines += [*markdown_table(budgets.columns, budgets.rows), "", budgets.note, ""]
     if net.card.budgets:
         rows = [[human(row.madds), f"{row.lam:.4g}", f"{row.accuracy:.2%}", row.image_size] for row in net.card.budgets]
-        lines += ["## Budgets", "", "Average MAdds that the router can be asked for; accuracy on held-out images.", ""]
+        lines += [
+            "## Budgets",
+            "",
+            "Average MAdds for which the router is calibrated, and accuracy on the calibration images.",
+            "",
+        ]
         lines += [*markdown_table(["MAdds", "lambda", "accuracy", "pixels"], rows), ""]
     return lines
 

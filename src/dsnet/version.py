@@ -1,4 +1,4 @@
-"""The version, apart from everything else so that any room may read it."""
+"""The version of dsnet. This file imports nothing of dsnet, so that every other file may import it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __version__ = "0.2.0"
 
 @cache
 def commit() -> str:
-    """The commit of these sources, marked where they differ from it; empty outside of dsnet's own repository."""
+    """The commit of these sources, with a mark if they were changed since. Empty outside dsnet's own repository."""
 
     def git(*words: str) -> str:
-        asked = ["git", "-C", str(Path(__file__).parent), *words]
-        return subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        command = ["git", "-C", str(Path(__file__).parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
     try:
         if (Path(git("rev-parse", "--show-toplevel")) / "src" / "dsnet" / "version.py").resolve() != Path(__file__):

@@ -231,7 +231,7 @@ def test_import_sorts_a_folder_and_moves_it_onto_another_model(
         ({"weight": torch.zeros(2)}, [], "without, the authors' released DS-MBNet (bn1.aux_bn.0.running_mean)"),
         ({"a": 1}, ["--as", "resnet50"], "holds no tensors"),
         ([1], ["--as", "resnet50"], "holds a list instead of named tensors"),
-        (None, ["--as", "resnet50"], "is damaged or no file of weights"),
+        (None, ["--as", "resnet50"], "is damaged or not a file of weights"),
         ("plain", [], "this looks like a MobileNetV1 of timm; say which model it shall become with --as"),
         (
             "plain",

@@ -86,9 +86,9 @@ def test_the_cache_serves_when_there_is_no_connection(tmp_path: Path, monkeypatc
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # what HF_HUB_OFFLINE=1 sets at start
     assert_same(net, dsnet.from_pretrained("user/name", cache_dir=cache))
     assert_same(net, dsnet.from_pretrained("user/name", cache_dir=cache, revision=COMMIT))
-    with pytest.raises(CheckpointError, match=r"user/other is not a folder and could not be had from the Hub"):
+    with pytest.raises(CheckpointError, match=r"user/other is not a folder and could not be downloaded from the Hub"):
         dsnet.from_pretrained("user/other", cache_dir=cache)
-    with pytest.raises(CheckpointError, match=r"could not be had from the Hub"):
+    with pytest.raises(CheckpointError, match=r"could not be downloaded from the Hub"):
         dsnet.from_pretrained("user/name", cache_dir=cache, revision="v9")
 
 

@@ -1,1 +1,1 @@
-"""Weights that other programs or other runs of dsnet wrote, mapped by name onto dsnet's networks."""
+"""Loading of weights that other programs or other runs of dsnet wrote into dsnet's networks, by name."""

@@ -1,4 +1,4 @@
-"""What became of each tensor when a network was given the weights of another one."""
+"""A record of what happened to each tensor when a network was given the weights of another one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ CLASSIFIER = "head.classifier"
 
 @dataclass
 class Account:
-    """What became of each tensor of the source, and where the tensors of the network come from.
+    """What happened to each tensor of the source, and where the tensors of the network come from.
 
-    whole: tensors of the source that were loaded as they are. cut: tensors of the source of which only the leading
-    channels were loaded, with both shapes. adapted: tensors that were changed on the way, with what was done. unused:
-    tensors of the source without a place, with the reason. widened: tensors of the network that are wider than those of
-    the source, with the loaded and the full shape. fresh: tensors of the network without a source, with the reason.
-    limits: where the network computes something else than the source. notes: what to know besides.
+    whole: Tensors of the source that were loaded unchanged.
+    cut: Tensors of the source of which only the leading channels were loaded, with the shapes before and after.
+    widened: Tensors of the network that are wider than those of the source, with the loaded and the full shape.
+    adapted: Tensors that were changed when they were loaded, with a description of the change.
+    unused: Tensors of the source that were not loaded, with the reason.
+    fresh: Tensors of the network without a source, with the reason.
+    limits: Reasons why the network computes something else than the source.
+    notes: Anything else that the user should know.
     """
 
     whole: list[str] = field(default_factory=list)
@@ -36,7 +39,7 @@ class Account:
 
     @property
     def exact(self) -> bool:
-        """Whether the widest path computes what the source computes, but for a classifier of other classes."""
+        """Whether the widest path computes what the source computes, apart from a new classifier."""
         return not self.limits and not self.adapted
 
     @property
@@ -44,18 +47,18 @@ class Account:
         return f"{CLASSIFIER}.weight" in self.fresh
 
     def lines(self) -> list[str]:
-        """The account in words."""
-        found = [f"  {len(self.whole)} loaded whole"]
-        found += _section("cut to their leading channels", self.cut, _shapes(self.cut))
-        found += _section("wider than in the source, the rest is fresh", self.widened, _shapes(self.widened))
+        """The account as lines of text."""
+        lines = [f"  {len(self.whole)} loaded whole"]
+        lines += _section("cut to their leading channels", self.cut, _shapes(self.cut))
+        lines += _section("wider than in the source, the rest is fresh", self.widened, _shapes(self.widened))
         if self.adapted:
-            found += _section("adapted", self.adapted, _grouped(self.adapted, ""))
-        found += _section("not used", self.unused, _grouped(self.unused, "because "))
-        found += _section("fresh", self.fresh, _grouped(self.fresh, "because "))
+            lines += _section("adapted", self.adapted, _grouped(self.adapted, ""))
+        lines += _section("not used", self.unused, _grouped(self.unused, "because "))
+        lines += _section("fresh", self.fresh, _grouped(self.fresh, "because "))
         if self.exact:
             but = ", up to the classifier" if self.new_classifier else ""
-            found.append(f"  the widest path computes what the source computes{but}")
-        return found + [f"  limit: {line}" for line in self.limits] + [f"  note: {line}" for line in self.notes]
+            lines.append(f"  the widest path computes what the source computes{but}")
+        return lines + [f"  limit: {line}" for line in self.limits] + [f"  note: {line}" for line in self.notes]
 
 
 def _section(title: str, tensors: Mapping[str, object], lines: list[str]) -> list[str]:
@@ -67,7 +70,7 @@ def _shapes(tensors: Mapping[str, tuple[Shape, Shape]]) -> list[str]:
 
 
 def _grouped(tensors: Mapping[str, str], word: str) -> list[str]:
-    """The names below the reason that they share."""
+    """The names of tensors, grouped under the reason that they share."""
     lines: list[str] = []
     for reason in dict.fromkeys(tensors.values()):
         lines.append(f"{word}{reason}:")

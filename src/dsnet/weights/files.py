@@ -1,6 +1,6 @@
-"""Files that other programs wrote, read without running anything in them.
+"""Reading of weight files that other programs wrote, without running any code in them.
 
-They are safetensors, or torch files in weights-only mode.
+A file is safetensors, or a torch file, which is read in weights-only mode.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Weights = Literal["model", "ema"]
 
 
 def read_tensors(file: str | os.PathLike[str], weights: Weights = "model") -> dict[str, Tensor]:
-    """The tensors of a foreign file by name, without a `module.` prefix; what is in the file decides how it is read."""
+    """The tensors of a file by name, without a `module.` prefix. The format is recognised by the file's content."""
     file = Path(file)
     if not file.is_file():
         raise CheckpointError(f"{file} does not exist or is not a file")
@@ -53,7 +53,7 @@ def read_tensors(file: str | os.PathLike[str], weights: Weights = "model") -> di
 
 
 def _looks_like_safetensors(file: Path) -> bool:
-    """An 8-byte header length, then JSON."""
+    """Whether the file begins as safetensors do, with an 8-byte header length and JSON."""
     with file.open("rb") as stream:
         return file.suffix == ".safetensors" or stream.read(9)[8:] == b"{"
 
@@ -67,22 +67,22 @@ def _read_safetensors(file: Path) -> dict[str, Tensor]:
 
 def _read_torch(file: Path) -> Any:
     try:
-        # torch does not check the sums that its zip files carry
+        # torch does not verify the checksums in its zip files
         if zipfile.is_zipfile(file) and (damaged := zipfile.ZipFile(file).testzip()):
             raise CheckpointError(f"{file} is damaged: the checksum of {damaged} in it does not match; copy it again")
-        # Namespace is what the authors' training script stores beside the weights; it is plain data.
+        # The authors' training script stores an argparse.Namespace next to the weights. It is plain data.
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(file, map_location="cpu", weights_only=True)
     except CheckpointError:
         raise
     except pickle.UnpicklingError as error:
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        what = f"it refers to {found[1]}, which loading would run" if found else "it is not a file of plain tensors"
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        reason = f"it refers to {named[1]}, which loading would run" if named else "it is not a file of plain tensors"
         raise CheckpointError(
-            f"{file} is refused, nothing in it was run: {what}. Only plain tensors are read; save them as safetensors"
+            f"{file} is refused, nothing in it was run: {reason}. Only plain tensors are read; save them as safetensors"
         ) from None
-    except Exception as error:  # torch reports damaged files by a dozen kinds of errors
+    except Exception as error:  # torch raises many kinds of errors for damaged files
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise CheckpointError(
-            f"{file} is damaged or no file of weights ({reason}); give what torch.save or safetensors wrote"
+            f"{file} is damaged or not a file of weights ({reason}); give a file that torch.save or safetensors wrote"
         ) from None

@@ -1,6 +1,6 @@
-"""State dicts of other programs as networks of ours: every tensor has its place, or the file is refused.
+"""Build our networks from state dicts of other programs. A file with a tensor that has no place is refused.
 
-`read_plain` takes plain networks of torchvision and timm, `import_released` the DS-MBNet of the paper's authors.
+`read_plain` reads plain networks of torchvision and timm, `import_released` the DS-MBNet of the paper's authors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dsnet.weights.schemes import Names, Scheme, Tensors, find_scheme, layers, s
 
 @dataclass(frozen=True)
 class Source:
-    """A trained network of ours, and where it is one of another program: how that names things, and our layers."""
+    """A trained network of ours. If another program wrote it, also its naming scheme and its names of our layers."""
 
     net: Supernet
     scheme: Scheme | None = None
@@ -30,7 +30,7 @@ class Source:
 
 
 def read_plain(tensors: Tensors) -> Source:
-    """The static network that a state dict of torchvision or timm describes, with its weights, in eval mode."""
+    """The static network that a state dict of torchvision or timm describes, in eval mode, with its weights."""
     scheme = find_scheme(tensors)
     if scheme is None:
         raise CheckpointError(unknown_names(tensors))
@@ -48,8 +48,8 @@ def read_plain(tensors: Tensors) -> Source:
 
 
 def place(spec: ModelSpec, tensors: Tensors, names: Names) -> dict[str, Tensor]:
-    """The state dict of our network; what is missing, left over or of another shape is an error."""
-    with torch.device("meta"):  # costs nothing, whatever sizes the file asks for
+    """The state dict of our network. Tensors that are missing, left over or of another shape are an error."""
+    with torch.device("meta"):  # allocates nothing, however large the sizes in the file are
         expected = Supernet(spec).state_dict()
     placed: dict[str, Tensor] = {}
     used: set[str] = set()
@@ -58,7 +58,9 @@ def place(spec: ModelSpec, tensors: Tensors, names: Names) -> dict[str, Tensor]:
         theirs = f"{names[layer]}.{kind}"
         used.add(theirs)
         if kind == "num_batches_tracked":
-            placed[ours] = torch.ones(1, dtype=torch.long)  # trained, also where the file leaves the counter out
+            placed[ours] = torch.ones(
+                1, dtype=torch.long
+            )  # marks the statistics as trained; files may omit the counter
             continue
         placed[ours] = shaped(theirs, tensors, tuple(target.shape))
         if kind == "running_var" and placed[ours].min() < 0:
@@ -71,7 +73,7 @@ def place(spec: ModelSpec, tensors: Tensors, names: Names) -> dict[str, Tensor]:
 
 
 def shaped(name: str, tensors: Tensors, wanted: tuple[int, ...]) -> Tensor:
-    """A tensor in our shape: statistics have a row per width, and 1x1 convolutions on pooled maps are linear."""
+    """A tensor in our shape. Statistics have a row per width here, and 1x1 convolutions on pooled maps are linear."""
     if name not in tensors:
         raise CheckpointError(f"tensor {name!r} is missing; the file is incomplete")
     given = tuple(tensors[name].shape)
@@ -86,8 +88,8 @@ def shaped(name: str, tensors: Tensors, wanted: tuple[int, ...]) -> Tensor:
 def import_released(tensors: Tensors) -> tuple[Supernet, Account]:
     """The DS-MBNet that the paper's authors released, as `ds_mobilenet_v1`.
 
-    Its stem and first five blocks hold a wider front that the routed network never uses: they are cut to the
-    leading channels. Batch-norm statistics are in `aux_bn.<width>`, the shared affine in the last of them.
+    Its stem and first five blocks hold a wider front that the routed network never uses, so they are cut to the
+    leading channels. Batch-norm statistics are in `aux_bn.<width>`, and the last of these also has the shared affine.
     """
     try:
         net = create_model(
@@ -124,7 +126,7 @@ def import_released(tensors: Tensors) -> tuple[Supernet, Account]:
 
 
 def _take(tensors: Tensors, account: Account, name: str, target: Tensor, *, cut: bool = False) -> None:
-    """Fill `target`; with `cut` from the leading channels. 1x1 convolutions serve as linear layers."""
+    """Copy a tensor into `target`, with `cut` only its leading channels. 1x1 convolutions become linear layers."""
     if name not in tensors:
         raise CheckpointError(
             f"tensor {name!r} is missing, so this is not the released DS-MBNet or it is incomplete; "
@@ -148,13 +150,13 @@ def _take(tensors: Tensors, account: Account, name: str, target: Tensor, *, cut:
 def _take_statistics(
     tensors: Tensors, take: Callable[[str, Tensor], None], entries: list[str], norm: SliceBatchNorm2d
 ) -> None:
-    """The statistics of every width; an entry is the place of one."""
+    """Copy the statistics of every width. entries: Prefix of the tensors of each width."""
     for width, (count, entry) in enumerate(zip(norm.channels, entries, strict=False)):
         take(f"{entry}.running_mean", norm.running_mean[width, :count])
         take(f"{entry}.running_var", norm.running_var[width, :count])
         if norm.running_var[width].min() < 0:
             raise CheckpointError(f"tensor '{entry}.running_var' holds a negative variance; the file is damaged")
-        norm.num_batches_tracked[width] = 1  # its statistics are trained, also where the file leaves the counter out
+        norm.num_batches_tracked[width] = 1  # marks the statistics as trained; files may omit the counter
         if f"{entry}.num_batches_tracked" in tensors:
             take(f"{entry}.num_batches_tracked", norm.num_batches_tracked[width])
 
@@ -169,13 +171,13 @@ _RELEASED_LAYERS = {
     "norm2": "bn2",
 }
 
-# The layers whose tensors are cut: the front, and of block 6 what stands before its pointwise outputs. The cut front
-# kept one more, wider width.
+# The layers whose tensors are cut: the front, and in block 6 everything up to the input of its pointwise convolution.
+# Their batch norms have one more, wider width in the file.
 _CUT = ("front.", *(f"segments.0.first.{layer}" for layer in ("depthwise", "norm1", "gate", "pointwise")))
 
 
 def released_names() -> Names:
-    """Our layers as the released file calls them."""
+    """The names of our layers in the released file."""
     ours = [f"front.blocks.{number}" for number in range(1, 6)]
     ours += ["segments.0.first", *(f"segments.0.rest.blocks.{number}" for number in range(7))]
     theirs = [

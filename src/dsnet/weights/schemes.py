@@ -1,6 +1,6 @@
 """Plain networks of torchvision and timm, recognised by the names of their tensors.
 
-A scheme knows the names of one family, and reads the sizes of the static network from the tensors themselves.
+A scheme knows the names of one family. The sizes of the static network are read from the shapes of the tensors.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from dsnet.models.efficientnet import SQUEEZE_EXCITE
 
 Tensors = Mapping[str, Tensor]
 Names = dict[str, str]
-"""A layer of our static network -> the prefix of its tensors in the file."""
+"""Maps a layer of our static network to the prefix of its tensors in the file."""
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How one library names a family: tensors that tell it, the network they describe, and where it may differ."""
+    """The names that one library gives a family of networks.
+
+    marks: Tensors that are always there. never: Tensors that are never there.
+    read: Returns the spec and the names of the layers. limits: Assumptions that the tensors cannot confirm.
+    """
 
     title: str
     marks: tuple[str, ...]
@@ -43,12 +47,12 @@ def shape(tensors: Tensors, name: str, dims: int = 4) -> tuple[int, ...]:
 
 
 def count(tensors: Tensors, pattern: str) -> int:
-    """How many blocks there are: one more than the largest number that the pattern finds in a name."""
-    return max((int(found[1]) + 1 for name in tensors if (found := re.match(pattern, name))), default=0)
+    """The number of blocks: one more than the largest number that the pattern matches in a name."""
+    return max((int(hit[1]) + 1 for name in tensors if (hit := re.match(pattern, name))), default=0)
 
 
 def layers(ours: str, theirs: str, pairs: Names) -> Names:
-    """Names of one block's layers."""
+    """The names of the layers of one block."""
     return {f"{ours}.{mine}": f"{theirs}.{its}" for mine, its in pairs.items()}
 
 
@@ -105,8 +109,7 @@ def read_mobilenet(tensors: Tensors) -> tuple[ModelSpec, Names]:
 
 @dataclass(frozen=True)
 class _Inverted:
-    """Where a library keeps the layers of an inverted residual block, with and without expansion, and those outside the
-    blocks."""
+    """One library's names for the layers of inverted residual blocks, with and without expansion, and for the ends."""
 
     expanded: Names
     plain: Names
@@ -134,7 +137,7 @@ _EFFICIENTNET_STRIDES = (1, 2, 2, 2, 1, 2, 1)
 
 
 def read_efficientnet(tensors: Tensors, kinds: _Inverted, at: Callable[[int], str]) -> tuple[ModelSpec, Names]:
-    """kinds: the names of the layers. at(stage): that of a stage."""
+    """Read an EfficientNet. kinds: Names of the layers. at(stage): Prefix of a stage."""
     ends = kinds.ends
     stem, channels, kernel, _ = shape(tensors, f"{ends['front.blocks.0.conv']}.weight")
     stages, names, block = [StageSpec("conv", stem, stride=2, kernel=kernel)], dict(ends), 1
@@ -161,7 +164,7 @@ def read_efficientnet(tensors: Tensors, kinds: _Inverted, at: Callable[[int], st
     return spec, names
 
 
-_PREPROCESSING = "inputs are taken to be normalised with ImageNet's mean and deviation; set the card where it is not so"
+_PREPROCESSING = "inputs are assumed to be normalised with ImageNet's mean and deviation; if not, change the card"
 
 RELEASED = "bn1.aux_bn.0.running_mean"
 
@@ -171,14 +174,14 @@ SCHEMES = (
         ("conv1.weight", "layer1.0.conv3.weight", "fc.weight"),
         (),
         read_resnet,
-        ("the stride is taken to be in the 3x3 convolutions, as in torchvision and timm", _PREPROCESSING),
+        ("the stride is assumed to be in the 3x3 convolutions, as in torchvision and timm", _PREPROCESSING),
     ),
     Scheme(
         "a MobileNetV1 of timm",
         ("conv_stem.weight", "blocks.0.0.conv_dw.weight", "blocks.1.0.conv_pw.weight"),
         ("blocks.1.0.conv_pwl.weight",),
         read_mobilenet,
-        ("the activation is taken to be relu6, as timm's mobilenetv1 has it", _PREPROCESSING),
+        ("the activation is assumed to be relu6, as in timm's mobilenetv1", _PREPROCESSING),
     ),
     Scheme(
         "an EfficientNet of timm",
@@ -186,8 +189,8 @@ SCHEMES = (
         (),
         lambda tensors: read_efficientnet(tensors, _TIMM, "blocks.{}".format),
         (
-            "padding is symmetric and epsilon 1e-5, as in timm's efficientnet_*; its tf_efficientnet_* have the same "
-            "names but another padding and epsilon, so they would compute something else here",
+            "padding is assumed to be symmetric and epsilon 1e-5, as in timm's efficientnet_*; its tf_efficientnet_* "
+            "have the same names but another padding and epsilon, so they would compute something else here",
             _PREPROCESSING,
         ),
     ),

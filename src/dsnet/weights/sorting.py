@@ -1,10 +1,11 @@
-"""Channels in the order of their importance, so that a leading slice keeps those that matter most.
+"""Sorting of channels by importance, so that a leading slice keeps the most important ones.
 
 A sliced network keeps the leading channels of every layer. In a network that was trained at one width they are no
-better than any others; permuting the channels changes nothing that the whole network computes and can make them so.
+better than the others. Permuting the channels does not change what the whole network computes, and can put the
+important ones first.
 
-    space    whoever uses the same channels and so shares one permutation: what writes a map, what normalises or
-             gates it, what reads it. Maps that skips add together are one space.
+Layers that share channels must be permuted together. They form a space: the layers that write a map, normalise or gate
+it, and read it. Maps that skip connections add together belong to one space.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ IMPORTANCES: tuple[Importance, ...] = ("l1", "scale")
 
 @dataclass
 class Space:
-    """Who uses the channels of one map: writers have them as rows, readers as columns; gates follow, as either."""
+    """The layers that use the channels of one map. The channels are rows of the writers' weights and columns of the
+    readers'. Gates are permuted with them, but do not count for the importance."""
 
     writers: list[SliceConv2d | SliceLinear] = field(default_factory=list)
     readers: list[SliceConv2d | SliceLinear] = field(default_factory=list)
@@ -49,11 +51,11 @@ class Space:
 
     @property
     def group(self) -> int:
-        """Channels that must stay together."""
+        """Number of channels that must stay together."""
         return max((norm.group_size for norm in self.norms if isinstance(norm, SliceGroupNorm)), default=1)
 
     def importance(self, kind: Importance) -> Tensor:
-        """One number per channel."""
+        """The importance of every channel."""
         written = torch.stack([layer.weight.double().abs().flatten(1).sum(1) for layer in self.writers]).sum(0)
         if kind == "l1" or not self.norms:  # a gate's hidden units have no norm
             return written
@@ -77,7 +79,7 @@ class Space:
             if isinstance(norm, SliceBatchNorm2d):
                 reorder(norm.running_mean, order, 1)
                 reorder(norm.running_var, order, 1)
-                norm.num_batches_tracked[:-1] = 0  # a slimmer width now holds other channels
+                norm.num_batches_tracked[:-1] = 0  # the slimmer widths now hold other channels
 
 
 def reorder(tensor: Tensor, order: Tensor, dim: int) -> None:
@@ -86,12 +88,14 @@ def reorder(tensor: Tensor, order: Tensor, dim: int) -> None:
 
 @torch.no_grad()
 def sort_channels(net: Supernet, by: Importance = "scale") -> Supernet:
-    """Sort the channels of every map, most important first, in place; the widest path computes what it did.
+    """Sort the channels of every map in place, most important first. The widest path still computes the same.
 
-    by: `l1` is the L1 norm of the filters that write a channel, `scale` that of the filters that read it times the
-    scale of its norms. Group norm keeps the channels of a group together. Statistics of slimmer widths belong to
-    the channels that were there before, so they count as never calibrated: recalibrate, or train, before using them.
-    The budgets of a router are forgotten.
+    by: `l1` is the L1 norm of the filters that write a channel. `scale` is the L1 norm of the filters that read it,
+    times the scale of its norms.
+
+    Group norm keeps the channels of a group together. The statistics of slimmer widths belong to the channels that were
+    there before, so they are marked as not calibrated: recalibrate or train before using them. The budgets of a router
+    are removed.
     """
     if by not in IMPORTANCES:
         raise ValueError(f"importance {by!r} is unknown; choose from {', '.join(IMPORTANCES)}")
@@ -102,7 +106,7 @@ def sort_channels(net: Supernet, by: Importance = "scale") -> Supernet:
 
 
 def order_of(importance: Tensor, group: int) -> Tensor:
-    """Channel indices, most important first; groups by their sum, and the channels inside a group."""
+    """Channel indices, most important first. Groups are sorted by their sums, and channels within their group."""
     grouped = importance.view(-1, group)
     inside = grouped.argsort(dim=1, descending=True, stable=True)
     groups = grouped.sum(1).argsort(descending=True, stable=True)
@@ -110,7 +114,7 @@ def order_of(importance: Tensor, group: int) -> Tensor:
 
 
 def spaces(net: Supernet) -> list[Space]:
-    """Every space of a network but its inputs and its classes."""
+    """Every space of a network except its inputs and its classes."""
     inputs = Space()
     found: list[Space] = []
     x = inputs
@@ -131,7 +135,7 @@ def blocks_of(net: Supernet) -> list[Block]:
 
 
 def wire(block: Block, x: Space, found: list[Space]) -> Space:
-    """Enter a block's layers into the spaces they use; returns the space of its output."""
+    """Add a block's layers to the spaces they use, and new spaces to `found`. Returns the space of its output."""
 
     def new() -> Space:
         found.append(Space())
@@ -173,7 +177,7 @@ def wire(block: Block, x: Space, found: list[Space]) -> Space:
 
 
 def wire_gate(gate: Gate | None, x: Space, found: list[Space]) -> None:
-    """A gate reads and writes the channels that it scales; its hidden units are a space of their own."""
+    """Add a gate's layers to the space that it scales. Its hidden units are a space of their own."""
     if gate is None:
         return
     hidden = Space(writers=[gate.reduce], readers=[gate.expand])

@@ -1,7 +1,7 @@
-"""From one trained network onto another of the same layout: leading slices where it is narrower, and a full account.
+"""Transfer of weights from one trained network to another of the same layout, with an account of every tensor.
 
-Blocks are paired in order, layers by what they are called in a block. What the target has and the source lacks stays
-as it was initialised.
+Blocks are paired in order, and the layers of a block by their names. Where the target is narrower, it gets the leading
+channels. What the source lacks keeps its initial values.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dsnet.weights.sorting import Importance, blocks_of, sort_channels
 def import_as(
     name: str, source: Source, *, num_classes: int | None = None, sort: Importance | None = None
 ) -> tuple[Supernet, Account]:
-    """A registered model with the weights of a trained network; the classifier too if the classes are as many.
+    """A registered model with the weights of a trained network, including the classifier if the class counts agree.
 
     The model takes the activation that the weights were trained with.
     """
     old = source.net.spec
-    wishes = {"in_channels": old.in_channels, "image_size": old.image_size}
-    spec = model_spec(name, num_classes=old.num_classes if num_classes is None else num_classes, **wishes)
+    inputs = {"in_channels": old.in_channels, "image_size": old.image_size}
+    spec = model_spec(name, num_classes=old.num_classes if num_classes is None else num_classes, **inputs)
     net, account = transfer(source.net, replace(spec, activation=old.activation), names=source.names, sort=sort)
     if old.activation != spec.activation:
         account.notes.append(
@@ -44,9 +44,10 @@ def import_as(
 def transfer(
     source: Supernet, spec: ModelSpec, *, names: Mapping[str, str] | None = None, sort: Importance | None = None
 ) -> tuple[Supernet, Account]:
-    """A new network of `spec` with the weights of another one's widest path, which may be sorted first.
+    """A new network of `spec` with the weights of the widest path of another one.
 
-    names: what the account calls the layers of the source, where it is not their own names.
+    names: Names of the source's layers in the account, if they differ from the network's own. sort: Sort the channels
+    of the source first, by this importance.
     """
     check_layout(source.spec, spec)
     if sort is not None:
@@ -61,14 +62,16 @@ def transfer(
     carrier.layers(net.head, source.head)
     carrier.judge()
     if source.spec.router is not None:
-        carrier.account.notes.append("the router is left behind: it knew the old network, train one with --stage gate")
+        carrier.account.notes.append(
+            "the router is not kept, because it belongs to the source; train one: --stage gate"
+        )
     same = net.spec.num_classes == source.spec.num_classes
     net.card = replace(source.card, budgets=(), classes=source.card.classes if same else ())
     return net, carrier.account
 
 
 def adds(block: Block) -> bool:
-    """Whether a block adds its own input, as it is, to its output."""
+    """Whether a block adds its unchanged input to its output."""
     return block.skip or (isinstance(block, Bottleneck) and block.shortcut is None)
 
 
@@ -82,7 +85,7 @@ class _Carrier:
         self.names = theirs if names is None else {key: names.get(path, path) for key, path in theirs.items()}
 
     def layers(self, ours: nn.Module, theirs: nn.Module) -> None:
-        """All layers of a block or head, by their names in it."""
+        """Copy all layers of a block or head, paired by their names in it."""
         mine = {path: layer for path, layer in ours.named_modules() if isinstance(layer, Sliceable)}
         its = {path: layer for path, layer in theirs.named_modules() if isinstance(layer, Sliceable)}
         for path, layer in mine.items():
@@ -107,7 +110,7 @@ class _Carrier:
                 row = getattr(theirs, kind)[-1]
                 self.copy(theirs, kind, row, ours, getattr(ours, kind)[-1])
                 width = min(len(row), ours.channels.max)
-                getattr(ours, kind)[:, :width] = row[:width]  # a start for the slimmer widths
+                getattr(ours, kind)[:, :width] = row[:width]  # initial values for the slimmer widths
             else:
                 self.account.unused[f"{self.names[id(theirs)]}.{kind}"] = "group norm keeps no statistics"
 
@@ -140,10 +143,10 @@ class _Carrier:
         return f"the source has no attention; {what}"
 
     def judge(self) -> None:
-        """Say where the networks differ, and which batch-norm statistics still hold."""
+        """Note where the networks differ, and which batch-norm statistics are still valid."""
         account, spec = self.account, self.net.spec
         if account.cut:
-            account.limits.append(f"{len(account.cut)} tensors were cut, so what was in the other channels is lost")
+            account.limits.append(f"{len(account.cut)} tensors were cut, so the other channels are lost")
         if account.widened:
             account.limits.append(f"{len(account.widened)} tensors are wider than the source's: the rest is untrained")
         if any(not name.startswith(CLASSIFIER) and "gate." not in name for name in account.fresh):
@@ -163,7 +166,7 @@ class _Carrier:
                 norm.num_batches_tracked[-1] = 1
         if norms and (account.limits or spec.widths):
             which = "" if account.limits else " of the slimmer widths"
-            account.notes.append(f"the batch-norm statistics{which} do not hold any more: recalibrate or train")
+            account.notes.append(f"the batch-norm statistics{which} are no longer valid: recalibrate or train")
 
     def other_norm(self) -> str:
         spec, source = self.net.spec, self.source.spec
@@ -189,7 +192,7 @@ def check_layout(source: ModelSpec, spec: ModelSpec) -> None:
 
 
 def layout(spec: ModelSpec) -> list[tuple[str, int, int, bool]]:
-    """Kind, kernel, stride and whether it expands, of every block."""
+    """Kind, kernel, stride and presence of an expansion, for every block."""
     return [
         (s.block, 3 if s.block in ("max_pool", "bottleneck") else s.kernel, s.stride if k == 0 else 1, s.expansion > 1)
         for s in spec.stages
@@ -198,7 +201,7 @@ def layout(spec: ModelSpec) -> list[tuple[str, int, int, bool]]:
 
 
 def fitting(spec: ModelSpec) -> list[str]:
-    """The registered models with the layout of a network."""
+    """The registered models that have the layout of a network."""
     return [name for name in list_models() if layout(model_spec(name)) == layout(spec)]
 
 
