@@ -1,4 +1,4 @@
-# Two commands do everything, set-up included: `make demo` and `make test`.
+# `make demo` trains and reports a first network, `make test` runs the tests. Both install what they need.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,9 +16,10 @@ test: $(VENV)/installed-dev
 test-slow: $(VENV)/installed-dev
 	$(BIN)/pytest -m slow
 
-# The pages in docs/results, from the runs up: many hours on two cores. DATA is the folder of cifar-10-batches-bin, imagenette and BCCD.
+# Trains all runs and writes the pages in docs/results. It takes many hours on two cores.
+# DATA is the folder of cifar-10-batches-bin, imagenette and BCCD.
 results: $(VENV)/installed
-	@test -n "$(DATA)" || { echo "say where CIFAR-10 is: make results DATA=folder"; exit 2; }
+	@test -n "$(DATA)" || { echo "give the folder of cifar-10-batches-bin, imagenette and BCCD: make results DATA=folder"; exit 2; }
 	$(BIN)/dsnet reproduce motivation latency main ieb temperature losses sgs gate_design gate_distribution supernet transfer \
 	  --root "$(DATA)" --workers 2 --export docs/results/paper
 	$(BIN)/dsnet reproduce universal detection --seeds 0 --root "$(DATA)" --workers 2 --export docs/results/paper

@@ -1,7 +1,7 @@
-"""What sharing prefixes saves: one `forward_paths` of four sub-networks against four separate calls.
+"""Time that shared prefixes save: one `forward_paths` of four sub-networks against four separate calls.
 
-The candidates are interleaved in one run and compared by the ratio of their medians; an A/A ratio of the
-separate calls with themselves shows the noise. Gradients are compared first.
+The candidates are interleaved in one run and compared by the ratio of their medians. The ratio of the separate calls to
+themselves (A/A) shows the noise. The gradients of both are compared first.
 
     python benchmarks/forward_paths.py [--model ds_mobilenet_v1] [--batch 16] [--size 224] [--repeats 12]
 """
@@ -35,7 +35,7 @@ Forward = Callable[[Supernet, Tensor, list[WidthPath]], list[Tensor]]
 
 
 def step(forward: Forward, net: Supernet, x: Tensor, paths: list[WidthPath]) -> float:
-    """Seconds of one forward and backward pass."""
+    """Time of one forward and backward pass in seconds."""
     net.zero_grad(set_to_none=True)
     start = time.perf_counter()
     torch.stack([out.square().mean() for out in forward(net, x, paths)]).sum().backward()
@@ -43,7 +43,7 @@ def step(forward: Forward, net: Supernet, x: Tensor, paths: list[WidthPath]) -> 
 
 
 def gradient_difference(net: Supernet, x: Tensor, paths: list[WidthPath]) -> float:
-    """Largest difference of the two ways' gradients, relative to the largest gradient."""
+    """Largest difference between the gradients of the two candidates, relative to the largest gradient."""
     gradients = []
     for forward in (shared, separate):
         step(forward, net, x, paths)
@@ -63,7 +63,11 @@ def main() -> None:
     net = create_model(args.model).train()
     space = net.space
     inner = [path for path in space if path not in (space.slimmest, space.widest)]
-    paths = [space.widest, *random.Random(0).sample(inner, 2), space.slimmest]  # no duplicate, which would be free
+    paths = [
+        space.widest,
+        *random.Random(0).sample(inner, 2),
+        space.slimmest,
+    ]  # distinct, because a duplicate costs nothing
     x = torch.randn(args.batch, 3, args.size, args.size)
     difference = gradient_difference(net, x, paths)
     times: dict[str, list[float]] = {"shared": [], "separate": [], "separate again": []}
@@ -71,7 +75,7 @@ def main() -> None:
     for _ in range(args.repeats):
         for name, forward in candidates:
             times[name].append(step(forward, net, x, paths))
-        candidates.append(candidates.pop(0))  # every candidate follows every other
+        candidates.append(candidates.pop(0))  # rotate the order
     typical = {name: median(values) for name, values in times.items()}
     print(
         json.dumps(

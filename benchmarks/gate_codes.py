@@ -1,8 +1,10 @@
-"""How much could a gate know? The paper's slimming head is one linear layer over a few numbers, the code that the
-attention head has made of the map's channel means. Here heads are fitted on training images to tell whether the
-slimmest sub-network will be right, from that code and from more than it, and judged by their AUC on the test split. No
-gate that reads the same can be expected to know much more, however long it is trained and whatever its targets are. How
-long a gate must be trained to know as much is shown beside it: the same head by the optimiser of stage II.
+"""How well a gate can predict whether the slimmest sub-network is right, from the inputs that it has.
+
+The paper's slimming head is one linear layer. It reads a few numbers, the code, which the attention head computes from
+the channel means of a map. This benchmark fits heads on training images that predict, from the code and from richer
+inputs, whether the slimmest sub-network is right, and measures their AUC on the test split. A gate with the same input
+can hardly do better, whatever its training and targets. The same head is also trained with the optimiser of stage II
+for several numbers of epochs, to show how long a gate must be trained to get there.
 
     python benchmarks/gate_codes.py SUPERNET [SUPERNET ...] [--export docs/results/gate_codes]
 """
@@ -37,13 +39,13 @@ READS = {
     f"code, {HIDDEN} hidden units": ("code", HIDDEN),
     f"channel means, {HIDDEN} hidden units": ("means", HIDDEN),
 }
-EPOCHS = (1, 2, 10)  # of stage II
+EPOCHS = (1, 2, 10)  # epochs of stage II to compare
 PROBE = f"the slimmest's own logits, {HIDDEN} hidden units (as slim-first)"
 
 
 @torch.inference_mode()
-def look(net: Supernet, batches: Iterable[Batch]) -> dict[str, Any]:
-    """Along the slimmest path: what the gates may read, by choice point, the logits, and whether they are right."""
+def collect(net: Supernet, batches: Iterable[Batch]) -> dict[str, Any]:
+    """Run the slimmest path. Returns the possible inputs of each gate, the logits, and whether they are right."""
     gates = [module for module in net.modules() if isinstance(module, Gate) and module.slimming is not None]
     means: list[Tensor] = []
     hooks = [gate.pool.register_forward_hook(lambda module, args, pooled: means.append(pooled)) for gate in gates]
@@ -62,7 +64,7 @@ def look(net: Supernet, batches: Iterable[Batch]) -> dict[str, Any]:
 
 
 def reached(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], hidden: int, epochs: int) -> float:
-    """The AUC on `test` of a head fitted on `train`; each is what it reads and what it should say."""
+    """The AUC on `test` of a head fitted on `train`. Both are pairs of inputs and targets."""
     torch.manual_seed(0)
     mean, spread = train[0].mean(0), train[0].std(0) + 1e-5
     x, seen = ((part[0] - mean) / spread for part in (train, test))
@@ -80,7 +82,7 @@ def reached(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], hidden: i
 
 
 def trained(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], points: int, widths: int, epochs: int) -> float:
-    """The AUC on `test` of a slimming head trained as in stage II: on try best alone, one of `points` gates."""
+    """The AUC on `test` of a slimming head trained as in stage II, as one of `points` gates and on try_best only."""
     optim = ClassificationConfig().sgs_optim
     torch.manual_seed(0)
     head = nn.Linear(train[0].shape[1], widths, bias=False)
@@ -103,7 +105,7 @@ def measure(run: Path, root: str | None, epochs: int) -> dict[str, Any]:
     data = task.open_data(config, root)
     check_data(run, data)
     net = load(run, "classification").eval()
-    train, test = (look(net, plain_batches(split, 256)) for split in (data.train, data.test))
+    train, test = (collect(net, plain_batches(split, 256)) for split in (data.train, data.test))
     rows = {
         name: [
             reached((ours, train["right"]), (theirs, test["right"]), hidden, epochs)
@@ -151,8 +153,8 @@ def page(results: list[dict[str, Any]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path)
-    parser.add_argument("--root", help="where the data is now, if it moved")
-    parser.add_argument("--epochs", type=int, default=10, help="of fitting a head")
+    parser.add_argument("--root", help="folder of the data, if it was moved")
+    parser.add_argument("--epochs", type=int, default=10, help="number of epochs in which a head is fitted")
     parser.add_argument("--export", type=Path, help="write PREFIX.json and PREFIX.md")
     args = parser.parse_args()
     results = [measure(run, args.root, args.epochs) for run in args.runs]

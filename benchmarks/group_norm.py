@@ -1,8 +1,8 @@
-"""Forms of group norm in ONNX: time of ds_resnet50 with each, relative to the network without its norms.
+"""Latency of ds_resnet50 with different ONNX forms of group norm, relative to the network without its norms.
 
     python benchmarks/group_norm.py [--repeats 12] [--export docs/results/bench_group_norm.json]
 
-One image of 224 pixels, one thread, ONNX Runtime and (where it is installed) OpenVINO, slimmest and widest path.
+One image of 224 pixels on one thread, at the slimmest and the widest path, in ONNX Runtime and, if installed, OpenVINO.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def layer_norm(graph: Graph, layer: SliceGroupNorm, name: str, x: str, count: in
 
 
 def moments(graph: Graph, layer: SliceGroupNorm, name: str, x: str, count: int) -> str:
-    """Mean and mean square of every group, then one multiplication and one addition per pixel."""
+    """Compute mean and mean square of every group, then one multiplication and one addition per pixel."""
     rows, axis = grouped(graph, layer, x, count), graph.constant([2])
     mean = graph.op("ReduceMean", rows, axis, keepdims=1)
     square = graph.op("ReduceMean", graph.op("Mul", rows, rows), axis, keepdims=1)

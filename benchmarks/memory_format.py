@@ -1,7 +1,7 @@
-"""One step of stage I in both memory formats (`optim.channels_last`), one thread.
+"""Time of one step of stage I in both memory formats (`optim.channels_last`), on one thread.
 
-Forward and backward of the student and forward of its teacher. Steps are interleaved; the order turns; ratios are of
-medians to the default format, and an A/A ratio shows the noise.
+A step is the forward and backward pass of the student and the forward pass of its teacher. The formats are interleaved
+in rotating order. Ratios are of medians, relative to the default format; the A/A ratio shows the noise.
 
     python benchmarks/memory_format.py [--batch 128] [--size 32] [--repeats 12]
 """

@@ -1,10 +1,11 @@
-"""What dynamic inference costs beside static networks: the runtime's targets, in one interleaved run each.
+"""Latency of dynamic inference, next to static networks of the same width.
 
     python benchmarks/runtime.py [--repeats 120] [--export docs/results/runtime]
 
-ds_mobilenet_v1 and ds_resnet50 at 224 pixels, one image, one thread; batches of 32 images on two threads, whose widths
-are spread evenly, in ONNX Runtime: grouped by the bundle, one by one in the dynamic file, and masked (every image runs
-the widest network, channels beyond its width are zeroed). Writes PREFIX.json and PREFIX.md.
+Measures ds_mobilenet_v1 and ds_resnet50 at 224 pixels, with one image on one thread. Then measures batches of 32 images
+with evenly spread widths in ONNX Runtime on two threads: grouped by width with the bundle, one by one with the dynamic
+file, and masked (every image runs the widest network, and channels beyond its width are zeroed). The candidates of each
+comparison are interleaved. Writes PREFIX.json and PREFIX.md.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ IMAGE = "image"
 
 
 def network(name: str) -> Supernet:
-    """Fresh weights will do: time does not depend on them."""
+    """A network with fresh weights, because the time does not depend on them."""
     torch.manual_seed(0)
     return Supernet(replace(model_spec(name), router=RouterSpec())).eval()
 
 
 class Masked(nn.Module):
-    """All images at the widest path, channels beyond each one's width multiplied by zero."""
+    """Runs all images at the widest path, with the channels beyond the width of each image multiplied by zero."""
 
     def __init__(self, net: Supernet) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ class Masked(nn.Module):
 
 
 def masked_session(net: Supernet, x: Tensor, paths: Sequence[WidthPath], folder: Path, threads: int) -> Call:
-    """The masked network through torch's own exporter; only for networks with one choice."""
+    """The masked network, exported with torch's own exporter. Only for networks with one choice point."""
     mixes = torch.zeros(len(x), len(net.spec.routing[0]))
     for row, (width,) in enumerate(paths):
         mixes[row, net.spec.routing[0].index(width)] = 1
@@ -66,7 +67,7 @@ def masked_session(net: Supernet, x: Tensor, paths: Sequence[WidthPath], folder:
 def batches(
     name: str, widths: Sequence[WidthPath], *, batch: int, threads: int, repeats: int, masked: bool
 ) -> dict[str, Any]:
-    """A batch whose images take these paths in equal shares."""
+    """Measure a batch whose images take these paths in equal shares."""
     net = network(name)
     size = net.spec.image_size
     x = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))

@@ -1,11 +1,13 @@
-"""What sorting channels gains: accuracy of every width of a supernet that was given the weights of a trained network,
-before any fine-tuning. Batch-norm statistics are recalibrated on training images; accuracy is that of the test split.
-Random orders of the channels show what chance gives.
+"""Accuracy gained by sorting channels.
+
+A supernet is given the weights of a trained network, and its batch-norm statistics are recalibrated on training images.
+The accuracy of every width is measured on the test split, before any fine-tuning. Random orders of the channels serve
+as a baseline.
 
     python benchmarks/sorting.py RUN [RUN ...] [--to ds_mobilenet_v1_tiny] [--export docs/results/sorting]
 
 A RUN should hold a network that was trained at one width, such as mobilenet_v1_tiny (`dsnet reproduce main` trains
-some): the slim widths of a supernet are trained as they stand, so that sorting can only spoil them.
+some). The slim widths of a supernet are already trained in their present order, so sorting can only harm them.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from dsnet.weights.transfer import transfer
 
 @torch.no_grad()
 def shuffled(net: Supernet, seed: int) -> Supernet:
-    """The same network with its channels in a random order: what the order that training left is to be judged by."""
+    """The same network with its channels in a random order, as a baseline."""
     net, generator = deepcopy(net), torch.Generator().manual_seed(seed)
     for space in spaces(net):
         space.permute(order_of(torch.rand(len(space.importance("l1")), generator=generator), space.group))
@@ -73,7 +75,7 @@ def measure(run: Path, name: str, root: str | None, orders: int) -> dict[str, An
 
 
 def page(results: list[dict[str, Any]]) -> list[str]:
-    """Every width of each run, and what `l1` and `scale` gain at the slimmest."""
+    """A table of every width of each run, and the gain of `l1` and `scale` at the slimmest."""
     lines = ["# What sorting channels gains before any fine-tuning", ""]
     lines += [
         "Top-1 (%) on the test split, batch-norm statistics recalibrated, nothing trained after the transfer.",
@@ -96,8 +98,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--to", default="ds_mobilenet_v1_tiny")
-    parser.add_argument("--root", help="where the data is now, if it moved")
-    parser.add_argument("--orders", type=int, default=4, help="random orders to compare with")
+    parser.add_argument("--root", help="folder of the data, if it was moved")
+    parser.add_argument("--orders", type=int, default=4, help="number of random orders to compare with")
     parser.add_argument("--export", type=Path, help="write PREFIX.json and PREFIX.md")
     args = parser.parse_args()
     results = [measure(run, args.to, args.root, args.orders) for run in args.runs]

@@ -1,9 +1,9 @@
-"""One step of stage I: what sharing prefixes saves, and what is spent outside forward and backward.
+"""Time of one step of stage I, with and without shared prefixes, and its share outside forward and backward passes.
 
-`shared` is the step of dsnet: student and teacher each through one `forward_paths`. `separate` is the same step
-written as one call for each sub-network. Steps are interleaved; the order turns; ratios are of medians, and an A/A
-ratio shows the noise. `outside` is the share of a shared step that is neither forward nor backward: data,
-optimizer, moving average.
+`shared` is the step of dsnet, in which student and teacher each run one `forward_paths`. `separate` is the same step
+with one call for each sub-network. Steps are interleaved in rotating order. Ratios are of medians; the A/A ratio shows
+the noise. The share outside forward and backward passes is that of data loading, optimizer and moving average in a
+shared step.
 
     python benchmarks/stage1.py [--model ds_mobilenet_v1] [--batch 16] [--size 224] [--repeats 10]
 """
@@ -29,7 +29,7 @@ from dsnet.training import EMA, IEB, IEBConfig, OptimConfig, make_optimizer
 
 
 class SeparateIEB(IEB):
-    """The same losses, every sub-network by a call of its own."""
+    """The same losses, with one call for each sub-network."""
 
     def forward(self, images: Tensor, labels: Tensor, paths: list[WidthPath], teacher: Supernet) -> dict[str, Tensor]:  # type: ignore[override]
         space = self.net.space

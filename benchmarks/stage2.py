@@ -1,7 +1,7 @@
-"""Gate training: dsnet's stage II against a plain implementation, interleaved; prints images/s and the ratio.
+"""Speed of gate training: dsnet's stage II against a plain implementation, interleaved. Prints images/s and the ratio.
 
-The plain implementation runs the slimmest network, the widest network and the masked network one after the other,
-each from the image on, with gradients through everything, and throws away what it does not need.
+The plain implementation runs the slimmest, the widest and the masked network one after the other, each from the image
+on. It computes gradients of everything and discards those that it does not need.
 """
 
 from __future__ import annotations

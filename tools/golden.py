@@ -1,9 +1,9 @@
-"""What a change of the code must not change: seeded trainings, routes, answers and evaluations, bit for bit.
+"""Check that a refactoring keeps all numbers bit for bit: seeded trainings, routes, outputs and evaluations.
 
     python tools/golden.py record FILE    trains small runs with these sources and writes their digests
-    python tools/golden.py check FILE     does the same and compares
+    python tools/golden.py check FILE     trains them again and compares the digests
 
-Record on the parent commit and check on the child, one after the other, on one machine.
+Record on the parent commit, then check on the child, on the same machine.
 """
 
 from __future__ import annotations
@@ -91,14 +91,14 @@ ARTEFACTS = {
 }
 IMAGES = "data/digits/val"
 BUDGETS = ("0.4", "0.6", "0.8")
-ROUNDED = {"confidence", "box"}  # last digits of what is computed from a network's answer, not the answer itself
+ROUNDED = {"confidence", "box"}  # computed from a network's output, so their last digits may differ
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=["record", "check"])
     parser.add_argument("file", type=Path)
-    parser.add_argument("--keep", type=Path, help="folder of the runs; a temporary one unless given")
+    parser.add_argument("--keep", type=Path, help="folder to keep the runs in; by default they are deleted")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         found = observed(args.keep or Path(scratch))
@@ -120,7 +120,7 @@ def shortened(value: Any) -> str:
 
 
 def observed(place: Path) -> dict[str, Any]:
-    """Digests and figures by name."""
+    """Train all runs. Returns digests and figures by name."""
     place.mkdir(parents=True, exist_ok=True)
     run_python(
         place, "from pathlib import Path; from dsnet.experiments.digits import write_digits; write_digits(Path('data'))"
@@ -140,7 +140,7 @@ def observed(place: Path) -> dict[str, Any]:
 
 
 def of_run(folder: Path) -> dict[str, Any]:
-    """Weights, training states, losses and evaluation of a run."""
+    """Digests and figures of a run: weights, training states, losses, budgets and evaluation."""
     found: dict[str, Any] = {"weights": digest((folder / "model.safetensors").read_bytes())}
     for part in (folder, folder / "gate"):
         if (part / "state" / "last.pt").is_file():
@@ -157,7 +157,7 @@ def of_run(folder: Path) -> dict[str, Any]:
 
 
 def figures_of(result: dict[str, Any]) -> list[Any]:
-    """(MAdds, score) of every path and budget; whatever the schema calls them."""
+    """(MAdds, score) of every path and budget, under the names of any version of the schema."""
     rows = [[row["madds"], score_of(row)] for row in result["rows"]]
     dynamic = result.get("dynamic") or []
     budgets = dynamic if isinstance(dynamic, list) else dynamic["rows"]
@@ -169,12 +169,12 @@ def score_of(row: dict[str, Any]) -> float:
 
 
 def plain(value: Any) -> float:
-    """A figure, or the mean of one."""
+    """A figure itself, or its mean if there are several seeds."""
     return value["mean"] if isinstance(value, dict) else value
 
 
 def predicted(place: Path, what: str, budget: str | None) -> str:
-    """A digest of all answers and routes for some images."""
+    """A digest of the predictions and routes of all images."""
     options = ["--budget", budget] if budget else []
     return digest(
         json.dumps(
@@ -192,7 +192,7 @@ def rounded(value: Any, key: str = "") -> Any:
 
 
 def state_digest(file: Path) -> str:
-    """Of every tensor of a training state, whatever else it holds."""
+    """A digest of the tensors in a training state, without its other content."""
     program = """
 import hashlib, io, sys, torch
 data = open(sys.argv[1], 'rb').read()

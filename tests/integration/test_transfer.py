@@ -86,7 +86,7 @@ def test_transfer_fine_tunes_both_stages(
     printed = capsys.readouterr().out
     assert f"from {source}:" in printed
     assert (
-        "2 fresh:\n    because the classes are others:\n      head.classifier.weight\n      head.classifier.bias"
+        "2 fresh:\n    because the classes are different:\n      head.classifier.weight\n      head.classifier.bias"
         in printed
     )
     assert "1 adapted:\n    1 input channels became 3:\n      front.blocks.0.conv.weight" in printed

@@ -1,8 +1,8 @@
-"""The tasks: what a network is trained for.
+"""The tasks that a network can be trained for.
 
-A task is one object that opens its data, builds its network, gives the stages of its training as plans, and scores its
-answers. Training, resuming and evaluation never ask which task they have. A new task is a folder here, with an
-object named `task`, and a line in `TASKS`.
+A task is an object that opens its data, builds its network, gives the stages of its training as plans, and scores its
+outputs. Training, resuming and evaluation are the same code for all tasks. A new task is a folder here with an object
+named `task`, and an entry in `TASKS`.
 """
 
 from __future__ import annotations
@@ -34,23 +34,25 @@ from dsnet.training import OptimConfig, Stage
 
 TASKS = {"classification": "dsnet.tasks.classification.task", "detection": "dsnet.tasks.detection.task"}
 
-GATE = "gate"  # below a run's folder: training state and metrics of stage II
-STATE = "state/last.pt"  # below the folder of a stage: where its training stands
+GATE = "gate"  # folder in a run's folder, with the training state and metrics of stage II
+STATE = "state/last.pt"  # training state, in the folder of a stage
 
 N = TypeVar("N", bound=nn.Module)
-Note = Callable[[Sequence[str]], None]  # is told of damaged files
+Note = Callable[[Sequence[str]], None]  # called with the names of damaged files
 
 
 @dataclass(frozen=True)
 class Plan(Generic[N]):
     """One stage of a training, as data.
 
-    name: folder of its state and metrics below the run's; empty for stage I, which uses the run's folder itself.
-    key: of its optimisation in the config. momentum: of the moving average.
-    stage: what a step learns; None where there is nothing to learn, such as a threshold, or gates that are kept.
-    check: refuses what the run begins with, before anything is written.
-    prepare: the network of the folder as this stage trains it; seeds, and adds a fresh router.
-    finish: what the trained network still needs before it is saved, such as statistics or budgets.
+    name: Folder of its state and metrics in the run's folder. Empty for stage I, which uses the run's folder itself.
+    key: Name of its optimiser's config.
+    momentum: Momentum of the moving average.
+    stage: Builds the losses of a step. None if nothing is trained, as for a threshold or for gates that are kept.
+    validate: Scores the moving average after an epoch, and notes damaged files.
+    check: Refuses a network that this stage cannot train, before anything is written.
+    prepare: Prepares the network for this stage. It sets the seed and may add a fresh router.
+    finish: Completes the trained network before it is saved, for example its statistics or budgets.
     """
 
     name: str
@@ -65,7 +67,7 @@ class Plan(Generic[N]):
 
     @property
     def goes_on(self) -> bool:
-        """Whether it trains the network that lies in the run's folder, rather than the one that the run begins with."""
+        """Whether this stage trains the network saved in the run's folder, not the one that the run begins with."""
         return bool(self.name)
 
     @property
@@ -75,7 +77,7 @@ class Plan(Generic[N]):
 
 
 class Task(Protocol):
-    """What the pipeline asks of a task. The config and the network are the task's own."""
+    """The interface of a task. Every task has its own types of config and network."""
 
     name: str
 
@@ -89,42 +91,45 @@ class Task(Protocol):
     def spec(self) -> type[Any]: ...
 
     metric: Metric
-    batch: int  # images that are evaluated together
-    fit: str  # of images, where a card of an older version does not say
+    batch: int  # number of images that are evaluated together
+    fit: str  # how images are resized, for cards of older versions that do not say
 
     def open_data(self, config: Any, root: str | None = None) -> Data: ...
 
     def begin(self, config: Any, data: Data, *, again: Path | None) -> Any:
-        """The network that a run begins with: seeded and fresh, from a source, or out of the folder `again`."""
+        """The network that a run begins with: fresh, from a source, or from the folder `again` of a resumed run."""
 
     def sources(self, config: Any, net: Any) -> Mapping[str, Any]:
-        """Networks that the run's folder keeps, so that the run goes on without their sources; "" is the folder."""
+        """Networks to save in the run's folder, so that the run can be resumed without its sources.
+
+        Keys are folders in the run's folder; "" is the run's folder itself.
+        """
 
     def plans(self, config: Any, data: Data, folder: Path) -> Sequence[Plan[Any]]: ...
 
     def scorer(self, manifest: Manifest, options: Mapping[str, Any]) -> Scorer:
-        """What judges answers. Refuses options that its metric does not have."""
+        """The scorer of the network's outputs, with the options of its metric."""
 
     def options(self, config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of the metric, as they were given or else as the run has them."""
+        """The options of the metric: those given, and the run's for the others. Unknown options are an error."""
 
     def about(self, config: Any, manifest: Manifest) -> tuple[str, dict[str, Any]]:
-        """The name of the data, and how the network was trained."""
+        """The name of the data, and a summary of the training."""
 
 
 def card_of(data: Data) -> Card:
-    """What a network that is trained on this data remembers of it."""
+    """The card of a network that is trained on this data."""
     return Card(data.classes, Preprocessing(data.mean, data.std, data.crop, data.interpolation, data.fit))
 
 
 def images_of(task: Task, data: Data, split: str, config: Any) -> PlainImages:
-    """A split as evaluation reads it."""
-    how = {"workers": config.data.workers, "max_skipped": config.data.max_skipped}
-    return PlainImages(data.split(split), task.batch, name=split, **how)
+    """The images of a split for evaluation, without augmentation."""
+    options = {"workers": config.data.workers, "max_skipped": config.data.max_skipped}
+    return PlainImages(data.split(split), task.batch, name=split, **options)
 
 
 def calibrated(task: Task, net: Any, data: Data, config: Any) -> Any:
-    """The network, in eval mode, with the lambdas of all budgets in its card, found on the calibration split."""
+    """The network in eval mode, with budgets in its card whose lambdas are calibrated on the calibration split."""
     net = net.to(memory_format=torch.contiguous_format).eval()
     net.card = replace(net.card, budgets=())
     runner, images = eager(net), images_of(task, data, "calibration", config)
@@ -137,13 +142,13 @@ def calibrated(task: Task, net: Any, data: Data, config: Any) -> Any:
 
 
 def ends(net: Any) -> dict[str, WidthPath]:
-    """The paths that validation of stage I looks at; a static network has the widest alone."""
+    """The paths that are validated in stage I: slimmest and widest. A static network has the widest only."""
     space = net.space
     return {"slimmest": space.slimmest, "widest": space.widest} if space.size > 1 else {"widest": space.widest}
 
 
 def check_source(net: Any, folder: str, data: Data) -> None:
-    """Refuse a network for stage II that knows other data."""
+    """Refuse a network for stage II that was trained on other classes or at another image size."""
     if net.card.classes != data.classes:
         raise ValueError(
             f"the network in {folder} knows the classes {list(net.card.classes)[:5]} but the data has "
@@ -157,7 +162,7 @@ def check_source(net: Any, folder: str, data: Data) -> None:
 
 
 def threshold_width(net: Any, traces: Traces) -> Callable[[int], None]:
-    """Sets the candidate that a threshold router escalates to, in the network and in the scores of its traces."""
+    """A function that sets the candidate a threshold router escalates to, in the network and in its traces."""
 
     def escalate(position: int) -> None:
         net.probe.width.fill_(position)
@@ -175,7 +180,7 @@ def named(name: str) -> Task:
 
 
 def config_from(keys: Mapping[str, Any]) -> Any:
-    """The config that a file of these keys would give; without a task it is one of classification."""
+    """The config with these keys, as if read from a file. The default task is classification."""
     return resolve(named(keys.get("task", "classification")).config, keys)
 
 
@@ -184,7 +189,7 @@ def read_config(file: Path) -> Any:
     try:
         task = read_yaml(file).get("task", "classification")
     except (OSError, ValueError):
-        task = "classification"  # `read_run` says what is wrong with the file
+        task = "classification"  # `read_run` reports what is wrong with the file
     return read_run(named(task).config, file)
 
 
@@ -193,7 +198,7 @@ def save(net: nn.Module, folder: str | os.PathLike[str]) -> Path:
 
     One process at a time may write to a folder.
     """
-    net = getattr(net, "_orig_mod", net)  # what torch.compile wraps
+    net = getattr(net, "_orig_mod", net)  # unwrap torch.compile
     spec: Any = getattr(net, "spec", None)
     if spec is None or not isinstance(net, named(getattr(spec, "task", "classification")).network):
         raise ValueError(
@@ -215,7 +220,10 @@ def load(folder: str | os.PathLike[str], task: str | None = None, *, device: tor
 
 
 def load(folder: str | os.PathLike[str], task: str | None = None, *, device: torch.device | str = "cpu") -> Any:
-    """The saved network in eval mode, bit for bit. task: refuse networks of other tasks."""
+    """Load a saved network in eval mode. Its weights are equal bit for bit.
+
+    task: If given, networks of other tasks are refused.
+    """
     folder = Path(folder)
     content, tensors = read_model(folder)
     empty = described(folder, content, task)
@@ -228,19 +236,19 @@ def load(folder: str | os.PathLike[str], task: str | None = None, *, device: tor
 
 
 def blank(folder: str | os.PathLike[str], task: str | None = None) -> Any:
-    """The network in a folder without its weights; it has spec and card, and tells what it costs."""
+    """The network in a folder without its weights, for its spec, card and cost."""
     return described(Path(folder), read_description(folder), task).eval()
 
 
 def described(folder: Path, content: Mapping[str, Any], task: str | None) -> Any:
-    """The network of a description on the meta device, which costs nothing, whatever sizes a spec asks for."""
-    found = task_in(content)
-    if task not in (None, found):
-        raise CheckpointError(f"{folder} holds a network for {found}, not for {task}")
-    if found not in TASKS:
-        raise CheckpointError(f"{folder} holds a network for {found}, which dsnet does not know; update dsnet")
-    of = named(found)
-    spec = parse(of.spec, content.get("spec"), str(folder / MODEL), error=CheckpointError, strict=True)
+    """The network of a description, on the meta device, so that a spec with huge sizes allocates nothing."""
+    name = task_in(content)
+    if task not in (None, name):
+        raise CheckpointError(f"{folder} holds a network for {name}, not for {task}")
+    if name not in TASKS:
+        raise CheckpointError(f"{folder} holds a network for {name}, which dsnet does not know; update dsnet")
+    owner = named(name)
+    spec = parse(owner.spec, content.get("spec"), str(folder / MODEL), error=CheckpointError, strict=True)
     if plain(spec) != content["spec"]:
         raise CheckpointError(f"{folder / MODEL} leaves out keys of the spec; restore it from a copy")
     try:
@@ -248,5 +256,5 @@ def described(folder: Path, content: Mapping[str, Any], task: str | None) -> Any
             net = spec.build()
     except (ValueError, TypeError, RuntimeError, IndexError) as error:
         raise CheckpointError(f"{folder / MODEL} describes a network that cannot be built ({error})") from error
-    net.card = card_in(folder, content, fit=of.fit)
+    net.card = card_in(folder, content, fit=owner.fit)
     return net

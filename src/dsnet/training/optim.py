@@ -20,7 +20,7 @@ class OptimConfig(Typed):
 
     Args:
         epochs: Passes over the training images.
-        batch_size: Number of images per step, over all processes.
+        batch_size: Images per step, over all processes.
         lr: Learning rate of SGD after warm-up.
         momentum: Momentum of SGD.
         nesterov: Use Nesterov momentum, which looks one step ahead.

@@ -1,4 +1,4 @@
-"""What `dsnet train` can be told, composed from the configs of the rooms."""
+"""The configuration of `dsnet train`, composed of the configs of model, data and training."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class ClassificationConfig(RunConfig):
         sgs: How the network learns to route in stage II.
         sgs_optim: How the router's weights are updated in stage II.
         seed: Seed of weights, data order and paths.
-        threads: Threads of torch; 0 is its own default.
+        threads: Threads of torch. 0 is its own default.
         save_steps: Number of steps between checkpoints inside an epoch. By default only the end of an epoch is saved.
-        recalibration: Number of images from which batch-norm statistics are computed at the end.
+        recalibration: Number of training images from which batch-norm statistics are recomputed at the end.
     """
 
     BASIC: ClassVar[tuple[str, ...]] = (
@@ -114,14 +114,14 @@ class ClassificationConfig(RunConfig):
 
     @property
     def routes(self) -> bool:
-        """Whether this run trains a router; a static network has nothing to choose."""
+        """Whether this run trains a router. A static network has no widths to choose from."""
         return self.stage == "gate" or (self.stage == "both" and bool(self.model.spec().widths))
 
     def routed(self, spec: ModelSpec) -> ModelSpec:
         """A supernet's spec with this run's router, routing space and gate design."""
         model, plain = self.model, replace(spec, router=None)
-        wished = customise(plain, routing=model.routing, slimming=model.slimming, shared=model.shared)
-        return replace(wished, router=self.sgs.spec)
+        customised = customise(plain, routing=model.routing, slimming=model.slimming, shared=model.shared)
+        return replace(customised, router=self.sgs.spec)
 
     @property
     def run_name(self) -> str:

@@ -1,4 +1,4 @@
-"""Classification of images: a supernet that learns all its widths (stage I), then to choose among them (stage II)."""
+"""Image classification: a supernet learns all its widths (stage I), then to choose among them (stage II)."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Classification:
     spec = ModelSpec
 
     def open_data(self, config: ClassificationConfig, root: str | None = None) -> Data:
-        """The data of a run, at another place if `root` is given."""
-        where = config.data if root is None else replace(config.data, root=root)
-        return open_dataset(where, default_size=config.model.spec().image_size)
+        """The data of a run, or the same data in the folder `root` if it was moved."""
+        data = config.data if root is None else replace(config.data, root=root)
+        return open_dataset(data, default_size=config.model.spec().image_size)
 
     def begin(self, config: ClassificationConfig, data: Data, *, again: Path | None) -> Supernet:
-        """Fresh weights; or the source's, for stage gate as they are, else carried over to this run's data."""
+        """Fresh weights, or the source's: unchanged for stage gate, otherwise adapted to this run's data."""
         torch.manual_seed(config.seed)
         if config.source is None and config.stage != "gate":
             return new_network(config, data)
@@ -58,8 +58,8 @@ class Classification:
         return source_network(config, data) if config.stage == "gate" else carried_over(config, data)
 
     def sources(self, config: ClassificationConfig, net: Supernet) -> Mapping[str, Supernet]:
-        found = {} if config.source is None else {"" if config.stage == "gate" else START: net}
-        return found if config.gate_from is None else {**found, ROUTER: load(config.gate_from, "classification")}
+        networks = {} if config.source is None else {"" if config.stage == "gate" else START: net}
+        return networks if config.gate_from is None else {**networks, ROUTER: load(config.gate_from, "classification")}
 
     def plans(self, config: ClassificationConfig, data: Data, folder: Path) -> Sequence[Plan[Supernet]]:
         first = [] if config.stage == "gate" else [widths_plan(config, data)]
@@ -82,20 +82,20 @@ task = Classification()
 
 
 def calibration_images(data: Data, config: ClassificationConfig, *, seed: int = 0) -> Iterator[Tensor]:
-    """Training images, augmented as in training: the weights were trained on statistics of such batches.
+    """Training images for recalibration, augmented as in training, because the weights were trained with such batches.
 
-    Plain images cost 3 points of accuracy on CIFAR-10, where augmentation adds dark borders.
+    Without augmentation, which adds dark borders there, accuracy on CIFAR-10 was 3 points lower.
     """
     size = min(task.batch, len(data.train))
     batches = TrainBatches(data.train, size, seed, config.data.workers)
-    wanted = max(1, min(config.recalibration // size, len(batches)))
-    for batch in itertools.islice(batches.epoch(0), wanted):
-        if len(batch.images) > 1:  # a batch of damaged files may be empty
+    number = max(1, min(config.recalibration // size, len(batches)))
+    for batch in itertools.islice(batches.epoch(0), number):
+        if len(batch.images) > 1:  # damaged files are left out, so a batch may be empty
             yield batch.images
 
 
 def training_of(config: ClassificationConfig, manifest: Manifest) -> dict[str, Any]:
-    """What a result tells of the training."""
+    """The summary of the training in a result."""
     training: dict[str, Any] = {
         "teacher": config.ieb.teacher,
         "epochs": config.optim.epochs,
@@ -123,12 +123,12 @@ def training_of(config: ClassificationConfig, manifest: Manifest) -> dict[str, A
 
 
 def widths_plan(config: ClassificationConfig, data: Data) -> Plan[Supernet]:
-    """Stage I: the best moving average, with the statistics of every width averaged anew."""
+    """The plan of stage I, which keeps the best moving average and recalibrates the statistics of every width."""
 
     def validate(average: Supernet, note: Note) -> dict[str, float]:
         paths = ends(average)
-        found = accuracy(average, noted(data, config, note), list(paths.values()))
-        return dict(zip(paths, found, strict=True))
+        scores = accuracy(average, noted(data, config, note), list(paths.values()))
+        return dict(zip(paths, scores, strict=True))
 
     def finish(net: Supernet) -> Supernet:
         net.card = card_of(data)
@@ -147,7 +147,7 @@ def widths_plan(config: ClassificationConfig, data: Data) -> Plan[Supernet]:
 
 
 def router_plan(config: ClassificationConfig, data: Data, folder: Path) -> Plan[Supernet]:
-    """Stage II: the last moving average of the router, with calibrated budgets."""
+    """The plan of stage II, which keeps the last moving average of the router and calibrates budgets."""
     return Plan(
         name=GATE,
         key="sgs_optim",
@@ -162,7 +162,7 @@ def router_plan(config: ClassificationConfig, data: Data, folder: Path) -> Plan[
 
 
 def noted(data: Data, config: ClassificationConfig, note: Note) -> Iterator[Batch]:
-    """Plain batches of this process's calibration images; `note` is told of damaged ones."""
+    """Batches of this process's calibration images. `note` is called with the names of damaged files."""
     batches = plain_batches(data.calibration, task.batch, workers=config.data.workers, rank=rank(), world=world())
     for batch in batches:
         note(batch.skipped)
@@ -177,7 +177,7 @@ def new_network(config: ClassificationConfig, data: Data) -> Supernet:
 
 
 def source_network(config: ClassificationConfig, data: Data) -> Supernet:
-    """The trained supernet that stage II starts from; it must know the data."""
+    """The trained supernet that stage II starts from. It must have been trained on the same data."""
     if config.source is None:
         raise ValueError("stage gate needs a trained supernet; say which with --from RUN")
     folder = Path(config.source)
@@ -185,12 +185,12 @@ def source_network(config: ClassificationConfig, data: Data) -> Supernet:
     if (folder / SPLITS).exists():
         check_data(folder, data)
     check_source(net, config.source, data)
-    config.routed(net.spec)  # says what is wrong with a routing space
+    config.routed(net.spec)  # raises an error if the routing space does not fit
     return net
 
 
 def carried_over(config: ClassificationConfig, data: Data) -> Supernet:
-    """The source's network for this run's data; says what became of its tensors."""
+    """The source's network, adapted to this run's data. Prints what happened to its tensors."""
     net, account = transferred(load_source(config), data)
     if rank() == 0:
         where = f"{len(data.train)} training images of {len(data.classes)} classes, {data.image_size} px"

@@ -1,4 +1,4 @@
-"""A trained supernet or router goes to another run: what it keeps, and what is new."""
+"""Transfer of a trained supernet or router to another run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from dsnet.training import with_fresh_router
 from dsnet.training.sgs import of_router
 from dsnet.weights.account import CLASSIFIER, Account
 
-START, ROUTER = "start", "router"  # below a run's folder: the networks that it began with
+START, ROUTER = "start", "router"  # folders in a run's folder, with the networks that the run began with
 
 
 def load_source(config: ClassificationConfig) -> Supernet:
-    """The network that a run starts from; it must be the one that the config names."""
+    """The network that a run starts from. It must be of the model that the config names."""
     assert config.source is not None
     net = load(config.source, "classification")
     if net.spec.name != config.model.name:
@@ -33,7 +33,7 @@ def load_source(config: ClassificationConfig) -> Supernet:
 
 
 def transferred(source: Supernet, data: Data) -> tuple[Supernet, Account]:
-    """The source's weights and per-width statistics in a network for other classes, channels and image size."""
+    """A network for the classes, channels and image size of `data`, with the source's weights and statistics."""
     changed = {"num_classes": len(data.classes), "in_channels": data.channels, "image_size": data.image_size}
     spec = replace(source.spec, router=None, **changed)  # type: ignore[arg-type]
     spec.check_size(data.image_size)
@@ -42,9 +42,9 @@ def transferred(source: Supernet, data: Data) -> tuple[Supernet, Account]:
     stem = first_weight(net)
     for key, tensor in source.state_dict().items():
         if key not in state:  # the head of a router that probes
-            account.unused[key] = "the router is left behind"
+            account.unused[key] = "the router is not kept"
         elif key.startswith(f"{CLASSIFIER}.") and source.card.classes != data.classes:
-            account.unused[key] = account.fresh[key] = "the classes are others"
+            account.unused[key] = account.fresh[key] = "the classes are different"
         elif key == stem and source.spec.in_channels != data.channels:
             state[key] = adapted_stem(tensor, data.channels)
             account.adapted[key] = f"{source.spec.in_channels} input channels became {data.channels}"
@@ -57,24 +57,24 @@ def transferred(source: Supernet, data: Data) -> tuple[Supernet, Account]:
 
 
 def first_weight(net: Supernet) -> str:
-    """The weight that reads the image."""
+    """The name of the weight that reads the image."""
     return next(name for name, _ in net.named_parameters() if name.endswith("conv.weight"))
 
 
 def adapted_stem(weight: Tensor, channels: int) -> Tensor:
-    """A first convolution for another number of input channels, which gives the same answer to a grey image.
+    """The weight of the first convolution for another number of input channels. Its output for grey images is the same.
 
-    One channel: the sum over the old ones. Several: an equal share of that sum for each.
+    Every channel gets an equal share of the sum over the old channels.
     """
     return weight.sum(1, keepdim=True).expand(-1, channels, -1, -1) / channels
 
 
 def check_gate_source(config: ClassificationConfig, spec: ModelSpec, classes: tuple[str, ...]) -> None:
-    """Refuse a router that does not fit the network it is to go on with."""
+    """Refuse a router of another run (`gate_from`) that does not fit this run's network."""
     if config.gate_from is None:
         return
     source = load(config.gate_from, "classification")
-    wished = config.routed(spec)
+    target = config.routed(spec)
     if source.spec.router is None:
         raise ValueError(f"{config.gate_from} has no router to start from; leave gate_from out, or name a routed run")
     if source.spec.router != config.sgs.spec:
@@ -83,20 +83,20 @@ def check_gate_source(config: ClassificationConfig, spec: ModelSpec, classes: tu
             f"{config.gate_from} has router {have.kind} with targets {have.targets}, but {want.kind} with targets "
             f"{want.targets} is to be trained; set --sgs.router {have.kind} --sgs.targets {have.targets}"
         )
-    if (source.spec.name, source.spec.routing, source.spec.gate) != (wished.name, wished.routing, wished.gate):
+    if (source.spec.name, source.spec.routing, source.spec.gate) != (target.name, target.routing, target.gate):
         raise ValueError(
             f"the router of {config.gate_from} chooses among widths {list(source.spec.routing)} of {source.spec.name}, "
-            f"but this run among {list(wished.routing)} of {wished.name}; use the same model and model.routing"
+            f"but this run among {list(target.routing)} of {target.name}; use the same model and model.routing"
         )
     if source.probe is not None and source.spec.num_classes != len(classes):
         raise ValueError(
             f"the {source.spec.router.kind} router of {config.gate_from} reads answers of {source.spec.num_classes} "
-            f"classes but the data has {len(classes)}; only --sgs.router gate goes over to other numbers of classes"
+            f"classes but the data has {len(classes)}; only --sgs.router gate works with another number of classes"
         )
 
 
 def with_router(net: Supernet, config: ClassificationConfig, folder: Path) -> Supernet:
-    """The network with a fresh router, or with the one that the run's folder keeps."""
+    """The network with a fresh router, or with the weights of the router that is saved in the run's folder."""
     torch.manual_seed(config.seed)
     net = with_fresh_router(net, config.routed(net.spec))
     if config.gate_from is not None:
@@ -106,6 +106,6 @@ def with_router(net: Supernet, config: ClassificationConfig, folder: Path) -> Su
             if of_router(key)
         }
         assert kept
-        found = net.load_state_dict(kept, strict=False)
-        assert not found.unexpected_keys
+        keys = net.load_state_dict(kept, strict=False)
+        assert not keys.unexpected_keys
     return net

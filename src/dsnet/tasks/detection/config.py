@@ -1,4 +1,4 @@
-"""What `dsnet train --task detection` can be told."""
+"""The configuration of `dsnet train --task detection`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DetectionConfig(RunConfig):
         stage: Stages to train: detector (I), gate (II, the gate of the run that --from names), or both.
         source: Run whose detector gets a gate; set by --from.
         backbone: Classification run that the detector is built on.
-        taps: Maps of the backbone that are fused, the largest first.
+        taps: Names of the backbone's maps that are fused, the largest first.
         projection: Number of channels of each projected map, the same for all widths.
         pyramid: Number of channels of the maps that the heads read.
         routing: Width indices that the gate may choose. By default all.
@@ -33,7 +33,7 @@ class DetectionConfig(RunConfig):
         gates_optim: How the gate's weights are updated in stage II.
         rule: How average precision is computed. VOC 2007 uses 11point.
         seed: Seed of weights, data order and paths.
-        threads: Threads of torch; 0 is its own default.
+        threads: Threads of torch. 0 is its own default.
         save_steps: Number of steps between checkpoints inside an epoch. By default only the end of an epoch is saved.
     """
 

@@ -1,9 +1,9 @@
-"""FSSD on a slimmable backbone. The width is an argument; behind the projections nothing depends on it.
+"""FSSD on a slimmable backbone. The width is an argument; nothing after the projections depends on it.
 
     backbone segments -> tapped maps -> projections | neck -> pyramid -> heads -> deltas, logits
 
-Left of the bar is the width group: its output has the same shape at every width, so that a batch whose samples went
-different ways comes together there.
+The output of the projections has the same shape at every width. So samples that took different paths become one batch
+again at the bar.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dsnet.tasks.detection.loss import decode
 from dsnet.tasks.detection.neck import Heads, Neck, prior_boxes
 from dsnet.tasks.detection.spec import DetectorSpec
 
-NAMED = ("backbone", "projections", "neck", "heads")  # parts whose MAdds are told apart
+NAMED = ("backbone", "projections", "neck", "heads")  # parts whose MAdds are listed separately
 
 
 class Answer(NamedTuple):
@@ -37,8 +37,8 @@ class Answer(NamedTuple):
 
 
 class Started(NamedTuple):
-    """What all paths share: the map at the first choice, the map scaled by its gate's attention, the code that the
-    slimming head reads, and the projected maps from before."""
+    """The results that all paths share: the map at the first choice, the same map scaled by its gate's attention, the
+    code that the slimming head reads, and the maps projected so far."""
 
     x: Tensor
     scaled: Tensor
@@ -47,10 +47,9 @@ class Started(NamedTuple):
 
 
 class Detector(nn.Module):
-    """A backbone whose width is chosen, and one neck and one set of heads for all widths.
+    """A slimmable backbone, with one neck and one set of heads for all widths.
 
-    The backbone's batch norm stays as it is: statistics per width, and the affine that belongs to them, are never
-    trained here. Its classifier is not used.
+    The backbone's batch norm is frozen, both its statistics per width and its affine. Its classifier is not used.
     """
 
     priors: Tensor
@@ -92,7 +91,7 @@ class Detector(nn.Module):
         return self
 
     def forward(self, x: Tensor, path: Sequence[int] = ()) -> Answer:
-        """What the sub-network `path` says of every prior."""
+        """The answer of the sub-network `path` for every prior."""
         self.check_input(x)
         return self.run(x, self.space.validate(path))
 
@@ -101,13 +100,13 @@ class Detector(nn.Module):
         return self.finish(self.widths(self.start(x), path))
 
     def forward_paths(self, x: Tensor, paths: Sequence[Sequence[int]]) -> list[Answer]:
-        """Several sub-networks on one batch; what comes before the first choice is computed once."""
+        """Run several sub-networks on one batch. Everything before the first choice is computed once."""
         self.check_input(x)
         started = self.start(x)
         return [self.finish(self.widths(started, self.space.validate(path))) for path in paths]
 
     def start(self, x: Tensor) -> Started:
-        """Everything before the first choice."""
+        """Run everything before the first choice."""
         net = self.backbone
         x, tapped = net.front.features(x, 0)
         projected = self.project(tapped, 0)
@@ -117,7 +116,7 @@ class Detector(nn.Module):
         return Started(x, *net.chain[0].attend(x, 0), projected)
 
     def widths(self, started: Started, path: WidthPath, scores: list[Tensor | None] | None = None) -> Features:
-        """The projected maps of a path. scores: gets the raw scores of the slimming heads on the way."""
+        """The projected maps of a path. scores: A list to which the raw scores of the slimming heads are appended."""
         x, scaled, code, projected = started
         w_in = 0
         for point, w_out in enumerate(path):
@@ -132,18 +131,18 @@ class Detector(nn.Module):
         return projected
 
     def rest(self, point: int, width: int, x: Tensor) -> tuple[Tensor, Features]:
-        """A segment behind its first block: its last map, and the projections of its tapped ones."""
+        """Run a segment after its first block. Returns its last map, and the projections of its tapped maps."""
         segment = self.backbone.chain[point]
-        mine = {} if segment.tap is None else {segment.tap: x}
+        first = {} if segment.tap is None else {segment.tap: x}
         x, tapped = segment.rest.features(x, width)
-        return x, self.project(mine | tapped, width)
+        return x, self.project(first | tapped, width)
 
     def project(self, tapped: Features, width: int) -> Features:
-        """Tapped maps of any width as maps of one, in the order of the taps."""
+        """Project tapped maps of a width to the common number of channels, in the order of the taps."""
         return {tap: self.projections[tap](tapped[tap], width, 0) for tap in self.spec.taps if tap in tapped}
 
     def finish(self, projected: Features) -> Answer:
-        """Everything behind the projections."""
+        """Run everything after the projections."""
         return Answer(*self.heads(self.neck([projected[tap] for tap in self.spec.taps])))
 
     def boxes_of(self, answer: Answer) -> tuple[Tensor, Tensor]:
@@ -156,7 +155,7 @@ class Detector(nn.Module):
         return self.finish(self.widths(self.start(x), path, scores)), scores
 
     def place_of(self, layer: str) -> int:
-        """The choice point that a layer belongs to, by its name; neck and heads are run by every path."""
+        """The choice point that a layer belongs to, by its name. Every path runs neck and heads."""
         room, name, *rest = layer.split(".")
         if room == "backbone" and name == "segments":
             return int(rest[0])
@@ -168,7 +167,7 @@ class Detector(nn.Module):
         return DetectorParts(self, routed=routed)
 
     def manifest(self, image_size: int | None = None) -> Manifest:
-        """All that the rest of the house may know of this detector."""
+        """The description of this detector for everything outside models and tasks."""
         self.spec.check_size(image_size or self.spec.image_size)
         count = len(self.priors)
         outputs: dict[str, tuple[int, ...]] = {"boxes": (count, 4), "scores": (count, self.spec.num_classes)}
@@ -180,8 +179,8 @@ class Detector(nn.Module):
 
 
 class DetectorParts(LiveParts):
-    """The pieces of a detector between its choices: each leaves the maps that it projects; neck, heads and decoding
-    come once, behind all of them."""
+    """The pieces of a detector between its choices. Each returns the maps that it projects; neck, heads and decoding
+    run once, after all of them."""
 
     def __init__(self, detector: Detector, *, routed: bool = True) -> None:
         super().__init__(detector.backbone, routed=routed)
@@ -217,19 +216,19 @@ def named_maps(projected: Features) -> Outputs:
 
 
 def with_backbone(spec: DetectorSpec, net: Supernet) -> Detector:
-    """A detector with fresh neck and heads on a trained classification network, whose spec may have another image size,
-    classes or routing."""
+    """A detector with fresh neck and heads on the backbone of a trained classification network. Image size, classes and
+    routing of the two may differ."""
     detector = Detector(spec).to(net.head.classifier.weight.dtype)
     theirs = net.state_dict()
     skipped = ("head.classifier.", "probe.")
     kept = {name: tensor for name, tensor in theirs.items() if not name.startswith(skipped)}
-    mine = detector.backbone.state_dict()
+    ours = detector.backbone.state_dict()
     for name, tensor in kept.items():
-        if name not in mine or (mine[name].shape != tensor.shape and ".slimming." not in name):
+        if name not in ours or (ours[name].shape != tensor.shape and ".slimming." not in name):
             raise ValueError(
                 f"the network {net.spec.name!r} does not fit the backbone {spec.backbone.name!r}: tensor {name!r} "
                 f"differs; give a run of that model"
             )
-    fitting = {name: tensor for name, tensor in kept.items() if mine[name].shape == tensor.shape}
+    fitting = {name: tensor for name, tensor in kept.items() if ours[name].shape == tensor.shape}
     detector.backbone.load_state_dict(fitting, strict=False)
     return detector

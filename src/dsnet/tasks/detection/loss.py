@@ -1,4 +1,4 @@
-"""The multibox loss: the code of boxes, which prior answers for which object, and how wrong the answers are."""
+"""The multibox loss of SSD: encoding of boxes, matching of priors to objects, and the loss itself."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from dsnet.data.boxes import PADDING, iou, to_centres, to_corners
 VARIANCES = (0.1, 0.2)  # SSD's: offsets and log sizes are divided by these
 OVERLAP = 0.5
 NEGATIVES = 3  # background priors per prior with an object
-IGNORED = -1  # neither object nor background
+IGNORED = -1  # class of priors that are neither object nor background
 
 
 class Targets(NamedTuple):
-    """What every prior should say: classes [B, P] (0 is background, -1 does not count) and deltas [B, P, 4]."""
+    """The targets of every prior: classes [B, P] (0 is background, -1 does not count) and deltas [B, P, 4]."""
 
     classes: Tensor
     deltas: Tensor
 
 
 class MultiboxLoss(NamedTuple):
-    """Sums of one loss each, and the priors that have objects, all [B]."""
+    """The two losses summed over priors, and the number of priors with objects, for each image [B]."""
 
     localisation: Tensor
     classification: Tensor
@@ -32,35 +32,35 @@ class MultiboxLoss(NamedTuple):
 
     @property
     def total(self) -> Tensor:
-        """Of a batch: both losses over the number of priors with objects."""
+        """The loss of the batch: the sum of both losses divided by the number of priors with objects."""
         return (self.localisation.sum() + self.classification.sum()) / self.positives.sum().clamp_min(1)
 
     @property
     def each(self) -> Tensor:
-        """Of each image [B] by itself."""
+        """The loss of each image [B]."""
         return (self.localisation + self.classification) / self.positives.clamp_min(1)
 
 
 def encode(corners: Tensor, priors: Tensor) -> Tensor:
-    """What a detector is to say about boxes (in corners) at their priors (as centres)."""
+    """The deltas from priors (as centres) to boxes (as corners)."""
     boxes = to_centres(corners)
     offset = (boxes[..., :2] - priors[..., :2]) / priors[..., 2:] / VARIANCES[0]
     return torch.cat([offset, (boxes[..., 2:] / priors[..., 2:]).log() / VARIANCES[1]], -1)
 
 
 def decode(deltas: Tensor, priors: Tensor) -> Tensor:
-    """The inverse of `encode`: boxes in corners."""
+    """The inverse of `encode`: boxes as corners."""
     middle = priors[..., :2] + deltas[..., :2] * VARIANCES[0] * priors[..., 2:]
     size = priors[..., 2:] * (deltas[..., 2:] * VARIANCES[1]).exp()
     return to_corners(torch.cat([middle, size], -1))
 
 
 def match(objects: Tensor, priors: Tensor, *, overlap: float = OVERLAP) -> tuple[Tensor, Tensor]:
-    """Classes [P] and deltas [P, 4] of the priors for one image's objects [G, 6]: corners, class, difficult.
+    """The target classes [P] and deltas [P, 4] of the priors for one image's objects [G, 6]: corners, class, difficult.
 
-    A prior answers for the object that it overlaps most, if by at least `overlap`. Every object that some prior touches
-    gets one at least: the one that overlaps it most, the largest overlap first, no prior for two objects. Difficult
-    objects get none; priors that would have answered for them do not count.
+    A prior is matched to the object that it overlaps most, if their IoU is at least `overlap`. In addition,
+    `own_priors` gives every object that overlaps some prior a prior of its own. Difficult objects are not matched;
+    priors that overlap them enough are ignored, unless they are matched to another object.
     """
     objects = objects[objects[:, 4] != PADDING]
     difficult = objects[:, 5] > 0
@@ -73,18 +73,18 @@ def match(objects: Tensor, priors: Tensor, *, overlap: float = OVERLAP) -> tuple
         return classes, torch.zeros_like(priors)
     overlaps = iou(objects[:, :4], corners)  # [G, P]
     best, which = overlaps.max(0)
-    mine = best >= overlap
+    matched = best >= overlap
     own = own_priors(overlaps)
     served = own >= 0
-    mine[own[served]], which[own[served]] = True, served.nonzero().flatten()
-    classes[mine] = objects[which[mine], 4].long() + 1
-    return classes, torch.where(mine[:, None], encode(objects[which, :4], priors), 0)
+    matched[own[served]], which[own[served]] = True, served.nonzero().flatten()
+    classes[matched] = objects[which[matched], 4].long() + 1
+    return classes, torch.where(matched[:, None], encode(objects[which, :4], priors), 0)
 
 
 def own_priors(overlaps: Tensor) -> Tensor:
-    """A prior [G] for every object, given overlaps [G, P]; the largest overlap is served first.
+    """A different prior [G] for every object, given overlaps [G, P]. Pairs with the largest overlap are chosen first.
 
-    -1 where no prior that overlaps the object is left.
+    An object gets -1 if no prior that overlaps it is left.
     """
     best, chosen = overlaps.max(1)
     if len(chosen.unique()) == len(chosen):
@@ -106,11 +106,11 @@ def match_all(objects: Tensor, priors: Tensor) -> Targets:
 
 
 def multibox_loss(deltas: Tensor, logits: Tensor, targets: Targets, *, negatives: int = NEGATIVES) -> MultiboxLoss:
-    """Smooth L1 of priors with objects; cross-entropy of these and of the hardest background priors of each image.
+    """Smooth L1 over priors with objects, and cross-entropy over these and the hardest background priors of each image.
 
-    There are `negatives` background priors for each one with an object, and as many for an image without objects.
+    There are `negatives` background priors for each prior with an object, and as many in an image without objects.
     """
-    if deltas.dtype != torch.float64:  # losses stay in single precision at least
+    if deltas.dtype != torch.float64:  # at least single precision, whatever autocast produced
         deltas, logits = deltas.float(), logits.float()
     positive = targets.classes > 0
     count = positive.sum(1)

@@ -1,4 +1,4 @@
-"""What lies behind the projections and has one width: the neck that fuses maps, the heads, and their prior boxes."""
+"""The parts of a detector that have one width: the neck that fuses the projected maps, the heads, the prior boxes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class ConvNorm(nn.Module):
 
 
 class Neck(nn.Module):
-    """Projected maps, resized to the largest, side by side, normalised; then the pyramid (FSSD, Li and Zhou, 2017)."""
+    """Resizes the projected maps to the largest, concatenates and normalises them, and computes the pyramid from them
+    (FSSD, Li and Zhou, 2017)."""
 
     def __init__(self, spec: DetectorSpec) -> None:
         super().__init__()
@@ -55,7 +56,7 @@ class Neck(nn.Module):
 
 
 class Heads(nn.Module):
-    """For each map one 3x3 convolution to box deltas and one to class logits (SSD)."""
+    """For each map, a 3x3 convolution that predicts box deltas and one that predicts class logits (SSD)."""
 
     def __init__(self, spec: DetectorSpec) -> None:
         super().__init__()
@@ -79,24 +80,24 @@ def head(cin: int, cout: int) -> Fixed:
 
 
 def rows(x: Tensor) -> Tensor:
-    """A map [B, C, H, W] as rows [B, H * W * C]: place by place, as the priors are listed."""
+    """Flatten a map [B, C, H, W] to rows [B, H * W * C], in the order of the priors."""
     return x.permute(0, 2, 3, 1).flatten(1)
 
 
 def prior_boxes(
     sides: Sequence[int], scales: Sequence[float] = SCALES, ratios: Sequence[Sequence[float]] = RATIOS
 ) -> Tensor:
-    """Priors [P, 4] as centres in shares of the image: map by map, row by row, then the boxes of a place.
+    """Priors [P, 4] as centres in shares of the image, ordered by map, row, column and box.
 
-    The squares have the map's scale, and the geometric mean of it and the next map's. Unlike SSD300, whose steps of 8,
-    16, 32 ... pixels run past the image, centres are spread evenly over it.
+    The two squares have the scale of the map, and the geometric mean of that and the next map's scale. The centres are
+    spread evenly over the image. In SSD300 steps of 8, 16, 32, ... pixels carry them past its edge.
     """
     if len(scales) != len(sides) + 1 or len(ratios) != len(sides):
         raise ValueError(
             f"{len(sides)} maps need {len(sides) + 1} scales and {len(sides)} lists of aspect ratios, "
             f"not {len(scales)} and {len(ratios)}"
         )
-    found = []
+    priors = []
     for side, (scale, larger), own in zip(sides, pairwise(scales), ratios, strict=True):
         shapes = [(scale, scale), ((scale * larger) ** 0.5,) * 2]
         for ratio in own:
@@ -106,5 +107,5 @@ def prior_boxes(
         y, x = torch.meshgrid(at, at, indexing="ij")
         places = torch.stack([x, y], -1)[:, :, None].expand(-1, -1, len(shapes), -1)
         sizes = torch.tensor(shapes).clamp_max(1.0).expand(side, side, -1, -1)
-        found.append(torch.cat([places, sizes], -1).reshape(-1, 4))
-    return torch.cat(found)
+        priors.append(torch.cat([places, sizes], -1).reshape(-1, 4))
+    return torch.cat(priors)

@@ -1,5 +1,7 @@
-"""Average precision: PASCAL VOC's, by the 11-point rule of 2007 or by the area of later years, and COCO's, by the
-package faster-coco-eval or pycocotools where one is installed."""
+"""Average precision of PASCAL VOC, by the 11-point rule of 2007 or the area rule of later years, and of COCO.
+
+COCO's needs the package faster-coco-eval or pycocotools.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ Rule = Literal["area", "11point"]
 
 @dataclass(frozen=True)
 class Truth:
-    """Of one image: boxes [G, 4] in corners, in the same units as the detections; classes [G]; difficult [G]."""
+    """The objects of one image: boxes [G, 4] in corners, in the units of the detections; classes [G]; difficult [G]."""
 
     boxes: Tensor
     classes: Tensor
@@ -37,7 +39,8 @@ def check_images(found: Sequence[Detections], truths: Sequence[Truth]) -> None:
 def mean_average_precision(
     found: Sequence[Detections], truths: Sequence[Truth], classes: int, *, overlap: float = 0.5, rule: Rule = "area"
 ) -> tuple[float, list[float]]:
-    """The mean over classes, and each class's; a class without objects that count is nan and left out of the mean."""
+    """The mean average precision, and that of each class. A class without objects that count is nan, and not in the
+    mean."""
     check_images(found, truths)
     each = [average_precision(found, truths, label, overlap=overlap, rule=rule) for label in range(classes)]
     known = [value for value in each if not isnan(value)]
@@ -47,10 +50,11 @@ def mean_average_precision(
 def average_precision(
     found: Sequence[Detections], truths: Sequence[Truth], label: int, *, overlap: float = 0.5, rule: Rule = "area"
 ) -> float:
-    """Of one class. Detections are taken from the best score on; each finds the object that it overlaps most.
+    """The average precision of one class.
 
-    It is right if they overlap by `overlap` at least and no better detection found that object. Objects marked
-    difficult neither count nor make a detection wrong. Equal scores keep the order of the images.
+    Detections are sorted by score, and each is assigned to the object that it overlaps most. It is right if the IoU is
+    at least `overlap` and no detection with a higher score was assigned to that object. Objects marked difficult do not
+    count, nor do detections assigned to them. Equal scores keep the order of the images.
     """
     if rule not in ("area", "11point"):
         raise ValueError(f"rule {rule!r} is unknown; choose area or 11point")
@@ -58,14 +62,14 @@ def average_precision(
     right: list[Tensor] = []
     counted: list[Tensor] = []
     objects = 0
-    for one, truth in zip(found, truths, strict=True):
-        boxes, sure = torch.as_tensor(one.boxes), torch.as_tensor(one.scores)
-        mine, own = torch.as_tensor(one.classes) == label, truth.classes == label
+    for image, truth in zip(found, truths, strict=True):
+        of_class, own = torch.as_tensor(image.classes) == label, truth.classes == label
+        image_boxes, image_scores = torch.as_tensor(image.boxes)[of_class], torch.as_tensor(image.scores)[of_class]
         difficult = truth.difficult[own].bool()
         objects += int((~difficult).sum())
-        order = sure[mine].argsort(descending=True, stable=True)
-        hits, counts = judge(boxes[mine][order], truth.boxes[own], difficult, overlap)
-        scores.append(sure[mine][order])
+        order = image_scores.argsort(descending=True, stable=True)
+        hits, counts = judge(image_boxes[order], truth.boxes[own], difficult, overlap)
+        scores.append(image_scores[order])
         right.append(hits)
         counted.append(counts)
     if not objects:
@@ -97,7 +101,7 @@ def judge(boxes: Tensor, objects: Tensor, difficult: Tensor, overlap: float) -> 
 
 
 def area_under(recall: Tensor, precision: Tensor) -> float:
-    """The area under the precision that is reached at a recall or beyond it."""
+    """The area under the curve of the best precision at each recall or beyond."""
     envelope = precision.flip(0).cummax(0).values.flip(0) if len(precision) else precision
     steps = torch.diff(recall, prepend=recall.new_zeros(1))
     return float((steps * envelope).sum())
@@ -111,22 +115,23 @@ def eleven_points(recall: Tensor, precision: Tensor) -> float:
 
 PACKAGES = (("faster_coco_eval", "COCOeval_faster"), ("pycocotools.cocoeval", "COCOeval"))
 
-FIGURES = ("map", "map50", "map75")  # in the order of the packages' own
+FIGURES = ("map", "map50", "map75")  # in the order of the packages' `stats`
 
 
 def coco_precision(
     found: Sequence[Detections], truths: Sequence[Truth], classes: int, *, size: int
 ) -> dict[str, float]:
-    """Precision averaged over overlaps of 0.5 to 0.95, and at 0.5 and 0.75; nan where no object counts.
+    """COCO's average precision: the mean over IoU thresholds of 0.5 to 0.95, and at 0.5 and 0.75. It is nan if no
+    object counts.
 
-    size: by which boxes, which are shares of the image, are multiplied. Difficult objects are
-    ignored as crowds are: what lies inside of one costs nothing.
+    size: Side of the images in pixels, by which boxes are multiplied. Difficult objects are ignored like COCO's crowds:
+    detections inside them do not count as wrong.
     """
     check_images(found, truths)
     coco, evaluation = packages()
     if not any(bool((~truth.difficult).any()) for truth in truths):
         return dict.fromkeys(FIGURES, nan)
-    with contextlib.redirect_stdout(io.StringIO()):  # both packages talk
+    with contextlib.redirect_stdout(io.StringIO()):  # both packages print
         objects = coco()
         objects.dataset = coco_dataset(truths, classes, size)
         objects.createIndex()
@@ -141,7 +146,7 @@ def coco_precision(
 
 
 def packages() -> tuple[Any, Any]:
-    """COCO and COCOeval of whichever package is there."""
+    """The classes COCO and COCOeval of whichever package is installed."""
     for module, name in PACKAGES:
         try:
             evaluation = getattr(import_module(module), name)
@@ -152,7 +157,7 @@ def packages() -> tuple[Any, Any]:
 
 
 def coco_dataset(truths: Sequence[Truth], classes: int, size: int) -> dict[str, Any]:
-    """Objects in COCO's format; images, objects and classes count from 1."""
+    """Objects in COCO's format. Images, objects and classes are numbered from 1."""
     rows: list[dict[str, Any]] = []
     for image, truth in enumerate(truths, start=1):
         each = zip(truth.boxes.tolist(), truth.classes.tolist(), truth.difficult.tolist(), strict=True)
@@ -172,8 +177,8 @@ def coco_results(found: Sequence[Detections], size: int) -> list[dict[str, Any]]
     """Detections in COCO's format."""
     return [
         {"image_id": image, "category_id": label + 1, "bbox": coco_box(box, size), "score": score}
-        for image, one in enumerate(found, start=1)
-        for box, label, score in zip(one.boxes.tolist(), one.classes.tolist(), one.scores.tolist(), strict=True)
+        for image, own in enumerate(found, start=1)
+        for box, label, score in zip(own.boxes.tolist(), own.classes.tolist(), own.scores.tolist(), strict=True)
     ]
 
 

@@ -1,4 +1,4 @@
-"""A detector as data: its backbone's spec, which maps it reads, and how wide everything behind them is."""
+"""A detector as data: the spec of its backbone, the maps that it reads, and the widths of its neck and heads."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ def check_channels(**counts: int) -> None:
 
 @dataclass(frozen=True)
 class DetectorSpec(Typed):
-    """Everything that is needed to build a detector again.
+    """Everything that is needed to build a detector.
 
-    backbone: with one class, because its classifier is not used, and with the detector's image size.
-    num_classes: kinds of objects, background not counted.
-    taps: maps of the backbone that are fused, the largest first.
-    projection, pyramid: channels of each projected map, and of the maps that the heads read.
-    scales, ratios: of the prior boxes, see `prior_boxes`; the pyramid has one map for each list of ratios.
+    backbone: Spec of the backbone, with the detector's image size, and one class because its classifier is not used.
+    num_classes: Number of object classes, without the background.
+    taps: Names of the backbone's maps that are fused, the largest first.
+    projection, pyramid: Number of channels of each projected map, and of the maps that the heads read.
+    scales, ratios: Scales and aspect ratios of the prior boxes, see `prior_boxes`. The pyramid has one map for each
+        list of ratios.
     """
 
     task: Literal["detection"] = field(default="detection", kw_only=True)
@@ -52,11 +53,11 @@ class DetectorSpec(Typed):
         if type(self.num_classes) is not int or self.num_classes < 1:
             raise ValueError(f"num_classes is {self.num_classes!r}; a detector needs at least 1 kind of object")
         check_channels(projection=self.projection, pyramid=self.pyramid)
-        known = [stage.tap for stage in self.backbone.stages if stage.tap is not None]
-        if not self.taps or (unknown := [tap for tap in self.taps if tap not in known]):
+        available = [stage.tap for stage in self.backbone.stages if stage.tap is not None]
+        if not self.taps or (unknown := [tap for tap in self.taps if tap not in available]):
             raise ValueError(
                 f"{self.backbone.name!r} has no maps named {', '.join(unknown) if self.taps else '(none given)'}; "
-                f"choose taps from {', '.join(known)}"
+                f"choose taps from {', '.join(available)}"
             )
         if len(self.scales) != len(self.ratios) + 1 or list(self.scales) != sorted(self.scales):
             raise ValueError(f"{len(self.ratios)} maps need {len(self.ratios) + 1} rising scales, not {self.scales}")
@@ -125,7 +126,8 @@ class DetectorSpec(Typed):
 
     @property
     def boxes(self) -> tuple[int, ...]:
-        """Prior boxes at each place of each map: two squares, and a lying and a standing box for each aspect ratio."""
+        """Number of prior boxes at each position of each map: two squares, and for each aspect ratio a wide and a tall
+        box."""
         return tuple(2 + 2 * len(own) for own in self.ratios)
 
     def stage_of(self, tap: str) -> StageSpec:
@@ -145,8 +147,8 @@ class DetectorSpec(Typed):
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """Of the pyramid's maps: halved from map to map, and for the last one a 3x3 kernel that stays inside the map
-        if it can, so that 300 pixels give 38, 19, 10, 5, 3, 1."""
+        """Sides of the pyramid's maps. Each is half of the one before. The last map has no padding if the one before
+        has at least 3 pixels, so that 300 pixels give 38, 19, 10, 5, 3, 1."""
         sides = [self.side_of(self.taps[0])]
         while len(sides) < len(self.ratios):
             last = len(sides) == len(self.ratios) - 1 and sides[-1] >= 3

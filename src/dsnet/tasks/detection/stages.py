@@ -1,4 +1,4 @@
-"""What one training step of a detector learns: stage I all widths together, stage II the gates."""
+"""The two training stages of a detector: all widths together (stage I), then the gates (stage II)."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class GatesConfig(Typed):
 
     Args:
         router: Train the gates here (trained), or keep those of the classification run (frozen).
-        targets: What the gates learn: try_best (the widest where an image is hard, else the slimmest), or excess (how
-            much larger the loss of each width is than that of the widest).
+        targets: What the gates learn to predict: try_best (the widest for hard images, the slimmest for others), or
+            excess (how much larger the loss of each width is than that of the widest).
         momentum: Momentum of the moving average of the gates' weights.
     """
 
@@ -61,15 +61,16 @@ class GatesConfig(Typed):
 
     @property
     def spec(self) -> RouterSpec:
-        """Scores that learn excess losses are divergences from the widest, as the targets kl of classification are."""
+        """The spec of the router. Excess losses measure the distance from the widest, as the targets kl do, so the
+        router treats them alike."""
         return RouterSpec("gate", "kl" if self.targets == "excess" else "try_best")
 
 
 class WidthsStage(Stage[Detector]):
-    """Stage I: the widest, the slimmest and random sub-networks, all on the objects. Statistics stay frozen."""
+    """Stage I: the widest, the slimmest and random sub-networks, all trained on the objects. Statistics stay frozen."""
 
     def __init__(self, net: Detector, config: WidthsConfig, *, keep_gates: bool = False) -> None:
-        """keep_gates: also leave alone what the slimming heads share with the attention of their gates."""
+        """keep_gates: Freeze whole gates, not just their slimming heads, which may share a layer with the attention."""
         super().__init__()
         self.net, self.config = net, config
         for gate in net.backbone.modules():
@@ -77,7 +78,7 @@ class WidthsStage(Stage[Detector]):
                 (gate if keep_gates else gate.slimming).requires_grad_(False)
 
     def draw(self, rng: random.Random, progress: float = 0.0, *, part: int = 0) -> list[WidthPath]:
-        """The paths of one step, the same for all parts of its batch."""
+        """Draw the paths of one step, the same for all parts of its batch."""
         space = self.net.space
         if space.size == 1:
             return [space.widest]
@@ -89,16 +90,16 @@ class WidthsStage(Stage[Detector]):
         self, images: Tensor, objects: Tensor, paths: Sequence[WidthPath], average: Detector
     ) -> dict[str, Tensor]:
         targets = match_all(objects, self.net.priors)
-        found = [loss_of(answer, targets).total for answer in self.net.forward_paths(images, paths)]
+        losses = [loss_of(answer, targets).total for answer in self.net.forward_paths(images, paths)]
         names = ["widest", "slimmest", *(f"random{number}" for number in range(1, len(paths) - 1))]
-        return dict(zip(names, found, strict=False))  # a static detector has the widest alone
+        return dict(zip(names, losses, strict=False))  # a static detector has the widest only
 
 
 class GatesStage(Stage[Detector]):
     """Stage II: the slimming heads learn which images need width. Everything else is frozen.
 
-    An image is hard if the slimmest sub-network's loss exceeds the widest's by more than `median`, which is that gap's
-    median over the training images.
+    An image is hard if the loss of the slimmest sub-network exceeds that of the widest by more than `median`, the
+    median of this difference over the training images.
     """
 
     def __init__(self, net: Detector, *, median: float) -> None:
@@ -127,9 +128,9 @@ class GatesStage(Stage[Detector]):
 
 
 def goals(router: RouterSpec, losses: Sequence[Tensor], median: float) -> Tensor:
-    """What the scores shall learn from the losses [B] of the candidates, slimmest first and widest last.
+    """The targets of the scores, from the losses [B] of the candidates, slimmest first and widest last.
 
-    For try_best a position [B], where -1 stands for the widest; otherwise the excess over the widest [B, R].
+    For try_best they are positions [B], where -1 stands for the widest; otherwise the excess over the widest [B, R].
     """
     if router.targets == "try_best":
         return torch.where(losses[0] - losses[-1] > median, -1, 0)
@@ -142,7 +143,7 @@ def loss_of(answer: Answer, targets: Targets) -> MultiboxLoss:
 
 @torch.no_grad()
 def median_gap(net: Detector, batches: Iterable[Batch]) -> float:
-    """The median over images of how much larger the slimmest candidate's loss is than the widest's."""
+    """The median over images of the difference between the losses of the slimmest and the widest candidate."""
     ends = [net.backbone.routing.slimmest, net.backbone.routing.widest]
     gaps = []
     device = net.priors.device

@@ -1,4 +1,4 @@
-"""Detection of objects: a detector on a trained backbone learns all its widths (stage I), then to choose (stage II)."""
+"""Object detection: a detector on a trained backbone learns all its widths (stage I), then to choose one (stage II)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Detection:
     config = DetectionConfig
     metric = METRIC
     batch = 32
-    fit = "squeeze"  # of images, where a card of an older version does not say
+    fit = "squeeze"
     network = Detector
     spec = DetectorSpec
 
@@ -42,7 +42,7 @@ class Detection:
         return open_detection_data(config.data if root is None else replace(config.data, root=root))
 
     def begin(self, config: DetectionConfig, data: Data, *, again: Path | None) -> Detector:
-        """Fresh neck and heads on a backbone, also where a run goes on; for stage gate the source as it is."""
+        """Fresh neck and heads on a backbone, also for a resumed run. Stage gate begins with the source unchanged."""
         torch.manual_seed(config.seed)
         return source_detector(config, data) if config.stage == "gate" else new_detector(config, data)
 
@@ -72,7 +72,7 @@ task = Detection()
 
 
 def widths_plan(config: DetectionConfig, data: Data) -> Plan[Detector]:
-    """Stage I: the moving average that is best on the calibration split."""
+    """The plan of stage I, which keeps the moving average that is best on the calibration split."""
 
     def validate(average: Detector, note: Note) -> dict[str, float]:
         paths = ends(average)
@@ -94,7 +94,7 @@ def widths_plan(config: DetectionConfig, data: Data) -> Plan[Detector]:
 
 
 def gates_plan(config: DetectionConfig, data: Data) -> Plan[Detector]:
-    """Stage II: the last moving average of the gate, or the gates of the backbone, with calibrated budgets."""
+    """The plan of stage II, which trains the gate or keeps those of the backbone, and calibrates budgets."""
     learns = config.gates.router == "trained"
 
     def prepare(net: Detector) -> Detector:
@@ -102,7 +102,7 @@ def gates_plan(config: DetectionConfig, data: Data) -> Plan[Detector]:
         return with_fresh_gate(net, config) if learns else net
 
     def stage(net: Detector) -> GatesStage:
-        # All images in every process: what is hard must not depend on which of them saw an image.
+        # Every process uses all images, so that all of them agree on which images are hard.
         batches = TrainBatches(data.train, config.gates_optim.batch_size, config.seed, config.data.workers)
         return GatesStage(net, median=median_gap(net, batches.epoch(0)))
 
@@ -134,7 +134,7 @@ def backbone_of(config: DetectionConfig) -> Path:
 
 
 def has_widths(config: DetectionConfig) -> bool:
-    """Whether there is something to choose on the backbone."""
+    """Whether the backbone has several widths to choose from."""
     return bool(blank(backbone_of(config), "classification").spec.widths)
 
 
@@ -157,7 +157,7 @@ def new_detector(config: DetectionConfig, data: Data) -> Detector:
 
 
 def source_detector(config: DetectionConfig, data: Data) -> Detector:
-    """The trained detector that stage II starts from; it must know the data."""
+    """The trained detector that stage II starts from. It must have been trained on the same classes and image size."""
     if config.source is None:
         raise ValueError("stage gate needs a trained detector; say which with --from RUN")
     detector: Detector = load(config.source, "detection")
@@ -170,7 +170,7 @@ def source_detector(config: DetectionConfig, data: Data) -> Detector:
 
 
 def with_fresh_gate(detector: Detector, config: DetectionConfig) -> Detector:
-    """The detector under this run's router, whose slimming heads are new."""
+    """The detector with this run's router, whose slimming heads have fresh weights."""
     backbone = detector.spec.backbone
     routing = backbone.space.restrict(config.routing).choices
     backbone = replace(backbone, router=config.gates.spec, routing=routing)
