@@ -1,4 +1,4 @@
-"""The `dsnet` command. One file per command; what is heavy to import is imported by the command that needs it."""
+"""The `dsnet` command. Each subcommand has its own file and imports heavy packages only when it runs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from importlib import import_module
 COMMANDS = {
     "train": "Train a network that chooses its width for each input. Without options it trains on the embedded digits.",
     "eval": "Evaluate a trained model at every width, and the dynamic network at several budgets.",
-    "predict": "Classify images, or find objects in them. Shows the path that each image took and the MAdds it cost.",
+    "predict": "Classify images, or detect objects in them. Shows the path that each image took and its MAdds.",
     "export": "Write a run as ONNX: the dynamic network in one file, a single path, or a bundle for batches.",
     "bench": "Measure latency and throughput of every width and of the dynamic network, next to static networks.",
     "report": "Show runs on one HTML page: accuracy against MAdds, gates, routes of images, latency and training.",
-    "reproduce": "Run the paper's experiments and compare what comes out with what the paper claims.",
+    "reproduce": "Run the paper's experiments and compare the results with the paper's claims.",
     "recalibrate": "Recompute the batch-norm statistics of every width.",
     "models": "List the models with their choice points, paths, MAdds and parameters.",
     "info": "Show the widths of a model with their channels, MAdds and parameters.",
@@ -27,7 +27,10 @@ AS_THEY_ARE = ("--help-all",)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; 0 done, 1 a bug (with its traceback), 2 wrong input, 128 + n stopped by signal n."""
+    """Run a command and return its exit code: 0 for success, 2 for wrong input, 128 + n when stopped by signal n.
+
+    A bug ends with a traceback, and thus with code 1.
+    """
     words = [underscored(word) for word in (sys.argv[1:] if argv is None else argv)]
     if not words or words[0] not in COMMANDS:
         return without_command(words)
@@ -38,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog=f"dsnet {name}", description=COMMANDS[name])
     try:
         module.add_arguments(parser)
-        if hasattr(module, "add_flags"):  # those that depend on what the other arguments name
+        if hasattr(module, "add_flags"):  # flags that depend on the other arguments
             module.add_flags(parser, words)
         if "--seed" not in parser.options:
             parser.add("--seed")
@@ -54,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def without_command(words: Sequence[str]) -> int:
-    """What `dsnet` says by itself: its help, its version, or that a command does not exist."""
+    """Handle `dsnet` without a command: print the help or the version, or report an unknown command."""
     from dsnet.cli.arguments import Parser
     from dsnet.schema import unknown_key
     from dsnet.version import __version__
@@ -81,7 +84,7 @@ def without_command(words: Sequence[str]) -> int:
 
 
 def underscored(word: str) -> str:
-    """Options are named like config keys; --image-size is taken for --image_size."""
+    """Replace hyphens in an option name: --image-size means --image_size, since options are named like config keys."""
     if not word.startswith("--") or word in AS_THEY_ARE:
         return word
     option, equals, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""The parser of the commands: errors of one line that name the option, the value and the remedy."""
+"""The argument parser of all commands. Its errors are one line that names the option, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from dsnet.schema import unknown_key
 
-# Options that several commands take. A command may give one of them another help.
+# Options that several commands share. A command may replace the help text of any of them.
 SHARED: dict[str, dict[str, Any]] = {
     "--budget": {"help": "Average MAdds to spend per image, such as 150M, or a share of the widest such as 0.5."},
     "--max_width": {"help": "Largest width index that may run; 0 is the slimmest.", "type": int, "metavar": "INDEX"},
@@ -31,7 +31,7 @@ NUMBERS = {int: ("N", "a whole number"), float: ("X", "a number")}
 
 
 class Formatter(argparse.HelpFormatter):
-    """Help as wide as the terminal, but no wider than people read."""
+    """Help text as wide as the terminal, but at most 100 columns."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=26, width=min(100, shutil.get_terminal_size().columns))
@@ -47,9 +47,9 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("-h", "--help", action="help", help="Show this help.")
 
     def add(self, name: str, help: str = "", **how: Any) -> None:
-        """An argument of a command. type: int or float, or else it is text; choices: the words that it may be.
+        """Add an argument. `type` is int or float, or omitted for text; `choices` lists the accepted words.
 
-        The help ends with the default, where there is one.
+        If there is a default, it is appended to the help.
         """
         how = {"help": help, **how} if help else {**SHARED[name], **how}
         if (kind := how.get("type")) is not None:
@@ -61,10 +61,10 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(name, **how)
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
-        """The arguments in these words; whatever is unknown or missing ends the program with a message."""
+        """Parse these words. An unknown or missing argument ends the program with a message."""
         needed = [action for action in self._actions if action.required]
         for action in needed:
-            action.required = False  # this method says better what is missing
+            action.required = False  # missing arguments are reported below, with a clearer message
         try:
             args, rest = self.parse_known_intermixed_args(words)
         except argparse.ArgumentError as error:
@@ -80,7 +80,7 @@ class Parser(argparse.ArgumentParser):
         return args
 
     def known(self, words: Sequence[str]) -> argparse.Namespace:
-        """Those arguments in these words that this parser has."""
+        """Parse the arguments that this parser knows, and ignore all others."""
         try:
             return self.parse_known_args(words)[0]
         except argparse.ArgumentError as error:
@@ -96,7 +96,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def number(kind: type[int] | type[float], text: str, *, several: bool) -> float:
-    """A number from the command line."""
+    """Convert an argument to a number."""
     try:
         return kind(text)
     except ValueError:
@@ -105,12 +105,12 @@ def number(kind: type[int] | type[float], text: str, *, several: bool) -> float:
 
 
 def word(choices: Sequence[str], text: str) -> str:
-    """One of these words from the command line."""
+    """Check that an argument is one of the choices."""
     if text not in choices:
         raise argparse.ArgumentTypeError(f"is {text!r}; it must be one of {', '.join(choices)}")
     return text
 
 
 def with_default(help: str, default: object) -> str:
-    """A help that ends with the default."""
+    """Append the default to a help text."""
     return f"{help.removesuffix('.')} (default: {default})."

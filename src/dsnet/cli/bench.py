@@ -1,4 +1,4 @@
-"""dsnet bench: milliseconds of every width and budget."""
+"""dsnet bench: latency of every width and budget."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: Parser) -> None:
     parser.add("model", "A name from `dsnet models`, a run folder, an ONNX file or a bundle.")
-    how = "How the network is run: eager (sliced at every call), runner, compiled, onnx or openvino."
+    how = "How to run the network: eager (slices weights at every call), runner, compiled, onnx or openvino."
     parser.add("--runtimes", how, nargs="+", default=["eager", "runner", "onnx"], metavar="NAME")
-    paths = "Paths to time, such as 0 7 13 or 0,0,0,0; `all` takes every width (default: three)."
+    paths = "Paths to time, such as 0 7 13 or 0,0,0,0; `all` times every width (default: slimmest, middle and widest)."
     parser.add("--paths", paths, nargs="+", metavar="PATH")
-    parser.add("--threads", "Numbers of threads.", nargs="+", type=int, default=[1])
-    parser.add("--batch_sizes", "Images per call.", nargs="+", type=int, default=[1])
+    parser.add("--threads", "Numbers of threads to measure with.", nargs="+", type=int, default=[1])
+    parser.add("--batch_sizes", "Numbers of images per call.", nargs="+", type=int, default=[1])
     parser.add("--image_size")
     rounds = "Number of rounds. Each candidate is timed once in every round."
     parser.add("--repeats", rounds, type=int, default=30)
@@ -30,7 +30,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add("--table1", table1, action="store_true")
     against = "Static networks to time in the same rounds, such as mobilenet_v1:0.75 or resnet50."
     parser.add("--against", against, nargs="+", default=(), metavar="NAME")
-    routers = "Other runs on the same data. Their routers are compared in milliseconds at equal accuracy."
+    routers = "Other runs on the same data. The latency of their routers is compared at equal accuracy."
     parser.add("--routers", routers, nargs="+", metavar="RUN")
     parser.add("--root")
     parser.add("--json")
@@ -80,14 +80,14 @@ def run(args: Namespace) -> None:
 
 
 def without_places(words: list[str]) -> list[str]:
-    """The command as others may repeat it: where data and results lie is their own affair."""
+    """The command without --root and --export, whose values differ between machines."""
     places = ("--root", "--export")
     pairs = zip(["", *words], words, strict=False)
     return [word for before, word in pairs if before not in places and word.partition("=")[0] not in places]
 
 
 def network(name: str) -> Any:
-    """A saved network, or a fresh one; a fresh one that could route gets a router, whose decisions then cost time."""
+    """A saved network, or a new one. A new one with gates gets a router, so that its decisions are timed too."""
     from dsnet.manifest import RouterSpec
     from dsnet.models import list_models, model_spec
     from dsnet.tasks import load
@@ -100,7 +100,7 @@ def network(name: str) -> Any:
 
 
 def routed(args: Namespace) -> RoutedTimes | None:
-    """The dynamic network on its own test images; None, and a word about it, where the data cannot be had."""
+    """Time the dynamic network on its own test images. Without the data, print a note and return None."""
     from dsnet.bench.runs import bench_runs
 
     how = {"root": args.root, "threads": args.threads[0], "rounds": max(1, args.repeats // 30)}

@@ -1,4 +1,4 @@
-"""dsnet eval: how good every width and the dynamic network are."""
+"""dsnet eval: evaluate every width and the dynamic network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add("runs", what, nargs="+")
     parser.add("--run", "Run that an ONNX file came from, if it is not in its folder.", metavar="FOLDER")
     parser.add("--split", "Images to evaluate on.", choices=("test", "calibration", "train"), default="test")
-    paths = "Number of random paths besides the uniform ones, where there are several gates."
+    paths = "Number of random paths to evaluate besides the uniform ones, if there are several gates."
     parser.add("--sample", paths, type=int, default=16)
     budgets = "Average MAdds of the dynamic network, such as 150M, or shares of the widest such as 0.5 (default: five)."
     parser.add("--budgets", budgets, nargs="+", metavar="BUDGET")
@@ -25,7 +25,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add("--static")
     rule = "How a detector's average precision is computed; VOC 2007 uses 11point (default: that of the run)."
     parser.add("--rule", rule, choices=("area", "11point"))
-    overlap = "Least overlap with an object for a detection to count as right (default: 0.5)."
+    overlap = "Least overlap (IoU) with an object for a detection to count as correct (default: 0.5)."
     parser.add("--overlap", overlap, type=float)
     parser.add("--root")
     parser.add("--seed", "Seed of the random paths (default: 0).", type=int, default=0)
@@ -73,7 +73,7 @@ def run(args: Namespace) -> None:
 
 
 def run_of(name: str, args: Namespace) -> tuple[Path, str]:
-    """The run folder of what is evaluated, which a file may lie in, and the name of the result."""
+    """The run folder that belongs to a run or an ONNX file, and the name of the result."""
     from dsnet.config import CONFIG
     from dsnet.runtime.onnx import is_artefact
 
@@ -86,7 +86,7 @@ def run_of(name: str, args: Namespace) -> tuple[Path, str]:
 
 
 def read_result(folder: Path, split: str) -> Evaluation:
-    """A stored evaluation of another run."""
+    """Read the stored evaluation of another run."""
     from dsnet.results import Evaluation, read
 
     file = folder / "results" / f"{split}.json"

@@ -1,4 +1,4 @@
-"""dsnet export: a run as ONNX."""
+"""dsnet export: write a run as ONNX."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def add_arguments(parser: Parser) -> None:
     parser.add("--path", "Export this path alone, such as 3 or 0,1,2,3. The file takes batches of any size.")
     parser.add("--bundle", "Write a folder of parts, for dynamic inference on batches.", action="store_true")
     parser.add("--image_size")
-    parser.add("--budget", "Average MAdds that the file spends unless it is told otherwise.")
-    cap = "Largest width index that runs unless the file is told otherwise."
+    parser.add("--budget", "Default budget of the file: average MAdds per image. It can be changed when the file runs.")
+    cap = "Default cap of the file: the largest width index that may run. It can be changed when the file runs."
     parser.add("--max_width", cap, type=int, metavar="INDEX")
-    bare = "Make budget, cap and pinned path inputs that must be given. OpenVINO needs this to leave them open."
+    bare = "Make budget, cap and pinned path required inputs. OpenVINO needs this to change them at run time."
     parser.add("--no_defaults", bare, action="store_true")
     parser.add("--json")
 
@@ -69,7 +69,7 @@ def run(args: Namespace) -> None:
 
 
 def evaluation_of(run: Path) -> Evaluation | None:
-    """How good the network of a run is on its test images, where that was measured."""
+    """The evaluation of a run on its test images, or None if there is none."""
     from dsnet.errors import ResultError
     from dsnet.results import Evaluation, read
 
@@ -80,7 +80,7 @@ def evaluation_of(run: Path) -> Evaluation | None:
 
 
 def out_file(args: Namespace, path: WidthPath | None) -> Path:
-    """Where the network goes as one file."""
+    """The ONNX file to write."""
     if args.no_defaults and any(value is not None for value in (path, args.budget, args.max_width)):
         raise ValueError("--no_defaults leaves budget, cap and path to whoever runs the file; leave them out")
     name = "model.onnx" if path is None else f"path-{'-'.join(map(str, path))}.onnx"

@@ -1,4 +1,4 @@
-"""dsnet import: weights of other programs, or of another model, into a model folder."""
+"""dsnet import: turn weights of other libraries, or of another model, into a model folder."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add("--as", model, dest="as_", metavar="MODEL")
     sort = (
-        "Sort the channels first, so that slim widths keep the best ones: by the filters that write them (l1), or "
-        "by those that read them times the scale of their norm (scale)."
+        "Sort the channels by importance first, so that slim widths keep the best ones: by the L1 norm of the filters "
+        "that produce them (l1), or by that of the weights that read them times their batch-norm scale (scale)."
     )
     parser.add("--sort", sort, choices=("none", "l1", "scale"), default="none")
     parser.add("--num_classes", "Number of outputs (default: as in the weights).", type=int)
     weights = "Take the trained weights, or their moving average."
     parser.add("--weights", weights, choices=("model", "ema"), default="model")
-    parser.add("--seed", "Seed of the weights that the file does not have.", type=int, default=0)
+    parser.add("--seed", "Seed for the weights that the file does not contain.", type=int, default=0)
     parser.add("--json")
 
 
@@ -59,7 +59,7 @@ def run(args: Namespace) -> None:
 
 
 def read(args: Namespace) -> tuple[Supernet, Account]:
-    """The network that the options ask for, and an account of its weights."""
+    """Build the network that the options ask for, and an account of where its weights came from."""
     from pathlib import Path
 
     from dsnet.models import model_spec
@@ -72,7 +72,7 @@ def read(args: Namespace) -> tuple[Supernet, Account]:
 
     name, sort = args.as_, None if args.sort == "none" else args.sort
     if name is not None:
-        model_spec(name, num_classes=args.num_classes)  # says what is wrong with it before a large file is read
+        model_spec(name, num_classes=args.num_classes)  # reports a wrong name before a large file is read
     folder = Path(args.file).is_dir()
     if folder and name is None:
         net = load(args.file, "classification")
@@ -90,7 +90,7 @@ def read(args: Namespace) -> tuple[Supernet, Account]:
     if RELEASED not in tensors:
         raise ValueError(unknown_names(tensors))
     if sort is not None or args.num_classes is not None:
-        raise ValueError("--sort and --num_classes go with --as; the released DS-MBNet is taken as it is")
+        raise ValueError("--sort and --num_classes go with --as; the released DS-MBNet is imported unchanged")
     return import_released(tensors)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add("model", "A name from `dsnet models`, a folder that dsnet wrote, or an ONNX file of it.")
+    parser.add("model", "A name from `dsnet models`, a folder that dsnet wrote, or an ONNX file that dsnet exported.")
     parser.add("--image_size")
     parser.add("--num_classes", "Number of outputs of the classifier.", type=int)
     parser.add("--width", "Width multiplier of a static model.", type=float)
@@ -29,7 +29,7 @@ def run(args: Namespace) -> None:
 
     manifest, routing, about = find(args)
     table = manifest.table
-    space = table.space  # of the whole network: a file may hold a part of it
+    space = table.space  # of the whole network; a file may hold only some of its paths
     paths = space.uniform if args.path is None else [manifest.parse_path(args.path)]
     known = {row.path: row for row in manifest.widths}
     rows: list[dict[str, Any]] = []
@@ -88,7 +88,7 @@ def run(args: Namespace) -> None:
 
 
 def channels_of(manifest: Manifest, path: WidthPath) -> list[int]:
-    """The channels behind each choice of a path, or of a static network."""
+    """The number of channels after each choice point of a path, or those of a static network."""
     if not path:
         return [count for row in manifest.widths for count in row.channels]
     behind = {(point, width): row.channels[point] for row in manifest.widths for point, width in enumerate(row.path)}
@@ -96,7 +96,7 @@ def channels_of(manifest: Manifest, path: WidthPath) -> list[int]:
 
 
 def find(args: Namespace) -> tuple[Manifest, Routing, str]:
-    """The manifest of a file, a run folder or a model's name, what gates may choose, and what is said of a model."""
+    """The manifest of a file, run folder or named model, the widths that its gates may choose, and its description."""
     from dsnet.runtime.onnx import is_artefact, open_onnx
 
     fixed = args.width is not None or args.num_classes is not None
@@ -116,7 +116,7 @@ def find(args: Namespace) -> tuple[Manifest, Routing, str]:
                 f"{args.model} does not exist; give a folder that dsnet wrote, or a name from `dsnet models`"
             )
         wishes = {"width": args.width, "num_classes": args.num_classes, "image_size": args.image_size}
-        with torch.device("meta"):  # no weights: only what it costs is asked for
+        with torch.device("meta"):  # without weights: only costs are needed
             net = create_model(args.model, **wishes)
         return net.manifest(), net.spec.routing, describe(args.model)
     if fixed:

@@ -1,4 +1,4 @@
-"""dsnet models: what can be created."""
+"""dsnet models: list the models that dsnet can create."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""dsnet predict: classes of images, or objects in them, and what each image cost."""
+"""dsnet predict: classify images or detect objects in them, with the MAdds of each image."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(args: Namespace) -> int:
     manifest, policy = runner.manifest, Policy()
     for option in ("draw", "confidence"):
         if getattr(args, option) is not None and not finds_boxes(manifest):
-            raise ValueError(f"--{option} is for detectors, which find boxes; {args.run} classifies whole images")
+            raise ValueError(f"--{option} is for detectors; {args.run} classifies whole images")
     path = None if args.path is None else manifest.parse_path(args.path)
     if manifest.routes and path is None:
         policy = runner.policy(args.budget, args.max_width)
@@ -73,6 +73,6 @@ def run(args: Namespace) -> int:
             [[one.file, *one.words, ",".join(map(str, one.path)) or "-", human(one.madds)] for one in found],
             note=f"{human(sum(one.madds for one in found) / len(found))} MAdds per image on average.",
         )
-    for why in refused:  # an error, but the answers for the others were given
+    for why in refused:  # the predictions for all other images were printed above
         print(f"dsnet predict: error: {why}", file=sys.stderr)
     return 2 if refused else 0

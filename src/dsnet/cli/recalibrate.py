@@ -1,4 +1,4 @@
-"""dsnet recalibrate: batch-norm statistics of every width anew."""
+"""dsnet recalibrate: recompute the batch-norm statistics of every width."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add("run", "A folder that `dsnet train` wrote.")
     parser.add("--images", "Number of training images to use (default: as in training).", type=int)
     parser.add("--root")
-    parser.add("--seed", "Seed of the choice of images (default: 0).", type=int, default=0)
+    parser.add("--seed", "Seed for choosing the images (default: 0).", type=int, default=0)
 
 
 def run(args: Namespace) -> None:
@@ -37,4 +37,4 @@ def run(args: Namespace) -> None:
     save(net, folder)
     print(f"{folder}: statistics of {net.space.size} widths averaged over {batches} batches; weights are unchanged")
     if net.spec.router is not None:
-        print(f"{folder}: budgets of the router calibrated anew")
+        print(f"{folder}: budgets of the router recalibrated")

@@ -1,4 +1,4 @@
-"""dsnet report: what runs have to tell, as one page."""
+"""dsnet report: show runs on one HTML page."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(args: Namespace) -> None:
 
 
 def example_images(root: str | None) -> Callable[[Path, Evaluation], list[Image.Image]]:
-    """What reads the images of a run's examples from its data; data that several runs share is opened once."""
+    """A function that reads the example images of a run from its data. Data that several runs share is opened once."""
     from dsnet.data.dataset import Data
     from dsnet.runs.folder import RunFolder
     from dsnet.runs.record import pictures

@@ -1,4 +1,4 @@
-"""dsnet reproduce: the paper's experiments."""
+"""dsnet reproduce: run the paper's experiments."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def add_arguments(parser: Parser) -> None:
     longer = "Multiply the epochs of every training by N. The results are called NAME-longerN."
     parser.add("--longer", longer, type=int, default=1)
     parser.add("--workers", "Number of runs that train at the same time.", type=int, default=1)
-    parser.add("--finished", "Train nothing and show what is finished.", action="store_true")
-    parser.add("--export", "Folder that also gets the results.", metavar="FOLDER")
+    parser.add("--finished", "Train nothing, and show the results of finished runs.", action="store_true")
+    parser.add("--export", "Folder to which the results are also written.", metavar="FOLDER")
     parser.add("--json")
 
 
@@ -54,7 +54,7 @@ def run(args: Namespace) -> int:
         return 0
     names = list(EXPERIMENTS) if args.experiments == ["all"] else list(args.experiments)
     if not names:
-        raise ValueError("say which experiment: a name from `dsnet reproduce --list`, or all")
+        raise ValueError("name an experiment: one from `dsnet reproduce --list`, or all")
     if unknown := [name for name in names if name not in EXPERIMENTS]:
         raise ValueError(f"experiment {unknown[0]!r} is unknown; choose from {', '.join(EXPERIMENTS)}, or all")
     most = 1 if int(os.environ.get("WORLD_SIZE", "1")) > 1 else args.workers
@@ -63,7 +63,7 @@ def run(args: Namespace) -> int:
     words += ["--seeds", *map(str, args.seeds)] if args.seeds else []
     words += ["--longer", str(args.longer)] if args.longer > 1 else []
     try:
-        with redirect_stdout(sys.stderr) if args.json else nullcontext():  # what trainings print is not JSON
+        with redirect_stdout(sys.stderr) if args.json else nullcontext():  # training prints progress, which is not JSON
             results = reproduce(
                 names,
                 scale,
@@ -77,11 +77,11 @@ def run(args: Namespace) -> int:
             )
     except Interrupted as stop:
         why = signal.Signals(stop.number).name
-        print(f"dsnet reproduce: stopped by {why}, state saved; the same command goes on", file=sys.stderr)
+        print(f"dsnet reproduce: stopped by {why}, state saved; run the same command to continue", file=sys.stderr)
         return stop.exit_code
     shown = {result.experiment for result in results}
     if args.finished and (missing := [name for name in names if name not in shown]):
-        print(f"nothing is finished in {out} of: {', '.join(missing)}", file=sys.stderr)
+        print(f"nothing is finished in {out} for: {', '.join(missing)}", file=sys.stderr)
     if args.json:
         print_json([as_json(result) for result in results])
         return 0

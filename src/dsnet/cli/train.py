@@ -1,4 +1,4 @@
-"""dsnet train: a network from a config, or a router for a network that is trained already."""
+"""dsnet train: train a network from a config, or a router for a network that is already trained."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def add_places(parser: Parser) -> None:
-    """What decides which other options there are."""
+    """Add the options that name files and folders. They determine the task, and thus all other options."""
     parser.add("--task", "What the network does. A detector has other options.", choices=tuple(TASKS))
     file = "YAML file of the options below, or the name of a config that comes with dsnet. Options override it."
     parser.add("--config", file, action="append", default=[], metavar="FILE")
@@ -36,7 +36,7 @@ def add_places(parser: Parser) -> None:
 
 
 def add_flags(parser: Parser, words: Sequence[str]) -> None:
-    """A flag for every key of the task's config; the short help shows those that people use first."""
+    """Add a flag for every key of the task's config. The short help shows only the most common ones."""
     everything = "--help-all" in words
     printing = "Print the config that the options give, as YAML, and stop."
     parser.add_argument("--print_config", action="store_true", help=printing if everything else SUPPRESS)
@@ -63,19 +63,19 @@ def add_flags(parser: Parser, words: Sequence[str]) -> None:
 
 
 def in_yaml(value: object) -> str:
-    """A default as people write it."""
+    """Format a default as it is written in YAML."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(str, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def task_of(args: Namespace) -> str:
-    """What --task says, or else a config file or run folder that is named."""
+    """The task given by --task, or else by the config files or run folders on the command line."""
     runs = [Path(folder) / CONFIG for folder in (args.resume, args.from_) if folder is not None]
     for file in [*map(config_file, args.config), *filter(Path.is_file, runs)]:
         if (said := read_yaml(file).get("task")) is not None:
             if args.task not in (None, said):
-                raise ValueError(f"{file} is for task {said}; leave --task {args.task} out, or give another file")
+                raise ValueError(f"{file} is for task {said}; remove --task {args.task}, or give another file")
             return str(said)
     return args.task or "classification"
 
@@ -88,7 +88,7 @@ def run(args: Namespace) -> int | None:
 
     if args.resume is not None and (args.out is not None or args.from_ is not None):
         raise ValueError(
-            f"--resume goes on in {args.resume} with the run's own source; leave --out and --from out, or begin anew"
+            f"--resume continues in {args.resume} with the run's own source; leave --out and --from out, or start anew"
         )
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # torchrun --max-restarts
     again = args.out if restarted and args.out and has_begun(Path(args.out)) else None
@@ -118,7 +118,7 @@ def run(args: Namespace) -> int | None:
 
 
 def keys_of(args: Namespace) -> dict[str, Any]:
-    """The keys that config files and flags give, as a tree."""
+    """The keys given by config files and flags, as a tree."""
     given = {
         flag.name: from_text(flag.type, getattr(args, flag.name))
         for flag in flags(args.kind)
