@@ -1,6 +1,6 @@
-"""Configs of runs: the keys that every task's config has, and the layers that a config comes from.
+"""Configs of runs: the keys that all tasks share, and the layers from which a config is built.
 
-The layers are defaults, then the config of another run, then YAML files, then flags.
+The layers are defaults, the config of another run, YAML files and flags. Later layers override earlier ones.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class RunConfig(Typed, ABC):
     @property
     @abstractmethod
     def run_name(self) -> str:
-        """What the folder of this run is called unless it is named."""
+        """Default name of the run's folder."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)  # type: ignore[call-overload]
 
 
 class Loader(yaml.SafeLoader):
-    """YAML in which 1e-4 is a number, as it is everywhere else."""
+    """YAML loader that reads 1e-4 as a number; YAML 1.1 requires 1.0e-4."""
 
 
 Loader.add_implicit_resolver(
@@ -68,12 +68,12 @@ Loader.add_implicit_resolver(
 
 
 def resolve(kind: type[T], *layers: Mapping[str, Any]) -> T:
-    """The config that these layers give; a later one overrides an earlier one, key by key."""
+    """Build a config from layers. Later layers override earlier ones, key by key."""
     return parse(kind, merged(asdict(kind()), *layers), strict=True)  # type: ignore[call-overload]
 
 
 def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Trees of keys as one tree."""
+    """Merge trees of keys. Later trees override earlier ones."""
     tree: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():
@@ -83,7 +83,7 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys as the tree that a config file is."""
+    """Turn dotted keys into a tree, as in a config file."""
     tree: dict[str, Any] = {}
     for key, value in keys.items():
         *groups, last = key.split(".")
@@ -95,7 +95,7 @@ def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The inverse of `nested`."""
+    """Turn a tree into dotted keys: the inverse of `nested`."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
@@ -103,7 +103,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def read_run(kind: type[T], file: Path) -> T:
-    """The config of a run folder."""
+    """Read the config of a run folder."""
     if not file.is_file():
         raise ValueError(f"{file} does not exist: this folder was not written by `dsnet train`")
     try:
@@ -113,7 +113,7 @@ def read_run(kind: type[T], file: Path) -> T:
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """The keys in a YAML file."""
+    """Read the keys in a YAML file."""
     try:
         content = yaml.load(file.read_text(encoding="utf-8"), Loader)  # a SafeLoader
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -126,13 +126,13 @@ def read_yaml(file: Path) -> dict[str, Any]:
 
 
 def from_text(kind: Any, text: str) -> Any:
-    """The value that the text of a flag means for a field of this type; text stays text, all else is YAML."""
+    """Convert the text of a flag to a value for a field of this type: text stays text, all else is read as YAML."""
     parts = members(kind)
     if text == "null" and NoneType in parts:
         return None
     if any(part is str or get_origin(part) is Literal for part in parts):
         return text
-    loader = yaml.BaseLoader if list[str] in parts else Loader  # both make plain values only
+    loader = yaml.BaseLoader if list[str] in parts else Loader  # both load plain values only
     try:
         return yaml.load(text, loader)
     except yaml.YAMLError:

@@ -1,4 +1,4 @@
-"""Typed records and how they are read. Pydantic validates them; this module turns its errors into readable messages.
+"""Typed records. Pydantic validates them; this module turns its errors into readable messages.
 
 A record is a frozen dataclass that inherits from `Typed`. `parse` builds one from plain data, `plain` turns one into
 data that JSON and YAML can hold. Unknown keys are refused. `flags` lists what a command line needs to know of a record.

@@ -1,1 +1,1 @@
-"""Measures latency: every width, every budget, beside static networks."""
+"""Latency of every width and budget, next to static networks."""

@@ -1,4 +1,4 @@
-"""What is timed: each runtime at a path, beside the same path built statically in the same runtime."""
+"""The calls that are timed: each runtime at a path, next to the same path as a static network in the same runtime."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dsnet.runtime.onnx import IMAGE, knobs, open_bundle, open_session
 from dsnet.runtime.runner import GroupedRunner
 from dsnet.space import WidthPath
 
-# What each runtime is compared with: the same path, built statically in the same runtime.
+# The reference for each runtime: the same path as a static network in the same runtime.
 IDEALS = {
     "eager": "static",
     "runner": "static",
@@ -30,7 +30,7 @@ IDEALS = {
     "onnx": "static onnx",
     "openvino": "static openvino",
 }
-AGAIN = " again"  # the ideal a second time: its ratio shows the noise
+AGAIN = " again"  # the ideal is timed twice; the ratio of both shows the noise
 Ways = tuple[Callable[[WidthPath], Call], Callable[[WidthPath], Call] | None]
 
 
@@ -68,7 +68,7 @@ class Artefacts:
 def candidates(
     x: Tensor, paths: Sequence[WidthPath], runtimes: Sequence[str], artefacts: Artefacts, threads: int
 ) -> dict[tuple[str, WidthPath], Call]:
-    """Calls by (runtime, path); ideals and their repetitions are among them."""
+    """Calls by (runtime, path), including each ideal and its repetition."""
     calls: dict[tuple[str, WidthPath], Call] = {}
     for runtime in (name for name in IDEALS if name in runtimes):
         static, dynamic = ways(runtime, x, artefacts, threads)
@@ -82,7 +82,7 @@ def candidates(
 
 
 def ways(runtime: str, x: Tensor, artefacts: Artefacts, threads: int) -> Ways:
-    """How a runtime runs a path as a static network, and as a part of the dynamic one; None where it cannot."""
+    """How a runtime runs a path as a static network, and within the dynamic network (None if it cannot)."""
     if runtime == "onnx":
         return onnx_ways(x, artefacts, threads)
     if runtime == "openvino":
@@ -99,7 +99,7 @@ def ways(runtime: str, x: Tensor, artefacts: Artefacts, threads: int) -> Ways:
 
 
 def static_call(plain: nn.Module, x: Tensor, *, compile: bool = False) -> Call:
-    """A network of its own, extracted and folded, in channels_last."""
+    """A call of an extracted and folded network, in channels_last."""
     plain.requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     run = torch.compile(plain) if compile else plain
 
@@ -115,13 +115,13 @@ def eager_call(net: nn.Module, x: Tensor, path: WidthPath) -> Call:
 
 
 def forced_call(runner: GroupedRunner, x: Tensor, paths: Sequence[WidthPath]) -> Call:
-    """Images along given paths, one each, by way of the gates' own decisions, which are made and then overruled.
+    """A call that runs each image along a given path. The gates still decide, so their time is included.
 
-    A router that probes would pay for its probe as well: its paths are timed as pinned.
+    The paths of a probing router are timed as pinned paths, because routing would add the cost of the probe.
     """
     router = runner.manifest.router
     if router is None or router.probes:
-        assert len(set(paths)) == 1, "images that differ in their paths need gates"
+        assert len(set(paths)) == 1, "only a network with gates can run images along different paths"
         return lambda: runner.run_path(x, paths[0])
     choices = router.routing.choices
     wanted = np.array([[widths.index(w) for widths, w in zip(choices, path, strict=True)] for path in paths])

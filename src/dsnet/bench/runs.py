@@ -1,4 +1,4 @@
-"""Routers in milliseconds: runs on the images of their own test split, at several budgets, at equal scores."""
+"""Latency of routers on the test images of their runs, at several budgets and at equal scores."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ BUDGETS, IMAGES = 5, 64
 
 @dataclass(frozen=True)
 class Operating:
-    """A network at one of its budgets; `name` tells networks apart. traces: of its whole test split, or None."""
+    """A network at one of its budgets.
+
+    `name` is the run that the network came from; `traces` are those of its whole test split, or None.
+    """
 
     name: str
     artefacts: Artefacts
@@ -40,9 +43,9 @@ class Operating:
 def bench_runs(
     folders: Sequence[str], *, root: str | None = None, scored: bool = False, threads: int = 1, rounds: int = 1
 ) -> RoutedTimes:
-    """Latency of dynamic networks on test images; with `scored` on the whole split, and compared at equal scores.
+    """Latency of dynamic networks on a sample of test images.
 
-    An image that a probing router escalates pays for two bodies: MAdds alone do not decide.
+    With `scored`, the networks are also scored on the whole split and compared at equal scores.
     """
     points: list[Operating] = []
     sample: Tensor | None = None
@@ -75,7 +78,7 @@ def bench_runs(
 def routed_times(points: Sequence[Operating], images: Tensor, *, threads: int, rounds: int) -> list[RoutedTime]:
     """One row per operating point: every image `rounds` times, one at a time, in ONNX Runtime.
 
-    ideal: what the images' paths would take as static networks, if one knew beforehand which to choose.
+    `ideal` is the time of static networks for the same paths, as if the path of each image were known beforehand.
     """
     paths = [
         [tuple(path) for path in route(point.artefacts.net, images, point.policy).paths.tolist()] for point in points
@@ -121,7 +124,7 @@ def file_call(file: Path, threads: int, **knobs: np.ndarray) -> Call:
 
 
 def equal_accuracy(rows: Sequence[RoutedTime], levels: int = 4) -> tuple[EqualScore, ...]:
-    """Milliseconds and MAdds of every run at accuracies that all of them reach, between their operating points."""
+    """Milliseconds and MAdds of every run at scores that all of them reach, interpolated between operating points."""
     names = dict.fromkeys(row.name for row in rows)
     rising = {name: climbing([row for row in rows if row.name == name]) for name in names}
     low = max(score_of(mine[0]) for mine in rising.values())
@@ -151,5 +154,5 @@ def climbing(rows: Sequence[RoutedTime]) -> list[RoutedTime]:
 
 
 def score_of(row: RoutedTime) -> float:
-    assert row.score is not None, "rows that are compared were measured on the whole split"
+    assert row.score is not None, "only rows that were scored on the whole split can be compared"
     return row.score

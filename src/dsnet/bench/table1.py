@@ -1,4 +1,4 @@
-"""The paper's Table 1: ways to run a quarter of ResNet-50's channels, as times relative to the ideal."""
+"""The paper's Table 1: time of several ways to run a quarter of ResNet-50's channels, relative to the ideal."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from dsnet.nn import SliceConv2d
 from dsnet.nn.slicing import Width, index
 from dsnet.results import Table1, Way
 
-# Milliseconds of the paper, on a GPU.
+# Milliseconds that the paper reports, measured on a GPU.
 PAPER = {"full": 12.2, "masking": 12.4, "indexing": 16.6, "slicing": 7.9, "ideal": 7.2}
 
 
 def table1(
     model: str = "s_resnet50", *, image_size: int | None = None, batch: int = 1, threads: int = 1, repeats: int = 10
 ) -> Table1:
-    """Run the slimmest path of a network in every way; `ideal` is the same path, extracted, folded, channels_last."""
+    """Time the slimmest path of a network in every way. `ideal` is that path as an extracted, folded network."""
     net = create_model(model).eval()
     size = image_size or net.spec.image_size
     x = torch.randn(batch, net.spec.in_channels, size, size, generator=torch.Generator().manual_seed(0))
@@ -44,7 +44,7 @@ def table1(
 
 
 def masking_call(net: Supernet, x: Tensor) -> Call:
-    """All channels are computed; those beyond the slimmest width are multiplied by zero."""
+    """A call that computes all channels and multiplies those beyond the slimmest width by zero."""
 
     def choose(point: int, scores: Tensor | None) -> Tensor:
         weights = torch.zeros(len(x), len(net.spec.routing[point]))
@@ -59,7 +59,7 @@ def masking_call(net: Supernet, x: Tensor) -> Call:
 
 
 def indexed(net: Supernet) -> Supernet:
-    """A copy whose convolutions gather their filters by index, as methods do whose filters are not contiguous."""
+    """A copy whose convolutions gather their filters by index, as methods with non-contiguous filters must."""
     net = copy.deepcopy(net)
     for module in net.modules():
         if isinstance(module, SliceConv2d):

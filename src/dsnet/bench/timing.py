@@ -1,4 +1,4 @@
-"""Measuring: candidates are interleaved in one run, so that whatever disturbs the machine disturbs all of them."""
+"""Timing. Candidates are interleaved, so that a disturbance of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ K = TypeVar("K")
 def interleaved(
     calls: Mapping[K, Call], repeats: int, *, warmup: int = 2, inputs: Sequence[tuple[Any, ...]] = ((),)
 ) -> dict[K, list[float]]:
-    """Seconds of every call, one of each per round, in a new order each time; inputs: each is a round of its own.
+    """Time every call once per round, in a new random order each round, and return seconds.
 
-    Before the call that counts there is one that does not: a network in use finds its own weights in the processor's
-    cache, not those of another candidate.
+    Each repeat has one round per entry of `inputs`. An untimed call precedes each timed one, because a network in use
+    finds its own weights in the processor's cache rather than those of another candidate.
     """
     for call in calls.values():
         for _ in range(warmup):
@@ -41,7 +41,7 @@ def interleaved(
 
 
 def seconds(call: Call, *given: Any) -> float:
-    """How long a call takes, by the GPU's own clock where there is one."""
+    """Time one call, with CUDA events if there is a GPU."""
     if torch.cuda.is_available():
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -56,7 +56,7 @@ def seconds(call: Call, *given: Any) -> float:
 
 @contextmanager
 def torch_threads(number: int) -> Iterator[None]:
-    """Torch on this many threads."""
+    """Set the number of torch threads temporarily."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -66,25 +66,25 @@ def torch_threads(number: int) -> Iterator[None]:
 
 
 def ratio(times: Sequence[float], ideal: Sequence[float]) -> float:
-    """Median over the rounds of a candidate's time relative to the ideal's in the same round: slow spells cancel."""
+    """Median ratio of a candidate's time to the ideal's in the same round. Slow phases of the machine cancel out."""
     return float(np.median(np.asarray(times) / np.asarray(ideal)))
 
 
 def summary(times: Sequence[float]) -> Times:
-    """Milliseconds: mean, median, 95th percentile."""
+    """Mean, median and 95th percentile in milliseconds."""
     ms = np.asarray(times) * 1e3
     return Times(float(ms.mean()), float(np.median(ms)), float(np.quantile(ms, 0.95)))
 
 
 def machine() -> Made:
-    """What times were measured with, and on."""
+    """The machine and the versions of the libraries that times were measured with."""
     import onnxruntime
 
     return made(torch=str(torch.__version__), onnxruntime=onnxruntime.__version__)
 
 
 def resident() -> int:
-    """Bytes of memory that this process holds; 0 where the system does not tell."""
+    """Resident memory of this process in bytes; 0 if the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
     except OSError:

@@ -1,4 +1,4 @@
-"""Every width of a network in several runtimes."""
+"""Latency of every width of a network in several runtimes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ from dsnet.space import WidthPath
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is measured. paths: None takes slimmest, middle and widest, ("all",) every width; text is parsed.
+    """What to measure.
 
-    repeats: rounds through all candidates.
-
-    against: static networks to be timed as ONNX files beside it, such as `mobilenet_v1:0.75`.
+    Args:
+        paths: Paths to time, as tuples or text. None means slimmest, middle and widest; ("all",) means every width.
+        repeats: Number of rounds. Each candidate is timed once in every round.
+        against: Static networks to time as ONNX files in the same rounds, such as `mobilenet_v1:0.75`.
     """
 
     runtimes: tuple[str, ...] = ("eager", "runner", "onnx")
@@ -54,13 +55,13 @@ class BenchConfig:
 
 
 def bench(net: Any, config: BenchConfig) -> WidthTimes:
-    """Every runtime at every path, number of threads and batch size, with ratios to the ideal."""
+    """Time every runtime at every path, number of threads and batch size, with ratios to the ideal."""
     manifest = net.manifest(config.image_size)
     size, router = manifest.image_size, manifest.router
     paths = paths_of(config, manifest, manifest.space.uniform if router is None else router.candidates)
     held = PartWriter(net.parts()).pinnable if manifest.points else [()]
     if missing := [path for path in paths if path not in held]:
-        raise ValueError(f"path {missing[0]} is beyond what the router of {manifest.model!r} may choose; leave it out")
+        raise ValueError(f"path {missing[0]} is not one that the router of {manifest.model!r} can choose; leave it out")
     others = {name: static_model(name, manifest) for name in config.against}
     rows: list[WidthTime] = []
     against: list[StaticTime] = []
@@ -93,7 +94,7 @@ def bench(net: Any, config: BenchConfig) -> WidthTimes:
 
 
 def paths_of(config: BenchConfig, manifest: Manifest, uniform: Sequence[WidthPath]) -> list[WidthPath]:
-    """The paths to time; `uniform` are those of one width that can be run."""
+    """The paths to time; `uniform` are the runnable paths that have the same width everywhere."""
     if config.paths is None:
         return list(dict.fromkeys([uniform[0], uniform[len(uniform) // 2], uniform[-1]]))
     if config.paths == ("all",):
@@ -113,14 +114,14 @@ def static_model(name: str, like: Manifest) -> Supernet:
         times = float(width) if width else None
         net = create_model(model, width=times, num_classes=like.num_classes, in_channels=like.in_channels).eval()
     except ValueError as error:
-        raise ValueError(f"{name!r} is no static network ({error}); write for example mobilenet_v1:0.75") from error
+        raise ValueError(f"{name!r} is not a static network ({error}); write for example mobilenet_v1:0.75") from error
     if net.chain:
         raise ValueError(f"{name!r} has several widths; name a static network such as mobilenet_v1:0.75 or resnet50")
     return net
 
 
 def bench_file(where: str | Path, config: BenchConfig) -> WidthTimes:
-    """An ONNX file or bundle at several paths; what its ideal would be is not known without the network."""
+    """Time an ONNX file or bundle at several paths. There is no ideal to compare with, since that needs the network."""
     rows: list[WidthTime] = []
     for threads in config.threads:
         runner = open_onnx(where, threads=threads)
@@ -161,7 +162,7 @@ def rows_of(
 
 
 def speed_up(rows: Sequence[WidthTime]) -> tuple[SpeedUp, ...]:
-    """time(widest) / time(slimmest) beside the ratio of their MAdds, for every runtime."""
+    """time(widest) / time(slimmest) next to the ratio of their MAdds, for every runtime."""
     found = []
     for runtime, batch, threads in dict.fromkeys((row.runtime, row.batch, row.threads) for row in rows):
         mine = [row for row in rows if (row.runtime, row.batch, row.threads) == (runtime, batch, threads)]
