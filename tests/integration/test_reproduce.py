@@ -108,7 +108,7 @@ def test_an_interrupted_grid_goes_on(
     words = ["reproduce", "gate_distribution", "--scale", "smoke", "--out", str(tmp_path)]
     assert main(words) == 130
     error = capsys.readouterr().err
-    assert "stopped by SIGINT, state saved; the same command goes on" in error
+    assert "stopped by SIGINT, state saved; run the same command to continue" in error
     assert "Traceback" not in error
     (tmp_path / "runs" / calls[0] / "kept").touch()
     assert main([*words, "--finished"]) == 0

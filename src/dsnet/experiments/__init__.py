@@ -1,4 +1,4 @@
-"""The paper's experiments as data, and what runs them."""
+"""The paper's experiments, declared as data, and the code that runs them."""
 
 from dsnet.experiments.catalogue import EXPERIMENTS
 from dsnet.experiments.recipe import SCALES

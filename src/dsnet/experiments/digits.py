@@ -12,7 +12,7 @@ SIDE, OBJECTS, COUNTS = 64, 3, {"train": 16, "val": 8, "test": 8}
 
 
 def write_digits(root: Path) -> None:
-    """Both datasets below `root`, unless they are there."""
+    """Write both datasets below `root`, unless they exist."""
     if (root / DONE).exists():
         return
     from sklearn.datasets import load_digits
@@ -36,7 +36,7 @@ def write_digits(root: Path) -> None:
 
 
 def scene(top: Path, name: str, pixels: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> None:
-    """One image with a few enlarged digits, the first in each column of a grid, and its boxes."""
+    """Write one image with a few enlarged digits, one in each column, and the annotation with their boxes."""
     image, objects = Image.new("RGB", (SIDE, SIDE), (90, 90, 90)), []
     for column in range(OBJECTS):
         number = int(rng.integers(len(pixels)))

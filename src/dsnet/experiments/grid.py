@@ -1,4 +1,4 @@
-"""Cells become run folders: each is trained once, an interrupted one goes on, several at a time."""
+"""Train cells into run folders. Each is trained once, interrupted ones continue, and several can train in parallel."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from dsnet.tasks import GATE, STATE
 from dsnet.training import Interrupted
 from dsnet.training.distributed import barrier, rank
 
-FAILED = 3  # exit code of a run that says why it ended
-RESULT = "results/reproduce.json"  # test.json as it was at the end of training: `dsnet eval` may write that one anew
+FAILED = 3  # exit code of a run whose log ends with the error
+RESULT = "results/reproduce.json"  # test.json as it was after training; `dsnet eval` may overwrite test.json
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What a finished run says about itself."""
+    """A finished run and its records."""
 
     folder: Path
     seed: int
@@ -43,12 +43,12 @@ class Finished:
 
     @property
     def commit(self) -> str:
-        """Of the code that trained it."""
+        """Commit of the code that trained the run."""
         return str(json.loads((self.folder / "versions.json").read_text()).get("commit") or "an unrecorded commit")
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:
-        """Of stage I, an entry per epoch."""
+        """Metrics of stage I, one entry per epoch."""
         return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -57,14 +57,14 @@ def is_finished(folder: Path) -> bool:
 
 
 def in_order(cells: Sequence[Cell]) -> list[Cell]:
-    """Every cell once, behind what it needs."""
+    """Every cell once, after the cells that it needs."""
     return list({cell.name: cell for wanted in cells for cell in wanted.everything()}.values())
 
 
 def train_all(cells: Sequence[Cell], runs: Path, workers: int = 1) -> None:
-    """Finish the cells and what they need. With several workers each run writes to a log beside its folder."""
+    """Train the cells and those that they need. With several workers, each run writes a log next to its folder."""
     left = [cell for cell in in_order(cells) if not is_finished(runs / cell.name)]
-    barrier()  # every process has the same list, before the first of them finishes a run
+    barrier()  # all processes must read the same list before one of them finishes a run
     if workers == 1:
         for number, cell in enumerate(left, 1):
             if rank() == 0:
@@ -75,7 +75,7 @@ def train_all(cells: Sequence[Cell], runs: Path, workers: int = 1) -> None:
 
 
 def train_beside(left: list[Cell], runs: Path, workers: int) -> None:
-    """Each run in a process of its own; whatever ends this, the runs that are under way save their state first."""
+    """Train each run in its own process. If interrupted, all running processes save their state first."""
     context = multiprocessing.get_context("spawn")
     running: dict[SpawnProcess, Cell] = {}
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -84,7 +84,7 @@ def train_beside(left: list[Cell], runs: Path, workers: int) -> None:
             waits = {cell.name for cell in [*left, *running.values()]}
             ready = [cell for cell in left if not any(need.name in waits for need in cell.needs)]
             for cell in ready[: workers - len(running)]:
-                print(f"{len(left):4d} left, {cell.name} begins", file=sys.stderr, flush=True)
+                print(f"{len(left):4d} left, {cell.name} starts", file=sys.stderr, flush=True)
                 process = context.Process(target=train_logged, args=(train_cell, cell, runs / cell.name))
                 process.start()
                 running[process] = cell
@@ -107,11 +107,13 @@ def check_end(process: SpawnProcess, cell: Cell, runs: Path) -> None:
     log = runs / f"{cell.name}.log"
     said = log.read_text().strip().splitlines() if log.exists() else []
     why = said[-1] if said and process.exitcode == FAILED else f"its process ended with code {process.exitcode}"
-    raise TrainingError(f"{cell.name}: {why}. Its log is {log}; the same command goes on from its last checkpoint")
+    raise TrainingError(
+        f"{cell.name}: {why}. Its log is {log}; run the same command to continue from its last checkpoint"
+    )
 
 
 def train_logged(train: Callable[[Cell, Path], None], cell: Cell, folder: Path) -> None:
-    """In a process of its own: what would be printed goes to a log, whose last line is the error if there is one."""
+    """Train a cell in its own process. Output goes to a log; if training fails, its last line is the error."""
     end_with_parent()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(folder.name + ".log").open("a", buffering=1) as log:
@@ -124,7 +126,7 @@ def train_logged(train: Callable[[Cell, Path], None], cell: Cell, folder: Path) 
 
 
 def train_cell(cell: Cell, folder: Path) -> None:
-    """Train a cell, or go on from its last checkpoint."""
+    """Train a cell, or continue from its last checkpoint."""
     begun = any((folder / part / STATE).exists() for part in (".", GATE))
     barrier()
     if folder.exists() and not begun and rank() == 0:  # it was stopped before its first checkpoint

@@ -1,4 +1,4 @@
-"""What an experiment is, as data, and its result: tables beside the paper's figures, verdicts, figures."""
+"""Declarations of experiments, and their results: tables next to the paper's values, verdicts and figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Plot = Callable[[Runs], Figure]
 
 @dataclass(frozen=True)
 class Column:
-    """A figure of every row."""
+    """A value that is measured for every row."""
 
     name: str
     measure: Measure
@@ -32,7 +32,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """Runs of one recipe, one per seed. paper: what the paper reports, by column. measures: instead of the column's."""
+    """Runs of one recipe, one per seed.
+
+    `paper` holds the values that the paper reports, by column; `measures` overrides the measures of columns.
+    """
 
     label: str
     recipe: Recipe
@@ -44,8 +47,8 @@ class Row:
 class Claim:
     """How one row differs from another in a column; differences are paired by seed.
 
-    paper: the paper's difference, in the unit of the column (points, for percentages). Its sign is the direction; where
-    the paper has no figure, it is more.
+    `paper` is the paper's difference, in the unit of the column (points, for percentages). Its sign is the direction of
+    the claim; without a value, the claim is that `row` is higher.
     """
 
     text: str
@@ -66,7 +69,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Findings:
-    """What is measured without runs."""
+    """Results of an experiment that trains nothing."""
 
     text: tuple[str, ...]
     tables: tuple[results.Table, ...]
@@ -77,7 +80,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A question of the paper. Where it trains nothing, `measure` makes its tables and figures itself."""
+    """One experiment of the paper. If it trains nothing, `measure` makes its tables and figures."""
 
     name: str
     title: str
@@ -88,7 +91,7 @@ class Experiment:
 
 
 def result_of(experiment: Experiment, scale: Scale, runs: Runs, seeds: Sequence[int]) -> results.Experiment:
-    """The result of an experiment whose runs are there; rows without runs are said to be missing."""
+    """Build the result of an experiment from its finished runs. Rows without runs are marked as not run."""
     tables: list[results.Table] = []
     claims: list[results.Claim] = []
     for table in experiment.tables(scale):
@@ -114,7 +117,7 @@ def result_of(experiment: Experiment, scale: Scale, runs: Runs, seeds: Sequence[
 
 
 def laid_out(table: Table, runs: Runs) -> results.Table:
-    """Every measured column, and the paper's figure beside it where it has one."""
+    """Lay out every measured column, with the paper's values next to it if there are any."""
     columns, cells = ["<"], [[row.label] for row in table.rows]
     values = {row.label: {column.name: values_of(row, column, runs) for column in table.columns} for row in table.rows}
     kept: dict[str, dict[str, dict[int, float | None]]] = {
@@ -132,13 +135,13 @@ def laid_out(table: Table, runs: Runs) -> results.Table:
 
 
 def values_of(row: Row, column: Column, runs: Runs) -> dict[int, float]:
-    """By seed; nan where there is no such figure."""
+    """The values of a row by seed; nan if a run has no such value."""
     measure = row.measures.get(column.name, column.measure)
     return {run.seed: measure(run) for run in runs.get(row.label, ())}
 
 
 def judged(claim: Claim, table: Table, runs: Runs) -> results.Claim:
-    """Whether the direction of a claim shows: in every seed (holds), in none (does not), or in some (no verdict)."""
+    """Judge the direction of a claim. It holds if all seeds agree and fails if all disagree; else no verdict."""
     column = next(column for column in table.columns if column.name == claim.column)
     rows = {row.label: values_of(row, column, runs) for row in table.rows}
     ours, others = rows[claim.row], rows[claim.over]
@@ -160,7 +163,7 @@ def sign(value: float) -> int:
 
 
 def unit(form: Form) -> float:
-    """What figures are multiplied by when they are shown."""
+    """The factor by which values are multiplied for display."""
     return 100.0 if form == "percent" else 1.0
 
 

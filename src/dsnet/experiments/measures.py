@@ -1,4 +1,4 @@
-"""What is read from a finished run, and how runs are drawn."""
+"""Values that are measured on finished runs, and plots of runs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dsnet.experiments.layout import Measure, Plot, Runs
 from dsnet.report.tables import human
 from dsnet.results import Bar, BarGroup, Bars, BudgetRow, Chart, Dot, Dynamic, PathRow, Series, Stat
 
-Key = Literal["score", "madds", "hull", "gain"]  # figures of a budget's row
+Key = Literal["score", "madds", "hull", "gain"]  # fields of a budget's row
 
 
 def dynamic_of(run: Finished) -> Dynamic:
-    """The dynamic part of a run's result, which recipes with a router have."""
+    """The results of the dynamic network; every run with a router has them."""
     assert run.result.dynamic is not None
     return run.result.dynamic
 
@@ -45,17 +45,17 @@ def widest_madds(run: Finished) -> float:
 
 
 def all_widths(run: Finished) -> float:
-    """Mean over the uniform sub-networks."""
+    """Mean score of the uniform sub-networks."""
     return mean(row.score.mean for row in run.result.uniform)
 
 
 def as_trained(key: Key) -> Measure:
-    """A figure of the dynamic network at lambda 0."""
+    """A value of the dynamic network at lambda 0."""
     return lambda run: figure_of(trained_row(run), key)
 
 
 def at_budget(budget: int, key: Key) -> Measure:
-    """A figure of the dynamic network at one of its budgets."""
+    """A value of the dynamic network at one of its budgets."""
     return lambda run: figure_of(dynamic_of(run).rows[budget], key)
 
 
@@ -70,7 +70,7 @@ def mean_gain(run: Finished) -> float:
 
 
 def over_lottery(key: Key) -> Measure:
-    """Of score or hull: points above a lottery between the two ends of the routing space, mean over the budgets."""
+    """Points of score or hull above a random choice between the slimmest and widest path, mean over the budgets."""
 
     def measure(run: Finished) -> float:
         router: Any = run.result.training["router"]
@@ -91,7 +91,7 @@ def router_auc(run: Finished) -> float:
 
 
 def dynamic_at(madds: float) -> Measure:
-    """Accuracy of the dynamic network at an average cost: between slimmest path, budgets and widest path."""
+    """Accuracy at an average cost, interpolated between the slimmest path, the budgets and the widest path."""
 
     def measure(run: Finished) -> float:
         fixed = run.result.uniform
@@ -108,7 +108,7 @@ def uniform_at(madds: float) -> Measure:
 
 
 def interpolate(points: list[tuple[float, float]], x: float) -> float:
-    """Between neighbours; nan beyond the ends."""
+    """Interpolate linearly between neighbouring points; nan beyond the ends."""
     for (x0, y0), (x1, y1) in pairwise(sorted(points)):
         if x0 <= x <= x1:
             return float(y0 + (y1 - y0) * (x - x0) / (x1 - x0)) if x1 > x0 else float(y1)
@@ -116,7 +116,7 @@ def interpolate(points: list[tuple[float, float]], x: float) -> float:
 
 
 def series(name: str, columns: list[list[tuple[float, float]]], kind: Literal["line", "points"] = "line") -> Series:
-    """Curves of several seeds as one: mean and spread of y, mean of x; as long as the shortest."""
+    """Average the curves of several seeds: mean and spread of y, mean of x, up to the end of the shortest curve."""
     points = []
     for found in zip(*columns, strict=False):
         xs, ys = zip(*found, strict=True)
@@ -143,7 +143,7 @@ def over_madds(title: str, shown: list[Series]) -> Chart:
 
 
 def tradeoff(title: str, uniform: dict[str, str], dynamic: dict[str, str], static: dict[str, str]) -> Plot:
-    """Accuracy against MAdds: names of curves by label of a row."""
+    """Plot accuracy against MAdds. The arguments map row labels to names of curves."""
 
     def plot(runs: Runs) -> Chart:
         shown = [
@@ -158,7 +158,7 @@ def tradeoff(title: str, uniform: dict[str, str], dynamic: dict[str, str], stati
 
 
 def operating_points(title: str, labels: tuple[str, ...]) -> Plot:
-    """Where the gates stand at lambda 0, one point per row, over the uniform curve of the first row."""
+    """Plot the dynamic network at lambda 0, one point per row, with the uniform curve of the first row."""
 
     def plot(runs: Runs) -> Chart:
         there = {label: runs[label] for label in labels if runs.get(label)}
@@ -171,7 +171,7 @@ def operating_points(title: str, labels: tuple[str, ...]) -> Plot:
 
 
 def training_curve(title: str, key: str) -> Plot:
-    """An accuracy on the calibration images over the epochs of stage I, a line per row."""
+    """Plot an accuracy on the calibration images over the epochs of stage I, one line per row."""
 
     def plot(runs: Runs) -> Chart:
         def curve(run: Finished) -> list[tuple[float, float]]:
@@ -184,7 +184,7 @@ def training_curve(title: str, key: str) -> Plot:
 
 
 def gate_shares(title: str, label: str) -> Plot:
-    """How images spread over the widths of each gate, at every budget (first seed)."""
+    """Plot how images are distributed over the widths of each gate at every budget, for the first seed."""
 
     def plot(runs: Runs) -> Bars:
         groups = []

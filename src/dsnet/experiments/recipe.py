@@ -1,5 +1,7 @@
-"""What an experiment trains, as data over the configs of the package: at a scale and a seed a recipe becomes a cell, a
-run with a name of its own."""
+"""Recipes: what an experiment trains, declared as changes to packaged configs.
+
+A recipe at a scale and a seed becomes a cell: one run with a unique name.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ from dsnet.tasks import config_from
 
 Keys = Mapping[str, Any]  # of a config, such as {"ieb.teacher": "ema"}
 LINKS = ("source", "gate_from", "backbone")  # other runs that a run starts from
-PLACES = ("data.root", "data.workers", "threads", "save_steps")  # do not change what is learned
+PLACES = ("data.root", "data.workers", "threads", "save_steps")  # keys that do not change what is learned
 EPOCHS = ("optim.epochs", "optim.milestones")
-ROUNDING: Keys = {"optim.channels_last": False}  # changes no more than rounding: the digest holds the default
+ROUNDING: Keys = {"optim.channels_last": False}  # changes only rounding, so the digest uses the default
 
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """A base of the scale with some keys changed; the links are recipes of the runs that it starts from."""
+    """A base of the scale with some keys changed. The links are recipes of the runs that it starts from."""
 
     base: str
     keys: Keys = field(default_factory=dict)
@@ -50,7 +52,7 @@ class Base(NamedTuple):
 
 @dataclass(frozen=True)
 class Latency:
-    """What is timed: a model, static networks of about the MAdds of some paths, and the image size of Table 1."""
+    """What to time: a model, a static network of similar MAdds for each of some paths, and Table 1 at an image size."""
 
     model: str
     pairs: Mapping[WidthPath, str]
@@ -60,10 +62,13 @@ class Latency:
 
 @dataclass(frozen=True)
 class Scale:
-    """The same experiments with other networks and data.
+    """The networks, data and seeds with which the experiments run.
 
-    bases: what recipes start from, by name. folders: where a base's data lies below the folder of all data. slim: the
-    routing space of the paper's S networks, by base. longer: every training takes this many times its epochs.
+    Args:
+        bases: Configs that recipes start from, by name.
+        folders: Folder of a dataset or base, below the folder of all data.
+        slim: Routing space of the paper's S networks, by base.
+        longer: Factor by which the epochs of every training are multiplied.
     """
 
     name: str
@@ -74,13 +79,13 @@ class Scale:
     widths: tuple[float, ...]  # of static networks
     slim: Mapping[str, list[list[int]]]
     latency: Latency
-    trained: str = ""  # on what, and how long
-    notes: Mapping[str, str] = field(default_factory=dict)  # the same of experiments that differ
+    trained: str = ""  # data and epochs, in words
+    notes: Mapping[str, str] = field(default_factory=dict)  # replaces `trained` for some experiments
     longer: int = 1
 
     @property
     def suffix(self) -> str:
-        """Of the names of results: those of longer trainings lie beside the others."""
+        """Suffix of the names of results, which keeps those of longer trainings apart."""
         return "" if self.longer == 1 else f"-longer{self.longer}"
 
     def keys(self, base: str) -> dict[str, Any]:
@@ -90,25 +95,25 @@ class Scale:
 
 @cache
 def router_free(config: str) -> Keys:
-    """The keys of a packaged config but for its router: which one is trained is for recipes to say."""
+    """The keys of a packaged config without those of its router, which the recipe chooses."""
     return {key: value for key, value in flat(read_yaml(packaged()[config])).items() if not key.startswith("sgs.")}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One training run. Equal names are equal runs, whichever experiment asks for them."""
+    """One training run. Cells with equal names are the same run, which experiments share."""
 
     name: str
     config: RunConfig
     needs: tuple[Cell, ...]
 
     def everything(self) -> list[Cell]:
-        """The cell behind all that it needs."""
+        """All cells that this one needs, and then the cell itself."""
         return [*(cell for need in self.needs for cell in need.everything()), self]
 
 
 def cell_of(recipe: Recipe, scale: Scale, seed: int, *, runs: Path, root: str | None) -> Cell:
-    """The run of a recipe; its name carries a digest of everything that decides what is learned."""
+    """The run of a recipe. Its name ends with a digest of all keys that affect what is learned."""
     linked = {link: getattr(recipe, link) for link in LINKS if getattr(recipe, link) is not None}
     needs = {link: cell_of(other, scale, seed, runs=runs, root=root) for link, other in linked.items()}
     keys: dict[str, Any] = {**scale.keys(recipe.base), **recipe.keys, "seed": seed}
@@ -135,7 +140,7 @@ def stretched(epochs: Any, times: int) -> Any:
     return [times * epoch for epoch in epochs] if isinstance(epochs, list) else times * epochs
 
 
-@cache  # tables share many of them, and reading one takes a moment
+@cache  # tables share many configs, and reading one is slow
 def config_of_keys(keys: str) -> RunConfig:
     found: RunConfig = config_from(nested(json.loads(keys)))
     return found
@@ -222,7 +227,10 @@ PAPER = Scale(
     },
     folders={"cifar10": "", "folder": "imagenet", "detector": "VOCdevkit"},
     widths=(0.5, 0.75, 1.0),
-    slim={"mbnet": [[0, 1, 2, 3]], "resnet": [[0, 1]] * 4},  # the paper gives DS-MBNet's
+    slim={
+        "mbnet": [[0, 1, 2, 3]],
+        "resnet": [[0, 1]] * 4,
+    },  # the paper gives only that of DS-MBNet
     latency=CPU.latency,
 )
 SCALES = {scale.name: scale for scale in (SMOKE, CPU, PAPER)}

@@ -1,4 +1,4 @@
-"""An experiment from its declaration to its result: train what is missing, measure, lay out, write."""
+"""Run experiments: train the missing runs, measure, lay out the results and write them."""
 
 from __future__ import annotations
 
@@ -39,22 +39,25 @@ def reproduce(
     export: Path | None = None,
     command: str = "",
 ) -> list[Result]:
-    """Run experiments below `out`; each result is written to OUT/NAME.json, NAME.md and figures beside them.
+    """Run experiments below `out`. Each result is written to OUT/NAME.json and OUT/NAME.md, with figures next to them.
 
-    Runs are shared by all experiments below `out`. train: without it, only what is finished is shown; experiments of
-    which nothing is are left out. export: a folder that gets the results as well.
+    All experiments below `out` share their runs. Without `train`, only finished runs are shown, and experiments without
+    any are left out. `export` is a second folder for the results.
     """
     seeds = tuple(scale.seeds if seeds is None else seeds)
     root = str(out / DATA) if scale.name == "smoke" else root if train else root or DATA
     grids = {name: cells_of(EXPERIMENTS[name], scale, seeds, out, root) for name in names}
-    with process_group(minutes=24 * 60), locked(out) if train else nullcontext():  # evaluation takes one process
+    with (
+        process_group(minutes=24 * 60),
+        locked(out) if train else nullcontext(),
+    ):  # others wait while one process evaluates
         first = rank() == 0
         if scale.name == "smoke" and first:
             write_digits(out / DATA)
         barrier()
         if train:
             train_all([cell for rows in grids.values() for cell in flat_list(rows)], out / RUNS, workers)
-    if not first:  # what is left takes one process
+    if not first:  # the rest is done by one process
         return []
     results = []
     for name in names if train else [name for name in names if has_begun(name, scale, grids[name], out)]:
@@ -75,7 +78,10 @@ def reproduce(
 def measured(
     experiment: Experiment, scale: Scale, cells: dict[str, list[Cell]], out: Path, seeds: Sequence[int], *, anew: bool
 ) -> Result:
-    """The result of an experiment whose runs are there; what is measured without runs is kept, unless `anew`."""
+    """The result of an experiment from its finished runs.
+
+    The stored result of an experiment that trains nothing is reused, unless `anew`.
+    """
     file = out / f"{experiment.name}{scale.suffix}.json"
     if experiment.measure is not None and not anew and file.exists():
         return read(file, Result, remedy=f"run `dsnet reproduce {experiment.name} --scale {scale.name}` again")
@@ -98,7 +104,7 @@ def measured(
 
 
 def has_begun(name: str, scale: Scale, cells: dict[str, list[Cell]], out: Path) -> bool:
-    """Whether there is something to show: a finished run, or what was measured without runs."""
+    """Whether there is something to show: a finished run, or the stored result of an experiment that trains nothing."""
     if EXPERIMENTS[name].measure is not None:
         return (out / f"{name}{scale.suffix}.json").exists()
     return any(is_finished(out / RUNS / cell.name) for cell in flat_list(cells))
@@ -109,14 +115,14 @@ def flat_list(cells: dict[str, list[Cell]]) -> list[Cell]:
 
 
 def seconds_of(folder: Path) -> float:
-    """From a run's first file to its last, by the clock: pauses count; 0 if it is not there."""
+    """Wall-clock time between a run's first and last file, pauses included; 0 if the run does not exist."""
     times = [file.stat().st_mtime for file in (folder / CONFIG, folder / RESULT) if file.exists()]
     return max(times) - min(times) if times else 0.0
 
 
 @contextmanager
 def locked(out: Path) -> Iterator[None]:
-    """One command at a time trains below a folder: two would train the same runs. Without effect on Windows."""
+    """Allow one command at a time to train below a folder; two would train the same runs. No effect on Windows."""
     try:
         import fcntl
     except ImportError:
@@ -139,7 +145,7 @@ def locked(out: Path) -> Iterator[None]:
 def cells_of(
     experiment: Experiment, scale: Scale, seeds: Sequence[int], out: Path, root: str | None
 ) -> dict[str, list[Cell]]:
-    """The runs of an experiment by label of their row, one per seed."""
+    """The runs of an experiment by row label, one per seed."""
     rows = [row for table in experiment.tables(scale) for row in table.rows]
     return {row.label: [cell_of(row.recipe, scale, seed, runs=out / RUNS, root=root) for seed in seeds] for row in rows}
 
@@ -147,7 +153,7 @@ def cells_of(
 def progress(
     names: Sequence[str], scale: Scale, out: Path, root: str | None, seeds: Sequence[int]
 ) -> dict[str, tuple[int, int]]:
-    """By experiment: how many runs it has in all, and how many are finished."""
+    """The number of finished runs and of all runs, by experiment."""
     found = {}
     for name in names:
         cells = in_order(flat_list(cells_of(EXPERIMENTS[name], scale, seeds, out, root)))

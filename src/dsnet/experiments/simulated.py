@@ -1,4 +1,4 @@
-"""Experiments that train nothing: the motivation's simulation, and latency."""
+"""Experiments that train nothing: the simulation that motivates the paper, and latency."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from dsnet.nn import RouterSpec
 from dsnet.report.tables import human, path_name
 from dsnet.results import Bench, Chart, Claim, Dot, Series, StaticTime, Table, WidthTime, WidthTimes
 
-EASY, HARD = 0.6, 3.0  # compute, in units of the static network's, at which accuracy has covered 1 - 1/e of its range
+EASY, HARD = 0.6, 3.0  # compute at which accuracy reaches 1 - 1/e, relative to the static network
 SCHEMES = 20
 
 
 def accuracy(compute: float, need: float) -> float:
-    """An exponential curve of accuracy: it rises fast where little is needed."""
+    """An exponential accuracy curve. It rises faster for images that need less compute."""
     return 1 - math.exp(-compute / need)
 
 
 def motivation(scale: Scale) -> Findings:
-    """The paper's simulation: half of the images are easy, half are hard; a scheme gives easy ones a share of compute.
+    """The paper's simulation: half of the images are easy, and a scheme gives them a fixed share of the compute.
 
-    The paper does not print its curves; these are exponentials with the constants above.
+    The paper does not state its curves. These exponentials and their constants are our choice.
     """
     budgets = [0.1 * 1.12**step for step in range(40)]
     static = [(x, mixed(x, x)) for x in budgets]
@@ -34,7 +34,7 @@ def motivation(scale: Scale) -> Findings:
     best: list[tuple[float, float, float]] = []
     cloud: list[Dot] = []
     for scheme in range(SCHEMES):
-        share = (scheme + 0.5) / SCHEMES  # of the compute of both halves that easy images get
+        share = (scheme + 0.5) / SCHEMES  # of all compute that goes to easy images
         curve = [(x, mixed(2 * share * x, 2 * (1 - share) * x)) for x in budgets]
         cloud += [Dot(x, 100 * y) for x, y in curve[::4]]
         best.append((share, *max(((x, y - mixed(x, x)) for x, y in curve), key=lambda point: point[1])))
@@ -69,7 +69,7 @@ def mixed(easy: float, hard: float) -> float:
 
 
 def latency(scale: Scale) -> Findings:
-    """Table 1 and the latency column, measured on this machine; only ratios compare."""
+    """Table 1 and the latency column, measured on this machine. Only ratios are comparable with the paper."""
     how, pairs = scale.latency, scale.latency.pairs
     ways = table1(image_size=how.table1, repeats=how.repeats)
     net = Supernet(replace(model_spec(how.model), router=RouterSpec("gate", "try_best"))).eval()

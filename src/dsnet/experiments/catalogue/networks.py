@@ -1,4 +1,4 @@
-"""Stage I: who teaches the sub-networks and how softly; and dynamic networks against static and slimmable ones."""
+"""Experiments on stage I (teachers and distillation temperature), and dynamic against static and slimmable networks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def training_plots(scale: Scale) -> tuple[Plot, ...]:
 
 
 def ieb_tables(scale: Scale) -> tuple[Table, ...]:
-    us = US.but({"optim.epochs": 8} if scale.name == "cpu" else {})  # six supernets, the dearest of all tables
+    us = US.but({"optim.epochs": 8} if scale.name == "cpu" else {})  # six supernets make this the most expensive table
     rows = (
         Row("in-place distillation", us.but({"ieb.teacher": "inplace"}), {"slimmest": "66.5", "widest": "74.0"}),
         Row("EMA target", us.but({"ieb.teacher": "ema"}), {"slimmest": "68.1", "widest": "74.3"}),

@@ -1,4 +1,4 @@
-"""Stage II: what gates learn, how they are built, what they choose and what that is worth."""
+"""Experiments on stage II: targets and losses of the gates, their design, their choices and the resulting gain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trained network at work elsewhere: other data, object detection."""
+"""Experiments that reuse a trained network: transfer to other data, and object detection."""
 
 from __future__ import annotations
 
