@@ -1,4 +1,4 @@
-"""From a spec to modules: a front of blocks, segments that one choice point controls each, and the head."""
+"""From a spec to modules: a front of blocks, one segment per choice point, and the head."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Features = dict[str, Tensor]
 
 
 class Stack(nn.Module):
-    """Blocks in a row at one width; some are tapped: their output has a name."""
+    """A sequence of blocks at one width. The outputs of tapped blocks are returned by name."""
 
     def __init__(self, blocks: Sequence[Block] = (), taps: Sequence[str | None] = ()) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Stack(nn.Module):
 
 
 class Segment(nn.Module):
-    """What one choice point controls: its first block, which has the gate, and the rest at the chosen width.
+    """The blocks that one choice point controls: the first, which has the gate, and the rest at the chosen width.
 
     enter(x, w_in) -> attend -> (scaled, code) -> score(code) | body(x, scaled, w_in, w_out)
 
@@ -78,9 +78,9 @@ class Segment(nn.Module):
 
     def features(self, x: Tensor, w_in: Width, w_out: Width) -> tuple[Tensor, Features]:
         x = self.first(x, w_in, w_out)
-        mine = {} if self.tap is None else {self.tap: x}
+        tapped = {} if self.tap is None else {self.tap: x}
         x, others = self.rest.features(x, w_out)
-        return x, mine | others
+        return x, tapped | others
 
 
 class Head(nn.Module):
@@ -131,7 +131,8 @@ def stack(blocks: list[tuple[Block, str | None]]) -> Stack:
 def build_block(
     spec: ModelSpec, stage: StageSpec, cin: Channels, cout: Channels, *, first: bool, starts: bool
 ) -> Block:
-    """One block; `first` of its stage (it has the stride), `starts` a segment (it has the slimming head)."""
+    """One block. first: it is the first of its stage and has the stride. starts: it is the first of a segment and has
+    the slimming head."""
     stride = stage.stride if first else 1
     same = stride == 1 and cin == cout and not starts
     common = {"norm": spec.norm, "activation": spec.activation}
@@ -159,7 +160,7 @@ def build_block(
 
 
 def build_gate(spec: ModelSpec, stage: StageSpec, channels: Channels, inputs: int, *, starts: bool) -> Gate | None:
-    """A gate over `channels`, its hidden size taken from the block's widest `inputs`."""
+    """A gate over `channels`; its hidden size depends on the block's widest number of `inputs`."""
     if spec.gate is None:
         return None
     hidden = stage.hidden or max(1, inputs // spec.gate.reduction)

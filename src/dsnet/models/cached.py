@@ -1,4 +1,4 @@
-"""The PyTorch runner: parts of the network as plain modules, contiguous and folded, kept for as long as they fit."""
+"""The PyTorch runner: it caches parts of the network as plain modules with contiguous, folded weights."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ GIB = 2**30
 class DynamicRunner(LiveRunner):
     """Runs a network on PyTorch; several threads may share it.
 
-    max_memory: bytes of weights that are kept ready beside the network's own; the least recently used go first.
-    compile: torch.compile every part, which pays off where the same parts run for long.
+    max_memory: bytes of weights to cache in addition to the network's own; the least recently used parts are dropped.
+    compile: torch.compile every part, which pays off if the same parts run many times.
 
     Weights are read when a part is first needed. When they change (an optimizer step, load_state_dict, any in-place
-    operation) parts are built anew; only writes through `.data` go unseen: call `refresh` after those.
+    operation) parts are rebuilt. Writes through `.data` are not noticed: call `refresh` after those.
     """
 
     parts: CachedParts
@@ -47,7 +47,7 @@ class DynamicRunner(LiveRunner):
         super().__init__(parts, f"torch {torch.__version__}{', compiled' if compile else ''}")
 
     def refresh(self) -> None:
-        """Forget all parts."""
+        """Drop all cached parts."""
         self.parts.clear()
 
     @torch.inference_mode()
@@ -96,13 +96,13 @@ class CachedParts:
         return self.live.probe(outputs)  # too small to be worth a copy
 
     def finish(self, left: Outputs) -> Outputs:
-        return self.live.finish(left)  # has one width: there is nothing to cut out
+        return self.live.finish(left)  # has a single width: there is nothing to slice
 
     def cat(self, parts: list[Tensor]) -> Tensor:
         return torch.cat(parts)
 
     def check(self) -> None:
-        """Forget everything if the weights are no longer those that were read."""
+        """Drop all cached parts if the weights have changed since they were read."""
         with self.lock:
             if self.seen.outdated():
                 self.clear()
@@ -135,7 +135,7 @@ class CachedParts:
 
 
 def flattened(part: fx.GraphModule) -> fx.GraphModule:
-    """The same graph with its layers side by side: looking a layer up through its parents takes time at every call."""
+    """The same graph without nested modules: looking up a layer through its parents costs time at every call."""
     layers = nn.Module()
     for node in part.graph.nodes:
         if node.op == "call_module":
@@ -146,7 +146,7 @@ def flattened(part: fx.GraphModule) -> fx.GraphModule:
 
 
 def _plain(step: Step) -> tuple[Any, Any]:
-    """A step as ordinary tuples and dicts, which a traced module may return."""
+    """A step as plain tuples and dicts, which a traced module can return."""
     return None if step.fork is None else tuple(step.fork), dict(step.left)
 
 
@@ -156,10 +156,10 @@ def _step(outputs: tuple[Any, Any]) -> Step:
 
 
 class Snapshot:
-    """Tells cheaply whether any weight of a network was written or replaced since."""
+    """Detects cheaply whether any weight of a network was written or replaced since the snapshot."""
 
     def __init__(self, net: nn.Module) -> None:
-        # Every module's own tables of parameters, buffers and modules; what they hold is held, so ids stay theirs.
+        # Every module's tables of parameters, buffers and modules. `held` keeps their values alive, so ids stay unique.
         tables = (t for module in net.modules() for t in (module._parameters, module._buffers, module._modules) if t)
         self.tables: list[dict[str, Any]] = list(tables)
         self.held = [list(table.values()) for table in self.tables]
@@ -171,6 +171,6 @@ class Snapshot:
         return self._state() != self.state
 
     def _state(self) -> tuple[list[Any], list[int], list[int]]:
-        """`.to` moves a tensor's memory without a new version; in-place operations count versions up."""
+        """In-place operations raise a tensor's version. `.to` does not, but it changes the address of the memory."""
         held = [tuple(map(id, table.values())) for table in self.tables]
         return held, [*map(attrgetter("_version"), self.tensors)], [*map(Tensor.data_ptr, self.tensors)]

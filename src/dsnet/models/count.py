@@ -1,7 +1,7 @@
-"""From a network to its costs: one walk over its graph, for every kind of network.
+"""Counts the costs of any network in one walk over its graph.
 
-Costs follow from the spec alone: the network is built on the meta device and its graph is walked, so no weights are
-needed and nothing is left behind in a model.
+Costs depend on the spec alone. The network is built on the meta device and traced there, so no weights are needed and
+no model is changed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dsnet.nn.slicing import Sliceable
 from dsnet.nn.tracing import trace
 from dsnet.space import WidthPath, WidthSpace
 
-FRONT, HEAD = -1, -2  # places of layers that belong to no choice point
+FRONT, HEAD = -1, -2  # places of the layers that belong to no choice point
 
 
 class Countable(Protocol):
     """A network whose layers can be counted; built on the meta device."""
 
     def run_scored(self, x: Tensor, path: WidthPath) -> tuple[Any, Sequence[Tensor | None]]:
-        """The answer of a path, and the scores of the slimming heads on the way."""
+        """The outputs of a path, and the scores of the slimming heads along it."""
         ...
 
     def place_of(self, layer: str) -> int:
@@ -61,9 +61,9 @@ def count_parts(model: Any, path: WidthPath, names: Iterable[str]) -> dict[str, 
 
 @dataclass(frozen=True)
 class Use:
-    """One call of a layer: where it stands, the shape of its input, and its width arguments.
+    """One call of a layer: its place in the network, the shape of its input, and its width arguments.
 
-    A width argument is the index of a choice point, or None for the one width of a fixed map.
+    A width argument is the index of a choice point, or None for a map of fixed width.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Use:
 
     @property
     def scores(self) -> bool:
-        """Whether it belongs to a slimming head, which only the dynamic network runs."""
+        """Whether the layer belongs to a slimming head, which only the dynamic network runs."""
         return ".slimming." in self.name
 
     def at(self, chosen: Mapping[int, int]) -> Cost:
@@ -84,7 +84,7 @@ class Use:
 
 
 class Walk(fx.Interpreter):
-    """Walks a graph whose widths are symbols, on meta tensors at the widest path, and lists the layers it meets."""
+    """Runs a graph with symbolic widths on meta tensors at the widest path, and lists the layers that it calls."""
 
     def __init__(self, graph: fx.GraphModule, net: Countable) -> None:
         super().__init__(graph)
@@ -140,6 +140,6 @@ def total(uses: Iterable[Use], chosen: Mapping[int, int]) -> Cost:
 
 
 def clear_counts() -> None:
-    """Forget what was counted, where layers count otherwise than before."""
+    """Clear the cached counts; needed only if the cost functions of layers change."""
     _uses.cache_clear()
     _table.cache_clear()

@@ -1,4 +1,4 @@
-"""A sub-network as an ordinary module: contiguous weights of its own, torch.nn layers only."""
+"""Extracts a sub-network as an ordinary module of torch.nn layers with its own contiguous weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from dsnet.nn.tracing import materialise
 
 
 def extract(net: Any, path: Sequence[int] = (), *, fold: bool = False) -> fx.GraphModule:
-    """The sub-network `path` without any trace of the supernet; `fold` merges batch norm into convolutions.
+    """The sub-network `path` as a module that does not depend on the supernet; `fold` merges batch norm into
+    convolutions.
 
     The result is in the mode of `net` (folding puts it into eval mode) and can be exported, compiled,
     pickled and fine-tuned like any other module; all its parameters require gradients.
@@ -20,15 +21,18 @@ def extract(net: Any, path: Sequence[int] = (), *, fold: bool = False) -> fx.Gra
     path = net.space.validate(path)
 
     def call(x: Any) -> Any:
-        found = net.run(x, path)
-        return tuple(found) if isinstance(found, tuple) else found
+        outputs = net.run(x, path)
+        return tuple(outputs) if isinstance(outputs, tuple) else outputs
 
     plain = materialise(net, call)
     return fold_batch_norm(plain) if fold else plain
 
 
 def fold_batch_norm(plain: fx.GraphModule) -> fx.GraphModule:
-    """Merge every batch norm into the convolution whose output only it reads. In place, eval mode."""
+    """Merge every batch norm into the convolution before it, if nothing else reads that convolution's output.
+
+    The module is changed in place and put into eval mode.
+    """
     plain.eval()
     modules = dict(plain.named_modules())
     for node in list(plain.graph.nodes):

@@ -18,9 +18,9 @@ def depthwise(
 def thirteen_blocks(
     front: tuple[int, ...], middle: tuple[int, ...], last: tuple[int, ...], hidden: tuple[int | None, ...]
 ) -> tuple[StageSpec, ...]:
-    """Stem and five fixed blocks (`front`), six blocks of `middle` and two of `last` behind the gate.
+    """Stem and five fixed blocks (`front`), then six blocks of `middle` and two of `last` behind the gate.
 
-    `hidden` sets the gate sizes of the first six blocks, where they do not follow the input.
+    hidden: hidden sizes of the gates of the first six blocks; None derives the size from the input.
     """
     stem, *fixed = front
     strides = (1, 2, 1, 2, 1)
@@ -40,7 +40,7 @@ def ds_mobilenet_v1() -> ModelSpec:
     """DS-MBNet as released by the paper's authors: 14 widths behind the fifth block, sigmoid attention."""
     return ModelSpec(
         name="ds_mobilenet_v1",
-        # The released gates of the front are sized for the wider front that was cut away.
+        # In the released weights, the gates of the front have the sizes of an originally wider front.
         stages=thirteen_blocks(
             (16, 32, 48, 48, 96, 96), equispaced(224, 32, 14), equispaced(736, 32, 14), (6, 22, 42, 42, 66, 66)
         ),
@@ -97,7 +97,7 @@ def ds_mobilenet_v1_small() -> ModelSpec:
 
 
 def plain_stages(ratios: tuple[float, ...], choice: int | None) -> tuple[StageSpec, ...]:
-    """All thirteen blocks and the stem at each of `ratios`."""
+    """The stem and all thirteen blocks, with one width for each of `ratios`."""
     stem, *outs = (ladder(count, ratios) for count in (32, 64, 128, 256, 512, 1024))
     return (
         StageSpec("conv", stem, stride=2, choice=choice),
@@ -123,7 +123,7 @@ def mobilenet_v1(width: float = 1.0) -> ModelSpec:
 
 
 def tiny_stages(ratios: tuple[float, ...], choice: int | None) -> tuple[StageSpec, ...]:
-    """The widest ds_mobilenet_v1_tiny without gates, all of it at each of `ratios`."""
+    """The widest ds_mobilenet_v1_tiny without gates, with one width for each of `ratios`."""
     stem, first, front, body = (ladder(count, ratios) for count in (16, 24, 32, 136))
     return (
         StageSpec("conv", stem, stride=2, choice=choice),

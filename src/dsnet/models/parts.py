@@ -1,4 +1,4 @@
-"""A live network in the pieces between its choices, and what the rest of the house may know of it."""
+"""A live network cut into the parts between its choice points, its runner and its manifest."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class LiveParts:
-    """The network itself, sliced at every call; `Parts` of every runtime are made from these.
+    """The `Parts` of a live network, sliced at every call. The parts of all other runtimes are made from these.
 
-    routed: whether gates tell their scores; a single path does not need them.
+    routed: whether gates compute their scores; a single path does not need them.
     """
 
     def __init__(self, net: Supernet, *, routed: bool = True) -> None:
@@ -82,20 +82,20 @@ class LiveParts:
     def cat(self, parts: list[Tensor]) -> Tensor:
         return torch.cat(parts)
 
-    # What the writers of ONNX files need to know beforehand.
+    # The ONNX export needs these names before it runs the parts.
 
     def scores_at(self, point: int) -> bool:
-        """Whether the gate of a choice point tells its scores."""
+        """Whether the gate of a choice point computes its scores."""
         router, gate = self.net.spec.router, self.net.chain[point].first.gate
         gated = router is not None and not router.probes and gate is not None and gate.slimming is not None
         return self.routed and gated
 
     def maps_at(self, point: int) -> list[str]:
-        """What the first block behind a choice reads."""
+        """Names of the maps that the first block behind a choice reads."""
         return ["x"] * self.net.chain[point].first.reads_unscaled + ["scaled"]
 
     def left_at(self, point: int) -> list[str]:
-        """What is left for `finish` by the part that ends at a choice point, or behind the last one."""
+        """Names of the arrays for `finish` from the part that ends at a choice point, or behind the last one."""
         return ["logits"] if point == len(self.net.chain) else []
 
 
@@ -107,7 +107,7 @@ def eager(net: Any) -> GroupedRunner:
 
 
 class LiveRunner(GroupedRunner):
-    """Runs a live network: any image size that it takes."""
+    """Runs a live network, at any image size that it accepts."""
 
     live: LiveParts
 
@@ -119,12 +119,12 @@ class LiveRunner(GroupedRunner):
             )
 
     def table(self, image_size: int) -> CostTable:
-        known = self.manifest.table
-        return known if known.image_size == image_size else count(self.live.owner, image_size)
+        table = self.manifest.table
+        return table if table.image_size == image_size else count(self.live.owner, image_size)
 
 
 class EagerRunner(LiveRunner):
-    """The network itself, in whatever precision it has."""
+    """Runs the network itself, in its own precision."""
 
     def __init__(self, live: LiveParts) -> None:
         super().__init__(live, "torch, sliced at every call")
@@ -143,9 +143,9 @@ class EagerRunner(LiveRunner):
 
 
 def uncalibrated(net: Supernet, paths: Sequence[WidthPath]) -> list[WidthPath]:
-    """The paths whose batch norm never saw an image, so that their outputs mean nothing."""
-    found = [module for module in net.modules() if isinstance(module, SliceBatchNorm2d)]
-    norms = [norm for norm in found if len(norm.channels) > 1 or not net.spec.widths]
+    """The paths whose batch-norm statistics were never computed, so that their outputs are meaningless."""
+    batch_norms = [module for module in net.modules() if isinstance(module, SliceBatchNorm2d)]
+    norms = [norm for norm in batch_norms if len(norm.channels) > 1 or not net.spec.widths]
     seen = [
         all(bool(norm.num_batches_tracked[w] > 0) for norm in norms) for w in range(max(net.spec.widths, default=1))
     ]
@@ -153,7 +153,7 @@ def uncalibrated(net: Supernet, paths: Sequence[WidthPath]) -> list[WidthPath]:
 
 
 def route(net: Any, x: Any, policy: Policy | None = None) -> Routed:
-    """Run every sample along the path that the router picks for it; without a policy, at lambda 0."""
+    """Run every sample along the path that the router picks for it; without a policy, lambda is 0."""
     return eager(net).run(x, policy)
 
 
@@ -167,7 +167,10 @@ def describe(
     any_size: bool = True,
     named: Sequence[str] = (),
 ) -> Manifest:
-    """The manifest of a live network. channels: of a path. named: parts whose MAdds are told apart."""
+    """The manifest of a live network.
+
+    channels: function from a path to its output channels. named: parts whose MAdds are listed separately.
+    """
     spec, card = net.spec, net.card
     size = spec.image_size if image_size is None else image_size
     table, space = count(net, size), WidthSpace.full(spec.widths)

@@ -1,4 +1,4 @@
-"""Names to specs to networks."""
+"""The registry of models: from a name to a spec, from a spec to a network."""
 
 from __future__ import annotations
 
@@ -57,11 +57,12 @@ def create_model(
     shared: bool | None = None,
     width: float | None = None,
 ) -> Supernet:
-    """A new network; what is not given is the model's default.
+    """Create a network with fresh weights; None keeps the model's default.
 
     routing: width indices that the gates may choose, one list for all choice points or one for each.
-    slimming, shared: the gate's design, 'one_hot' or 'scalar', first layer shared with attention or not.
-    width: multiplier of all channels, for the static models.
+    slimming: output of the slimming heads, 'one_hot' or 'scalar'.
+    shared: whether the slimming head shares its first layer with the attention head.
+    width: multiplier of all channels, for static models only.
     """
     spec = model_spec(
         name,
@@ -76,7 +77,7 @@ def create_model(
     return Supernet(spec)
 
 
-# How the channel lists of models are made.
+# Helpers for the channel lists of models.
 
 
 def equispaced(first: int, step: int, widths: int) -> tuple[int, ...]:
@@ -91,7 +92,7 @@ def divisible(count: float, by: int = 8) -> int:
 
 
 def ladder(count: int, ratios: tuple[float, ...]) -> int | tuple[int, ...]:
-    """`count` channels at each ratio; one ratio gives one number."""
+    """`count` channels at each ratio; a single ratio gives a single number."""
     counts = tuple(divisible(count * ratio) for ratio in ratios)
     return counts if len(counts) > 1 else counts[0]
 

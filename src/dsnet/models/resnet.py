@@ -25,7 +25,7 @@ def ds_resnet50() -> ModelSpec:
                     stride=1 if k == 0 else 2,
                     expansion=4,
                     choice=k,
-                    hidden=16 if k == 0 else None,  # 32 inputs / 16 would leave the first gate 2 numbers to read
+                    hidden=16 if k == 0 else None,  # 32 inputs / 16 would be only 2 hidden units
                     tap=f"stage{k + 1}",
                 )
                 for k, repeats in enumerate(REPEATS)
@@ -68,7 +68,7 @@ def ds_resnet_tiny() -> ModelSpec:
 
 
 def plain_stages(ratios: tuple[float, ...], choice: int | None) -> tuple[StageSpec, ...]:
-    """Stem and four stages at each of `ratios`; the inner width of a block is rounded, then expanded."""
+    """Stem and four stages, with one width for each of `ratios`; a block's inner width is rounded, then expanded."""
 
     def expanded(count: int) -> int | tuple[int, ...]:
         inner = ladder(count, ratios)
@@ -95,7 +95,7 @@ def plain_stages(ratios: tuple[float, ...], choice: int | None) -> tuple[StageSp
 
 @register
 def s_resnet50() -> ModelSpec:
-    """Slimmable ResNet-50: 0.25, 0.5, 0.75 and 1 of all layers together, batch norm per width, no gate."""
+    """Slimmable ResNet-50: 4 widths 0.25 to 1.0, all layers together, batch norm per width, no gate."""
     stages = plain_stages((0.25, 0.5, 0.75, 1.0), 0)
     return ModelSpec(name="s_resnet50", stages=stages, widths=(4,), zero_init=True)
 

@@ -1,4 +1,4 @@
-"""A model as data: stages of blocks, the choice points between them, and what a checkpoint must remember."""
+"""A model described as data: its stages of blocks, its choice points, and everything needed to rebuild it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StageSpec(Typed):
-    """`repeats` blocks of one kind; the first has the stride.
+    """A sequence of blocks of one kind; the first has the stride.
 
-    kernel: odd; conv, depthwise and inverted blocks. expansion: bottleneck and inverted blocks.
-    out: channels behind each block, one number or one per width of the stage's choice point.
-    choice: index of the choice point that decides `out`; None for layers that no choice reaches.
-    hidden: hidden size of the blocks' gates; None follows the widest input (GateSpec.reduction).
-    tap: name under which `forward_features` gives the stage's output.
+    Args:
+        out: Output channels of each block: one number, or one per width of the stage's choice point.
+        repeats: Number of blocks.
+        kernel: Odd kernel size of conv, depthwise and inverted blocks.
+        expansion: Expansion of bottleneck and inverted blocks.
+        choice: Index of the choice point that decides `out`; None for stages before the first choice point.
+        hidden: Hidden size of the blocks' gates; None derives it from the widest input (GateSpec.reduction).
+        tap: Name of the stage's output in `forward_features`.
     """
 
     block: Literal["conv", "max_pool", "depthwise", "bottleneck", "inverted"]
@@ -54,13 +57,17 @@ class StageSpec(Typed):
 
 @dataclass(frozen=True)
 class ModelSpec(Typed):
-    """Everything that is needed to build a network again.
+    """Everything that is needed to rebuild a network.
 
-    widths: number of widths at each choice point. gate: None for networks without gates.
-    skip: identity skips around same-shape stride-1 depthwise-separable blocks.
-    features: output channels of a 1x1 convolution before the classifier, if any.
-    routing: allowed width indices per choice point; the slimming heads have one output for each.
-    router: how the network learned to choose its widths; None before it did.
+    Args:
+        widths: Number of widths at each choice point.
+        gate: How gates are built; None for networks without gates.
+        skip: Whether depthwise-separable blocks of stride 1 whose input and output have the same shape get identity
+            skips.
+        zero_init: Whether the last norm of each residual branch starts at zero.
+        features: Output channels of a 1x1 convolution before the classifier; None for no such convolution.
+        routing: Allowed width indices at each choice point; the slimming heads have one output for each.
+        router: How the trained network chooses its widths; None if it has not learned to route.
     """
 
     name: str
@@ -143,14 +150,15 @@ class ModelSpec(Typed):
 
     @property
     def stride(self) -> int:
-        """Input pixels per pixel of the last map, and so the smallest image."""
+        """Total stride: input pixels per pixel of the last map. The smallest image has this side."""
         total = 1
         for stage in self.stages:
             total *= stage.stride
         return total
 
     def channels(self, path: WidthPath) -> list[int]:
-        """Output channels of the stages that a choice reaches (of all stages in a static model), repeats left out."""
+        """Output channels of the stages behind the first choice point (of all stages in a static model); consecutive
+        stages with equal channels count once."""
         counts: list[int] = []
         for stage in self.stages:
             if stage.block == "max_pool" or (self.widths and stage.choice is None):
@@ -197,7 +205,7 @@ def customise(
     slimming: str | None = None,
     shared: bool | None = None,
 ) -> ModelSpec:
-    """A spec with a user's wishes applied; None keeps what the model has."""
+    """A copy of a spec with the given options changed; None keeps the model's default."""
     given = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
     changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if routing is not None:

@@ -1,4 +1,4 @@
-"""The supernet. Width is always an argument; every call is a loop over segments."""
+"""The supernet. Widths are arguments of every call, and every call is a loop over segments."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dsnet.nn import Mix, SlimmingHead, Width, probe_head
 from dsnet.space import WidthPath, WidthSpace
 
 Choose = Callable[[int, Tensor | None], Tensor]
-"""(choice point, gate logits [B, R], or None without a slimming head) -> weights [B, R] over the routing space."""
+"""(choice point, gate logits [B, R] or None without a slimming head) -> weights [B, R] over the routing space."""
 
 
 class Entered(NamedTuple):
-    """What comes before the first choice and is the same for every path: a map, the map scaled by the first gate's
+    """The state before the first choice, which is the same for every path: a map, the map scaled by the first gate's
     attention, and the code that its slimming head reads."""
 
     x: Tensor
@@ -32,9 +32,12 @@ class Entered(NamedTuple):
 class Supernet(nn.Module):
     """One set of weights that runs at every path of `space`.
 
-    space: all paths. routing: the paths that the gates may choose. candidates: those that a router which runs the
-    slimmest path first may choose. probe: that router's head, where there is one. spec: rebuilds the network.
-    card: class names, preprocessing and budgets, saved with the weights.
+    spec: describes the network and rebuilds it.
+    card: class names, preprocessing and budgets, which are saved with the weights.
+    space: all paths.
+    routing: the paths that the gates may choose.
+    candidates: the paths that a probing router may choose.
+    probe: the head of a probing router; None for other routers.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -86,7 +89,7 @@ class Supernet(nn.Module):
         return Entered(x, *self.chain[0].attend(x, 0))
 
     def run_coded(self, entered: Entered, path: WidthPath) -> tuple[Tensor, list[Tensor | None]]:
-        """Logits of a path, and the code that each slimming head on the way would read."""
+        """Logits of a path, and the code that each slimming head along it reads."""
         x, scaled, code = entered
         w_in, codes = 0, []
         for point, (segment, w_out) in enumerate(zip(self.chain, path, strict=True)):
@@ -98,7 +101,7 @@ class Supernet(nn.Module):
         return self.head(x, w_in), codes
 
     def run_scored(self, x: Tensor, path: WidthPath) -> tuple[Tensor, list[Tensor | None]]:
-        """`run`, and the raw scores of each slimming head met on the way."""
+        """Logits of a path, and the raw scores of each slimming head along it."""
         logits, codes = self.run_coded(self.enter(x), path)
         widths = (0, *path)[: len(path)]
         return logits, [s.score(code, w) for s, code, w in zip(self.chain, codes, widths, strict=True)]
@@ -121,7 +124,7 @@ class Supernet(nn.Module):
     def forward_paths(self, x: Tensor, paths: Sequence[Sequence[int]]) -> list[Tensor]:
         """Logits of several sub-networks on one batch, in the order of `paths`.
 
-        What paths have in common is computed once: a common prefix, and a path that occurs twice.
+        Common prefixes of paths, and paths that occur twice, are computed once.
         """
         self.check_input(x)
         wanted = [self.space.validate(path) for path in paths]
@@ -184,7 +187,7 @@ class Supernet(nn.Module):
         return self.head(x, width), gate_logits, mixes
 
     def spread(self, weights: Tensor, point: int) -> Tensor:
-        """Weights [B, R] over the routing space as a mix [B, K] over all widths, zero where routing never goes."""
+        """Weights [B, R] over the routing space as a mix [B, K] over all widths, zero outside the routing space."""
         allowed = torch.tensor(self.routing.choices[point], device=weights.device)
         return weights.new_zeros(len(weights), self.spec.widths[point]).index_copy(1, allowed, weights)
 
@@ -192,11 +195,11 @@ class Supernet(nn.Module):
         self.spec.check_input(x.shape)
 
     def parts(self, *, routed: bool = True) -> LiveParts:
-        """The pieces between choices, with these weights."""
+        """The parts between choice points, with the weights of this network."""
         return LiveParts(self, routed=routed)
 
     def manifest(self, image_size: int | None = None) -> Manifest:
-        """All that the rest of the house may know of this network."""
+        """The manifest of this network, at its own image size or another."""
         outputs: dict[str, tuple[int, ...]] = {"logits": (self.spec.num_classes,)}
         channels = self.spec.channels
         return describe(self, task="classification", outputs=outputs, channels=channels, image_size=image_size)

@@ -1,4 +1,4 @@
-"""Layers and blocks that know widths, not networks."""
+"""Layers and blocks that run at a width. They know nothing about networks."""
 
 from dsnet.manifest import RouterSpec
 from dsnet.nn.blocks import Block, Bottleneck, ConvBlock, DepthwiseSeparable, InvertedResidual, MaxPool

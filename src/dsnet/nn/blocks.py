@@ -20,9 +20,9 @@ from dsnet.space import Channels
 
 
 class Block(nn.Module):
-    """What a network is a list of. `skip` adds the block's own input to its output."""
+    """Base class of the blocks that networks are built from. `skip` adds the block's input to its output."""
 
-    reads_unscaled = False  # whether `body` reads x beside `scaled`
+    reads_unscaled = False  # whether `body` reads x as well as `scaled`
 
     def __init__(self, activation: str = "relu", gate: Gate | None = None, *, skip: bool = False) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class InvertedResidual(Block):
 
 
 def last_norm(block: Block) -> SliceNorm | None:
-    """The norm that ends a residual branch, which may start at zero; None where there is no skip."""
+    """The norm at the end of a residual branch, whose weights may start at zero; None if there is no skip."""
     if isinstance(block, Bottleneck):
         return block.norm3
     if isinstance(block, DepthwiseSeparable | InvertedResidual) and block.skip:

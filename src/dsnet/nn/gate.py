@@ -23,10 +23,11 @@ Activation = Literal["relu", "relu6", "silu"]
 class GateSpec(Typed):
     """How every gate of a network is built.
 
-    attention: `tanh` is the paper's 1 + tanh, the identity when fresh; `sigmoid` is squeeze-excite.
-    slimming: what sits at a choice point: `one_hot` scores, one `scalar`, or None (no routing).
-    shared: the slimming head reads the attention head's first layer W1, or has one of its own.
-    reduction: hidden size = widest input / reduction, where a stage does not set it.
+    Args:
+        attention: `tanh` is the paper's 1 + tanh, which is the identity before training. `sigmoid` is squeeze-excite.
+        reduction: The hidden size is the widest input divided by it, unless a stage sets the size.
+        slimming: The output of the slimming head: `one_hot` scores, one `scalar`, or None for no slimming head.
+        shared: Whether the slimming head reads the attention head's first layer W1, or has a first layer of its own.
     """
 
     attention: Literal["tanh", "sigmoid"] = "tanh"
@@ -49,7 +50,7 @@ class GateSpec(Typed):
 class Gate(nn.Module):
     """Average pool -> W1 -> W3 scales the input; W1 -> W2 scores the widths (equations 6 to 9).
 
-    The hidden size follows the widest input and is never sliced; W1's columns and W3's rows are.
+    The hidden size depends on the widest input and is never sliced. W1's columns and W3's rows are sliced.
     """
 
     def __init__(self, spec: GateSpec, channels: Channels, hidden: int, candidates: int | None = None) -> None:

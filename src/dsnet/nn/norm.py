@@ -1,4 +1,4 @@
-"""Norms that know widths. Under a mix they also mask: channels beyond a sample's width come out as zero."""
+"""Norms that run at a width. Under a mix they also mask: channels beyond a sample's width become zero."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class SliceBatchNorm2d(SliceNorm):
     def __init__(self, channels: Channels, momentum: float | None = 0.1) -> None:
         super().__init__(channels)
         self.momentum = momentum  # None averages all batches with equal weight, as in torch
-        # One row per width; what lies beyond a row's width is never used.
+        # One row per width; entries beyond a row's width are never used.
         self.register_buffer("running_mean", torch.zeros(len(channels), channels.max))
         self.register_buffer("running_var", torch.ones(len(channels), channels.max))
         self.register_buffer("num_batches_tracked", torch.zeros(len(channels), dtype=torch.long))
@@ -126,7 +126,7 @@ class SliceBatchNorm2d(SliceNorm):
 
 
 class SliceGroupNorm(SliceNorm):
-    """Group norm whose groups lie inside every width, so that slicing leaves their statistics alone."""
+    """Group norm whose groups lie inside every width, so that slicing does not change their statistics."""
 
     def __init__(self, channels: Channels, group_size: int) -> None:
         super().__init__(channels)

@@ -1,4 +1,4 @@
-"""Routers beside the paper's gate: a head that reads the slimmest sub-network's answer and scores every width."""
+"""Alternatives to the paper's gate: a head reads the slimmest sub-network's logits and scores every width."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dsnet.space import Channels
 
 
 def link(spec: RouterSpec, raw: Tensor) -> Tensor:
-    """Raw outputs [B, R] as scores that a price can be taken from."""
+    """Turn raw outputs [B, R] into scores from which prices can be subtracted."""
     if spec.kind == "threshold":
         return raw
     if spec.targets == "correctness":
@@ -53,12 +53,13 @@ class SlimFirstHead(ProbeHead):
 
 
 class ThresholdHead(ProbeHead):
-    """The slimmest path is worth its top probability, one wider path is worth 1, the others are never taken.
+    """The slimmest path scores its top probability, one wider path scores 1, the others are never taken.
 
-    So a price on MAdds is a threshold on the top probability. Held-out data sets `width`, the position of that path.
+    So a price on MAdds is a threshold on the top probability. `width` is the position of the wider path; it is chosen
+    on held-out data.
     """
 
-    NEVER = -1e9  # below what any lambda can pay for
+    NEVER = -1e9  # so low that no lambda can outweigh it
 
     def __init__(self, candidates: int) -> None:
         super().__init__()
@@ -74,7 +75,7 @@ class ThresholdHead(ProbeHead):
 
 
 def probe_head(spec: RouterSpec | None, classes: int, candidates: int) -> ProbeHead | None:
-    """The head that a router adds to a network; gates are part of it already."""
+    """The head that a probing router adds to a network; None for gates, which are part of the network."""
     if spec is None or not spec.probes:
         return None
     return SlimFirstHead(classes, candidates, spec.hidden) if spec.kind == "slim_first" else ThresholdHead(candidates)

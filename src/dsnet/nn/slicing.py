@@ -38,7 +38,7 @@ def index(width: Width) -> int:
 
 
 class Sliceable(nn.Module):
-    """A layer that runs at a width, knows its plain torch twin at that width, and what it costs."""
+    """A layer that runs at a width, and knows its plain torch twin and its cost at that width."""
 
     def materialise(self, *widths: int) -> nn.Module:
         """The plain torch.nn layer with this layer's weights at these widths, contiguous, copied."""
@@ -61,7 +61,7 @@ class Sliceable(nn.Module):
 
 
 def twin(of: nn.Module, like: Tensor, factory: type[nn.Module], *args: int, **options: object) -> nn.Module:
-    """An unfilled plain module with the dtype, device and mode of its origin; draws no random numbers."""
+    """An uninitialised plain module with the dtype, device and mode of its origin; draws no random numbers."""
     plain = skip_init(factory, *args, **options, device=like.device, dtype=like.dtype)
     return plain.train(of.training)
 
@@ -194,7 +194,7 @@ def out_side(side: int, stride: int) -> int:
 
 
 class Fixed(Sliceable):
-    """A plain layer that is traced, materialised and counted like a sliceable one, without a width."""
+    """Wraps a plain layer of fixed width, so that it is traced, materialised and counted like a sliceable one."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""From sliceable code to graphs: a trace serves extraction and cost.
+"""From sliceable code to graphs, for extraction, export and costs.
 
 A call such as `net(x, path)` is recorded with torch.fx, every sliceable layer staying one node that
 holds its width arguments. Replacing each of those nodes by the layer's plain twin gives a module made
@@ -45,7 +45,7 @@ class _Tracer(fx.Tracer):
         return isinstance(m, Sliceable) or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if threading.get_ident() != self.thread:  # another thread runs a network of its own meanwhile
+        if threading.get_ident() != self.thread:  # another thread runs its own network while this one traces
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
 
@@ -54,7 +54,7 @@ class _Tracer(fx.Tracer):
 
 
 def trace(root: nn.Module, call: Callable[..., Any], inputs: int = 1) -> fx.GraphModule:
-    """Record `call(x)` (or `call(x, y)`), which uses modules of `root`; theirs are the names `root.*`."""
+    """Record `call(x)` (or `call(x, y)`), which uses modules of `root`; their names begin with `root.`."""
     wrapper = (_Call if inputs == 1 else _PairCall)(root, call)
     with _patching:
         graph = _Tracer().trace(wrapper)
@@ -66,7 +66,7 @@ def materialise(root: nn.Module, call: Callable[..., Any], inputs: int = 1) -> f
     graph = trace(root, call, inputs)
     twins = nn.Module()
     for node in graph.graph.nodes:
-        node.type = None  # annotations of our wrapper, which would not survive pickling
+        node.type = None  # drop the annotations of our wrapper, which cannot be pickled
         if node.op == "call_module":
             layer = graph.get_submodule(node.target)
             assert isinstance(layer, Sliceable), f"{node.target} is not sliceable"
@@ -74,7 +74,7 @@ def materialise(root: nn.Module, call: Callable[..., Any], inputs: int = 1) -> f
             node.args = (tensor,)
             node.target = node.target.removeprefix("root.")
             _attach(twins, node.target, layer.materialise(*widths))
-    graph.graph._tracer_cls = None  # nor may a pickle of the result refer to dsnet
+    graph.graph._tracer_cls = None  # a pickle of the result must not refer to dsnet
     plain = fx.GraphModule(twins, graph.graph, class_name="SubNetwork")
     return plain.train(root.training)
 

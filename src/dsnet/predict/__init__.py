@@ -1,4 +1,4 @@
-"""From image files to answers: preprocessing by the model's card, the routed network, one answer per image."""
+"""From image files to predictions: preprocessing by the model's card, the routed network, one answer per image."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def predict(
     confidence: float = CONFIDENCE,
     refused: list[str] | None = None,
 ) -> Iterator[Answer]:
-    """Answers in the order of `files`; the router chooses each path, unless `path` pins it.
+    """Predict images in the order of `files`; the router chooses each path, unless `path` pins it.
 
-    confidence: least confidence of an object that is told.
-    refused: gets what is wrong with a file that cannot be read, and the others go on; without it, that is an error.
+    confidence: lowest confidence of the objects that are returned.
+    refused: list that collects the error messages of unreadable files, which are skipped; without it, they raise.
     """
     manifest = runner.manifest
     for images in readable(files, batch_size, refused):
@@ -45,45 +45,45 @@ def readable(
 ) -> Iterator[list[tuple[str, Image.Image]]]:
     """Batches of file names with their images."""
     for start in range(0, len(files), batch_size):
-        found = []
+        batch = []
         for file in files[start : start + batch_size]:
             try:
-                found.append((str(file), read_image(file)))
+                batch.append((str(file), read_image(file)))
             except DataError as error:
                 if refused is None:
                     raise
                 refused.append(str(error))
-        if found:
-            yield found
+        if batch:
+            yield batch
 
 
 def as_input(image: Image.Image, manifest: Manifest) -> np.ndarray:
-    """An image as the network's input [C, S, S]."""
-    how = manifest.preprocessing
+    """Turn an image into the network's input [C, S, S]."""
+    options = manifest.preprocessing
     return prepare(
         image,
         size=manifest.image_size,
         channels=manifest.in_channels,
-        fit=how.fit,
-        crop=how.crop,
-        interpolation=how.interpolation,
-        mean=how.mean,
-        std=how.std,
+        fit=options.fit,
+        crop=options.crop,
+        interpolation=options.interpolation,
+        mean=options.mean,
+        std=options.std,
     )
 
 
 def image_files(names: Sequence[str]) -> list[Path]:
-    """Files as given, and all images below folders, sorted."""
-    found: list[Path] = []
+    """The given files, and all images in the given folders and their subfolders, sorted within each folder."""
+    files: list[Path] = []
     for name in names:
         place = Path(name)
         if place.is_dir():
             inside = sorted(file for file in place.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
             if not inside:
                 raise DataError(f"{place} holds no images ({', '.join(SUFFIXES)}); give another folder")
-            found += inside
+            files += inside
         elif place.is_file():
-            found.append(place)
+            files.append(place)
         else:
             raise DataError(f"{place} does not exist; give image files or folders of them")
-    return found
+    return files

@@ -1,4 +1,4 @@
-"""What a network's outputs say about an image: a class, or objects with boxes; and images with boxes drawn on them."""
+"""From a network's outputs to answers: a class, or objects with boxes. Also draws boxes on images."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dsnet.manifest import Manifest
 from dsnet.routing.route import Outputs, as_array
 from dsnet.space import WidthPath
 
-CONFIDENCE = 0.5  # of an object that is told
+CONFIDENCE = 0.5  # lowest confidence of the objects that are shown
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The answer for one image: class number and name, its probability, the path taken, MAdds spent."""
+    """The class predicted for one image: number, name and probability, with the path taken and the MAdds spent."""
 
     file: str
     label: int
@@ -34,7 +34,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Found:
-    """An object: class number and name, its probability, its box (left, top, right, bottom) in pixels of the image."""
+    """A detected object: class number, name and probability, and its box (left, top, right, bottom) in pixels."""
 
     label: int
     name: str
@@ -44,7 +44,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Sighting:
-    """The objects of one image, best first, the path taken, MAdds spent."""
+    """The objects detected in one image, best first, with the path taken and the MAdds spent."""
 
     file: str
     objects: tuple[Found, ...]
@@ -62,7 +62,7 @@ Answer = Prediction | Sighting
 
 @dataclass(frozen=True)
 class Detections:
-    """Of one image: boxes [D, 4] in corners, scores [D], classes [D], best first."""
+    """The detections in one image, best first: boxes [D, 4] as corners, scores [D] and classes [D]."""
 
     boxes: np.ndarray
     scores: np.ndarray
@@ -77,7 +77,7 @@ def name_of(manifest: Manifest, label: int) -> str:
 
 
 def finds_boxes(manifest: Manifest) -> bool:
-    """Whether answers are boxes; otherwise they are logits."""
+    """Whether the network detects objects; otherwise it classifies images."""
     return "boxes" in manifest.outputs
 
 
@@ -99,7 +99,7 @@ def answers_of(
             Prediction(file, label, name_of(manifest, label), float(row[label]), path, cost)
             for ((file, _), path, cost), label, row in zip(taken, best, probs, strict=True)
         ]
-    found: list[Answer] = []
+    answers: list[Answer] = []
     both = zip(taken, as_array(outputs["boxes"]), as_array(outputs["scores"]), strict=True)
     for ((file, image), path, cost), boxes, scores in both:
         detections = select(boxes, scores, threshold=confidence)
@@ -108,8 +108,8 @@ def answers_of(
             detections.classes.tolist(), detections.scores.tolist(), (detections.boxes * scale).tolist(), strict=True
         )
         objects = tuple(Found(label, name_of(manifest, label), score, tuple(box)) for label, score, box in rows)
-        found.append(Sighting(file, objects, path, cost))
-    return found
+        answers.append(Sighting(file, objects, path, cost))
+    return answers
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -118,7 +118,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Intersection over union of every pair, [N, 4] and [M, 4] in corners -> [N, M]; 0 where both are empty."""
+    """Intersection over union of every pair, [N, 4] and [M, 4] as corners -> [N, M]; 0 if both boxes are empty."""
     low = np.maximum(first[:, None, :2], second[None, :, :2])
     high = np.minimum(first[:, None, 2:], second[None, :, 2:])
     both = np.clip(high - low, 0, None).prod(-1)
@@ -128,14 +128,15 @@ def iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def nms(boxes: np.ndarray, scores: np.ndarray, threshold: float) -> np.ndarray:
-    """Which boxes [N, 4], whose scores [N] fall, remain: none overlaps a better one that remains by more.
+    """Greedy non-maximum suppression: a mask [N] of the boxes [N, 4] to keep. Scores [N] must be sorted, best first.
 
-    This is greedy non-maximum suppression, found at once: whether a box remains depends on better ones only, so
-    repeating the rule settles one more box each time, and all of them after a few times.
+    A box is removed if it overlaps a better box that is kept by more than the threshold. All boxes are updated at once:
+    whether a box is kept depends on better boxes only, so each pass settles at least one more box. In practice a few
+    passes settle all of them.
     """
     if bool((scores[1:] > scores[:-1]).any()):
         raise ValueError("scores rise somewhere; sort boxes and scores by falling score first")
-    # [N, N]: the row, if it remains, removes the column. Numbers, because products of matrices are fast.
+    # [N, N]: the row's box, if kept, removes the column's. Floats, because matrix products of floats are fast.
     beats = np.triu((iou(boxes, boxes) > threshold).astype(np.float32), 1)
     keep = np.ones(len(scores), bool)
     while True:
@@ -156,19 +157,19 @@ def select(
 ) -> Detections:
     """The detections of one image, best first, suppressed within each class.
 
-    boxes: [P, 4] in corners. scores: [P, classes].
-    per_class: candidates of each class that are looked at. most: detections that are kept.
+    boxes: [P, 4] as corners. scores: [P, classes]. threshold: lowest score. overlap: threshold of `nms`.
+    per_class: number of candidates considered for each class. most: number of detections kept.
     """
-    found, kept, labels = [], [], []
-    for label, column in enumerate(scores.T):  # one by one: all their N x N overlaps together are much memory
+    class_boxes, class_scores, labels = [], [], []
+    for label, column in enumerate(scores.T):  # class by class, because all N x N overlaps at once need much memory
         likely = int((column > threshold).sum())
         which = np.argsort(-column, kind="stable")[: min(per_class, likely)]
         best = column[which]
         keep = nms(boxes[which], best, overlap)
-        found.append(boxes[which[keep]])
-        kept.append(best[keep])
+        class_boxes.append(boxes[which[keep]])
+        class_scores.append(best[keep])
         labels.append(np.full(int(keep.sum()), label, np.int64))
-    together, values, classes = np.concatenate(found), np.concatenate(kept), np.concatenate(labels)
+    together, values, classes = np.concatenate(class_boxes), np.concatenate(class_scores), np.concatenate(labels)
     order = np.argsort(-values, kind="stable")[:most]
     return Detections(together[order], values[order], classes[order])
 
@@ -196,5 +197,5 @@ def colour_of(label: int, classes: int) -> tuple[int, int, int]:
 
 
 def plain(answer: Answer) -> dict[str, Any]:
-    """An answer as JSON holds it."""
+    """An answer as a dict for JSON."""
     return asdict(answer)
