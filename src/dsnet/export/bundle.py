@@ -21,16 +21,16 @@ from dsnet.results import Evaluation
 from dsnet.runtime.onnx import BUNDLE, IMAGE, NOTHING, WEIGHTS
 from dsnet.space import WidthPath
 
-NEW = ".new"  # where a bundle is written before it takes its place
-PAGE = 4096  # weights start at multiples of it, so that they can be mapped into memory
+NEW = ".new"  # folder in which a bundle is written before its files are moved to their places
+PAGE = 4096  # weights start at multiples of this, so that they can be mapped into memory
 
 
 def export_bundle(
     net: Any, folder: str | Path, *, image_size: int | None = None, evaluation: Evaluation | None = None
 ) -> Path:
-    """Write the parts between choices, for a runner that groups a batch by width and runs each group.
+    """Write the parts between choice points, for a runner that groups a batch by width.
 
-    An older bundle in the folder stays as it is until the new one is complete.
+    An older bundle in the folder is kept until the new one is complete.
     """
     check_weights(net)
     manifest = to_export(net, image_size, evaluation)
@@ -43,11 +43,11 @@ def export_bundle(
     if held and not held & {BUNDLE, WEIGHTS}:
         raise ValueError(f"{folder} holds other files; choose an empty or a new folder for the bundle")
     fresh = folder / NEW
-    shutil.rmtree(fresh, ignore_errors=True)  # of an export that was cut off
+    shutil.rmtree(fresh, ignore_errors=True)  # left over from an export that was interrupted
     fresh.mkdir(parents=True)
     try:
         write_bundle(PartWriter(net.parts()), manifest, fresh)
-        (folder / BUNDLE).unlink(missing_ok=True)  # a bundle without one is refused: it comes last
+        (folder / BUNDLE).unlink(missing_ok=True)  # moved last, because a bundle without a manifest is refused
         for old in folder.glob("*.onnx"):
             old.unlink()
         for file in sorted(fresh.iterdir(), key=lambda file: file.name == BUNDLE):
@@ -69,39 +69,39 @@ def write_bundle(writer: PartWriter, manifest: Manifest, folder: Path) -> None:
 
 
 def parts(writer: PartWriter) -> dict[str, onnx.ModelProto]:
-    """Graphs by name: front; first.POINT.IN.OUT and rest.POINT.OUT; probe.
+    """Graphs by name: front; first.POINT.IN.OUT and rest.POINT.OUT; probe; finish.
 
-    The first choice has one width in, so its `rest` holds the whole segment: a boundary less to copy maps across.
+    The first segment has a single incoming width, so its `rest` holds all of it, which saves copying maps.
     """
-    found = {"front": part([IMAGE], writer.given(0), lambda graph: writer.front(graph, IMAGE))}
+    graphs = {"front": part([IMAGE], writer.given(0), lambda graph: writer.front(graph, IMAGE))}
     for point, pairs in enumerate(transitions(writer.pinnable)):
         maps = [f"in_{name}" for name in writer.maps_at(point)]
         outputs = writer.given(point + 1)
         for w_in, w_out in pairs if point else ():
-            found[f"first.{point}.{w_in}.{w_out}"] = part(maps, ["y"], writer.first_branch(point, w_in, w_out, maps))
+            graphs[f"first.{point}.{w_in}.{w_out}"] = part(maps, ["y"], writer.first_branch(point, w_in, w_out, maps))
         for width in sorted({w_out for _, w_out in pairs}):
             rest = writer.rest_branch(point, width, "in_y") if point else writer.whole(0, width, maps)
-            found[f"rest.{point}.{width}"] = part(["in_y"] if point else maps, outputs, rest)
+            graphs[f"rest.{point}.{width}"] = part(["in_y"] if point else maps, outputs, rest)
     if writer.probes:
-        found["probe"] = part(["logits"], ["router_scores"], lambda graph: [writer.probe_scores(graph, "logits")])
+        graphs["probe"] = part(["logits"], ["router_scores"], lambda graph: [writer.probe_scores(graph, "logits")])
     if (left := writer.left) and not all(name in left for name in writer.manifest.outputs):
         inputs = {name: f"in_{name}" for name in left}
         answers = list(writer.manifest.outputs)
-        found["finish"] = part(
+        graphs["finish"] = part(
             list(inputs.values()), answers, lambda graph: list(writer.finish(graph, inputs).values())
         )
-    return found
+    return graphs
 
 
 def part(inputs: Sequence[str], outputs: Sequence[str], write: Branch) -> onnx.ModelProto:
-    """A graph of its own for batches of any size."""
+    """One part as a separate graph, for batches of any size."""
     graph = Graph(Model(shared=True))
-    if not outputs:  # nothing behind it reads what it gives, but a graph must give something
+    if not outputs:  # no later part reads this one, but a graph must have an output
         graph.nodes.append(helper.make_node("Shape", [inputs[0]], [NOTHING]))
         nothing = helper.make_tensor_value_info(NOTHING, TensorProto.INT64, [None])
         return finish(graph, "part", [value_info(name) for name in inputs], [nothing])
-    for found, name in zip(write(graph), outputs, strict=True):
-        graph.nodes.append(helper.make_node("Identity", [found], [name]))
+    for output, name in zip(write(graph), outputs, strict=True):
+        graph.nodes.append(helper.make_node("Identity", [output], [name]))
     takes, gives = ([value_info(name) for name in names] for names in (inputs, outputs))
     return finish(graph, "part", takes, gives)
 
@@ -118,7 +118,7 @@ def transitions(paths: Sequence[WidthPath]) -> list[list[tuple[int, int]]]:
 
 
 class WeightFile:
-    """Weights that several graphs read, each written once."""
+    """A file of weights that several graphs share; each weight is written once."""
 
     def __init__(self, file: Path) -> None:
         self.file, self.places = file, dict[str, tuple[int, int]]()
@@ -133,7 +133,7 @@ class WeightFile:
     def move(self, proto: onnx.ModelProto) -> None:
         """Replace the weights inside a graph by references to this file; constants stay inside."""
         for tensor in proto.graph.initializer:
-            if "." not in tensor.name:  # a constant of the graph; weights are called as in the network
+            if "." not in tensor.name:  # a constant of the graph; weights have dotted names, as in the network
                 continue
             if tensor.name not in self.places:
                 self.stream.write(b"\0" * (-self.stream.tell() % PAGE))

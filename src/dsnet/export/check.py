@@ -1,4 +1,4 @@
-"""Whether an exported file answers as the network does."""
+"""Checks that an exported file gives the same outputs as the network."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ LIMIT = 1e-3
 
 
 def difference(net: Any, runner: Runner) -> float:
-    """The largest difference of answers between network and file at the slimmest and the widest path, relative to the
-    answers' spread; refuses a wrong file."""
+    """The largest difference between the outputs of network and file at the slimmest and the widest path, relative to
+    the standard deviation of the outputs. Raises a ValueError if it is too large."""
     manifest = runner.manifest
     shape = (2, manifest.in_channels, manifest.image_size, manifest.image_size)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     ends = list(dict.fromkeys([manifest.space.slimmest, manifest.space.widest]))
-    mine, theirs = runner.survey(x, ends)[0], eager(net).survey(x, ends)[0]
-    found = 0.0
-    for answer, expected in zip(mine, theirs, strict=True):
+    exported, live = runner.survey(x, ends)[0], eager(net).survey(x, ends)[0]
+    largest = 0.0
+    for answer, expected in zip(exported, live, strict=True):
         for name, wanted in expected.items():
             off = (torch.as_tensor(answer[name]) - wanted).abs().max() / wanted.std()
-            found = max(found, float(off))
-    if not found < LIMIT:
-        raise ValueError(f"{runner.runtime} answers otherwise than the network, by {found:.2g} of the answers' spread")
-    return found
+            largest = max(largest, float(off))
+    if not largest < LIMIT:
+        raise ValueError(
+            f"the outputs of {runner.runtime} differ from the network's by {largest:.2g} standard deviations; "
+            f"the limit is {LIMIT:g}"
+        )
+    return largest

@@ -39,15 +39,20 @@ def export_onnx(
     defaults: bool = True,
     evaluation: Evaluation | None = None,
 ) -> Path:
-    """Write a network as one ONNX file; without a path it is the dynamic network, for one image at a time.
+    """Write a network as one ONNX file: the dynamic network for one image at a time, or a single path for batches.
 
-    inputs: image; and with defaults lam (float), max_width (int64) and pin (int64 per choice, -1 lets the router
-    choose). outputs: those of the network (logits; boxes and scores), path, madds, router_scores of the first
-    decision. A single path takes batches of any size.
-    A network that has not learned to route becomes one file of all widths, whose `pin` input chooses.
-    budget and max_width set the defaults. Some runtimes (OpenVINO) make constants of inputs that have defaults: with
-    defaults=False there are none, and all inputs must be given.
-    evaluation: how good the network is; it travels with the file.
+    Inputs of a dynamic file: image, lam (float), max_width (int64) and pin (int64 per choice point; -1 lets the router
+    choose). Its outputs: those of the network (logits, or boxes and scores), path, madds, and router_scores of the
+    first decision. A network that has not learned to route becomes a file of all widths; its `pin` input selects the
+    path.
+
+    Args:
+        path: The path to export; None exports the dynamic network.
+        budget: Sets the default of lam.
+        max_width: Sets the default of max_width.
+        defaults: Whether lam, max_width and pin have defaults. Some runtimes (OpenVINO) turn inputs with defaults into
+            constants; for these, export without defaults and give all inputs.
+        evaluation: The network's evaluation, which is stored in the file.
     """
     check_weights(net)
     manifest = to_export(net, image_size, evaluation)
@@ -69,10 +74,10 @@ def export_onnx(
 
 
 def to_export(net: Any, image_size: int | None, evaluation: Evaluation | None) -> Manifest:
-    """A network's manifest without the budgets that were calibrated at other image sizes, and with its figures."""
+    """A network's manifest with its evaluation, without the budgets that were calibrated at other image sizes."""
     manifest = net.manifest(image_size)
     size = manifest.image_size
-    if evaluation is not None:  # images and their classes stay where they are
+    if evaluation is not None:  # a file does not carry details about single images and classes
         dynamic = evaluation.dynamic and replace(evaluation.dynamic, classes=())
         evaluation = replace(evaluation, examples=(), training={}, skipped=(), dynamic=dynamic)
     routers = tuple(
@@ -118,17 +123,17 @@ def finish(graph: Graph, name: str, inputs: Sequence[Any], outputs: Sequence[Any
 
 
 def static_model(live: LiveParts, manifest: Manifest, path: WidthPath) -> onnx.ModelProto:
-    """One sub-network for batches of any size, its weights cut out and folded."""
+    """One sub-network for batches of any size, with sliced and folded weights."""
     graph, size = Graph(Model(shared=False)), manifest.image_size
 
     def call(x: Any) -> tuple[Any, ...]:
         start = live.front(x)
         left = start.left if start.fork is None else {**start.left, **follow(live, start.fork, path)}
-        found = live.finish(left)
-        return tuple(found[name] for name in manifest.outputs)
+        answers = live.finish(left)
+        return tuple(answers[name] for name in manifest.outputs)
 
-    for name, found in zip(manifest.outputs, write_call(graph, live.owner, call, IMAGE), strict=True):
-        graph.nodes.append(helper.make_node("Identity", [found], [name]))
+    for name, output in zip(manifest.outputs, write_call(graph, live.owner, call, IMAGE), strict=True):
+        graph.nodes.append(helper.make_node("Identity", [output], [name]))
     image = helper.make_tensor_value_info(IMAGE, FLOAT, ["batch", manifest.in_channels, size, size])
     outputs = [
         helper.make_tensor_value_info(name, FLOAT, ["batch", *shape]) for name, shape in manifest.outputs.items()
@@ -137,7 +142,7 @@ def static_model(live: LiveParts, manifest: Manifest, path: WidthPath) -> onnx.M
 
 
 class DynamicWriter(PartWriter):
-    """The whole dynamic network as one graph. Every branch slices weights of the main graph, which it shares."""
+    """Writes the whole dynamic network as one graph, whose branches slice the weights of the main graph."""
 
     def __init__(self, live: LiveParts, manifest: Manifest, policy: Policy, *, defaults: bool = True) -> None:
         super().__init__(live)
@@ -152,8 +157,8 @@ class DynamicWriter(PartWriter):
         shapes = {"path": [self.manifest.points], "madds": [], "router_scores": [1, len(self.choices[0])]}
         shapes |= {name: [1, *shape] for name, shape in self.manifest.outputs.items()}
         infos = []
-        for name, found in outputs.items():
-            self.graph.nodes.append(helper.make_node("Identity", [found], [name]))
+        for name, output in outputs.items():
+            self.graph.nodes.append(helper.make_node("Identity", [output], [name]))
             kind = INT if name in ("path", "madds") else FLOAT
             infos.append(helper.make_tensor_value_info(name, kind, shapes[name]))
         size = self.manifest.image_size
@@ -161,7 +166,7 @@ class DynamicWriter(PartWriter):
         return finish(self.graph, self.manifest.model, [image, *self.knobs()], infos)
 
     def knobs(self) -> list[onnx.ValueInfoProto]:
-        """Inputs that have defaults: the budget's lambda, the cap, a pinned path."""
+        """The inputs besides the image: lambda, the width limit and a pinned path."""
         pinned = self.manifest.space.widest if self.router is None else (-1,) * len(self.choices)
         defaults: dict[str, np.ndarray] = {"pin": np.array(pinned, np.int64)}
         if self.router is not None:
@@ -181,7 +186,8 @@ class DynamicWriter(PartWriter):
         return self.prices.widths(point)
 
     def decision(self, graph: Graph, scores: str, prices: str, point: int) -> str:
-        """Position of the width that `decide` takes: scores less lambda times prices, capped, equals to the slimmer."""
+        """The position that `decide` takes: the highest score minus lambda times price within the limit; ties go to the
+        slimmer width."""
         double = {"to": TensorProto.DOUBLE}
         cost = graph.op("Mul", graph.op("Cast", "lam", **double), prices)
         values = graph.op("Sub", graph.op("Cast", scores, **double), cost)
@@ -190,15 +196,14 @@ class DynamicWriter(PartWriter):
         return graph.op("Squeeze", graph.op("ArgMax", values, axis=1, keepdims=0))
 
     def pinned(self, graph: Graph, point: int) -> tuple[str, str]:
-        """Whether a width is pinned at a choice point, and its position among those that can be chosen."""
+        """Whether a width is pinned at a choice point, and its position among the allowed widths."""
         width = graph.op("Gather", "pin", graph.constant(point))
-        positions = [len(self.choices[point])] * len(
-            self.table.steps[point][0]
-        )  # out of range: what the file lacks fails
+        # Widths that are not in the file get a position out of range, so that pinning them fails.
+        positions = [len(self.choices[point])] * len(self.table.steps[point][0])
         for position, allowed in enumerate(self.choices[point]):
             positions[allowed] = position
-        found = graph.op("Gather", graph.constant(positions), graph.op("Max", width, graph.constant(0)))
-        return graph.op("GreaterOrEqual", width, graph.constant(0)), found
+        position_of = graph.op("Gather", graph.constant(positions), graph.op("Max", width, graph.constant(0)))
+        return graph.op("GreaterOrEqual", width, graph.constant(0)), position_of
 
     def write_gates(self, names: list[str]) -> dict[str, str]:
         graph, spent = self.graph, self.table
@@ -240,12 +245,12 @@ class DynamicWriter(PartWriter):
         return outputs if first_scores is None else {**outputs, "router_scores": first_scores}
 
     def left_of(self, point: int, names: list[str]) -> dict[str, str]:
-        """What is left for `finish` among the outputs of the part that ends at a choice point."""
+        """The arrays for `finish` among the outputs of the part that ends at a choice point."""
         kept = self.live.left_at(point)
         return dict(zip(kept, names[len(names) - len(kept) :], strict=True))
 
     def write_probing(self, names: list[str]) -> dict[str, str]:
-        """The slimmest candidate answers first; its answer stays, or the chosen candidate runs behind the front."""
+        """Run the slimmest candidate first. Keep its logits, or run the chosen wider candidate from the front on."""
         graph, candidates, table = self.graph, self.pinnable, self.table
         assert self.prices is not None
         free = self.prices.at(0, 0)

@@ -1,4 +1,4 @@
-"""From sliceable layers to ONNX nodes: a traced call of the network, at fixed widths, is written node by node."""
+"""From sliceable layers to ONNX nodes: a call of the network at fixed widths is traced and written node by node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dsnet.nn.tracing import trace
 
 
 def write_call(graph: Graph, root: nn.Module, call: Callable[..., Any], *inputs: str | list[str]) -> Any:
-    """The nodes of `call(*inputs)`, which uses layers of `root`; returns the names of what it returns."""
+    """Write the nodes of `call(*inputs)`, which uses layers of `root`, and return the names of its outputs."""
     traced = trace(root, call, len(inputs))
     return _Writer(traced, graph).run(*inputs)
 
@@ -114,7 +114,7 @@ class _Writer(fx.Interpreter):
 
 
 def group_norm(graph: Graph, layer: SliceGroupNorm | nn.GroupNorm, name: str, x: str, count: int) -> str:
-    """Normalise every group as one row, then scale and shift the channels with what is left of a batch norm.
+    """Normalise every group as one row, then scale and shift the channels with a batch norm of mean 0 and variance 1.
 
     benchmarks/group_norm.py compares the forms; this is the fastest in ONNX Runtime, and OpenVINO reads it.
     """
@@ -136,7 +136,7 @@ def group_norm(graph: Graph, layer: SliceGroupNorm | nn.GroupNorm, name: str, x:
 
 
 def value(graph: Graph, item: Any) -> str:
-    """A name as it is, a number or a tensor as a constant."""
+    """The name of a value: names are returned as they are, numbers and tensors become constants."""
     if isinstance(item, str):
         return item
     return graph.constant(array(item) if isinstance(item, torch.Tensor) else item, np.float32)
@@ -194,8 +194,8 @@ def resize(graph: Graph, x: str, *, size: tuple[int, int], mode: str, **options:
     assert not any(options.values()), f"{options} have no ONNX form"
     channels = graph.op("Shape", x, start=0, end=2)
     sizes = graph.op("Concat", channels, graph.constant(size), axis=0)
-    how = {"mode": "linear", "coordinate_transformation_mode": "half_pixel"}
-    return graph.op("Resize", x, "", "", sizes, **how)
+    attributes = {"mode": "linear", "coordinate_transformation_mode": "half_pixel"}
+    return graph.op("Resize", x, "", "", sizes, **attributes)
 
 
 def unflatten(graph: Graph, x: str, axis: int, sizes: tuple[int, ...]) -> str:
@@ -207,7 +207,7 @@ def clamp_min(graph: Graph, x: str, low: float) -> str:
 
 
 class TopK(dict[str, str]):
-    """What topk returns: `values` are read, indices are not."""
+    """The result of topk. Only its `values` can be read, not the indices."""
 
 
 def topk(graph: Graph, x: str, count: int, *, dim: int) -> TopK:

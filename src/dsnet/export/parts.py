@@ -1,4 +1,4 @@
-"""The pieces of a network between its choices, as ONNX nodes."""
+"""The parts of a network between its choice points, as ONNX nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Branch = Callable[[Graph], Sequence[str]]
 class PartWriter:
     """Writes parts of a network into graphs.
 
-    held: the widths that a file holds. pinnable: the paths through them.
+    held: the widths that the file holds. pinnable: the paths that can be pinned.
     """
 
     def __init__(self, live: LiveParts) -> None:
@@ -35,32 +35,32 @@ class PartWriter:
         self.pinnable: list[WidthPath] = self.held.uniform if candidates else list(self.held)
 
     def maps_at(self, point: int) -> list[str]:
-        """What the first block behind a choice reads."""
+        """Names of the maps that the first block behind a choice reads."""
         return self.live.maps_at(point)
 
     def fork_at(self, point: int) -> list[str]:
-        """What a choice point hands on: maps, and scores where gates route."""
+        """Names of the values at a choice point: maps, and the router's scores if gates route."""
         return self.maps_at(point) + ["router_scores"] * self.live.scores_at(point)
 
     def given(self, point: int) -> list[str]:
-        """What there is at a choice point, or behind the last one."""
+        """Names of all outputs of the part that ends at a choice point, or behind the last one."""
         return (self.fork_at(point) if point < len(self.choices) else []) + self.live.left_at(point)
 
     @property
     def left(self) -> list[str]:
-        """All that parts leave for `finish`, in the order in which they do."""
+        """Names of all arrays that parts leave for `finish`, in order."""
         return [name for point in range(len(self.choices) + 1) for name in self.live.left_at(point)]
 
     def finish(self, graph: Graph, left: dict[str, str]) -> dict[str, str]:
-        """The answers, by what is left of all parts."""
+        """The network's outputs, from the arrays that the parts left."""
         names = list(self.manifest.outputs)
         if all(name in left for name in names):
             return {name: left[name] for name in names}
         keys = list(left)
 
         def call(maps: Sequence[Any]) -> tuple[Any, ...]:
-            found = self.live.finish({key: maps[place] for place, key in enumerate(keys)})
-            return tuple(found[name] for name in names)
+            outputs = self.live.finish({key: maps[place] for place, key in enumerate(keys)})
+            return tuple(outputs[name] for name in names)
 
         return dict(zip(names, write_call(graph, self.root, call, list(left.values())), strict=True))
 
@@ -68,9 +68,9 @@ class PartWriter:
         return self.step_names(graph, self.live.front, image)
 
     def step_names(self, graph: Graph, call: Callable[..., Step], *inputs: str) -> list[str]:
-        """The outputs of a call that ends at a choice, in the order of `given`; what is None is left out."""
-        found = write_call(graph, self.root, lambda *xs: _outputs(call(*xs)), *inputs)
-        return [name for name in found if name is not None]
+        """The outputs of a call that ends at a choice point, in the order of `given`, without those that are None."""
+        names = write_call(graph, self.root, lambda *xs: _outputs(call(*xs)), *inputs)
+        return [name for name in names if name is not None]
 
     def fork_of(self, names: list[str], point: int) -> tuple[list[str], str | None]:
         """Maps that the first block of a segment reads, and the scores."""
@@ -91,19 +91,19 @@ class PartWriter:
 
     def follow(self, graph: Graph, path: WidthPath, maps: list[str]) -> list[str]:
         """Logits of one path."""
-        w_in, found = 0, maps
+        w_in, names = 0, maps
         for point, w_out in enumerate(path):
-            maps, _ = self.fork_of(found, point)
-            found = self.rest(graph, point, w_out, self.first(graph, point, w_in, w_out, maps))
+            maps, _ = self.fork_of(names, point)
+            names = self.rest(graph, point, w_out, self.first(graph, point, w_in, w_out, maps))
             w_in = w_out
-        return found
+        return names
 
     def whole(self, point: int, width: int, maps: list[str]) -> Branch:
-        """The first segment at a width: its input has one width only."""
+        """The whole first segment at a width; its input has a single width."""
         return lambda graph: self.rest(graph, point, width, self.first(graph, point, 0, width, maps))
 
     def segment_branch(self, point: int, before: str, inputs: Sequence[int], w_out: int, maps: list[str]) -> Branch:
-        """A later segment at a width: its first block for whichever width comes in, then the rest."""
+        """A later segment at a width: its first block for each possible incoming width, then the rest."""
 
         def write(graph: Graph) -> list[str]:
             (y,) = graph.choose(before, [self.first_branch(point, w_in, w_out, maps) for w_in in inputs], [FLOAT])

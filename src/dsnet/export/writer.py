@@ -16,7 +16,7 @@ IR_VERSION = 8
 
 
 class Model:
-    """What all graphs of a file share: names, and the weights that branches slice."""
+    """The names and weights that all graphs of a file share. shared: whether graphs slice whole weights."""
 
     def __init__(self, *, shared: bool) -> None:
         self.shared = shared
@@ -56,8 +56,8 @@ class Graph:
     def weight(self, name: str, whole: Tensor, counts: Sequence[int], scale: Tensor | None = None) -> str:
         """The leading `counts` of a weight's first axes, times a scale per filter.
 
-        In a file of many widths it is sliced out of the whole weight, which all of them share. Runtimes fold such
-        nodes when they load a file; a weight that is used as it stands in an outer graph would not be packed.
+        In a file of many widths it is sliced out of the whole weight, which all widths share. Runtimes fold the slices
+        when they load a file. Branches that read a weight of an outer graph directly would not get a packed copy of it.
         """
         part = whole[tuple(slice(count) for count in counts)]
         if scale is not None:
@@ -73,7 +73,7 @@ class Graph:
     def choose(
         self, position: str, branches: Sequence[Callable[[Graph], Sequence[str]]], kinds: Sequence[int]
     ) -> list[str]:
-        """The outputs of the branch that a scalar `position` names: a binary tree of Ifs."""
+        """The outputs of the branch at the scalar `position`, selected by a binary tree of If nodes."""
         if not kinds:
             return []
         if len(branches) == 1:
@@ -90,7 +90,7 @@ class Graph:
         return self.ops("If", below, outputs=len(kinds), then_branch=sides[0], else_branch=sides[1])
 
     def proto(self, outputs: Sequence[str], kinds: Sequence[int]) -> onnx.GraphProto:
-        """This graph as a branch: no inputs, it reads what surrounds it."""
+        """This graph as a branch. It has no inputs, because it can read the values of the outer graphs."""
         # An output must be made by a node of the branch itself.
         made = {name for node in self.nodes for name in node.output}
         names = [name if name in made else self.op("Identity", name) for name in outputs]

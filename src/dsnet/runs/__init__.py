@@ -1,1 +1,1 @@
-"""Runs: from a config to a folder, for any task."""
+"""Runs of any task: from a config to a folder with the trained network and its evaluation."""

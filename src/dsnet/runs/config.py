@@ -1,4 +1,4 @@
-"""The config of a run that begins, and of one that goes on."""
+"""The configs of new and of resumed runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def as_yaml(config: RunConfig) -> str:
 
 
 def new_config(kind: type[RunConfig], source: str | None, keys: Mapping[str, Any]) -> RunConfig:
-    """Defaults, then what is taken from the run that this one starts from, then these keys."""
+    """The config of a new run: defaults, overridden by keys of the source run, overridden by `keys`."""
     gate = keys.get("stage") == "gate"
     if gate and source is None:
         raise ValueError("--stage gate needs --from RUN: a router needs a trained network")
@@ -29,7 +29,7 @@ def new_config(kind: type[RunConfig], source: str | None, keys: Mapping[str, Any
 
 
 def source_keys(kind: type[RunConfig], source: str | None, *, gate: bool) -> dict[str, Any]:
-    """What is taken from a source: all keys to train a router, else what is not about data and optimisation."""
+    """The keys taken from a source run: all of them to train a router, otherwise those in the config's CARRIED."""
     if source is None or not (Path(source) / MODEL).is_file():
         return {}
     file = Path(source) / CONFIG
@@ -42,7 +42,7 @@ def source_keys(kind: type[RunConfig], source: str | None, *, gate: bool) -> dic
 
 
 def resumed_config(folder: Path, keys: Mapping[str, Any]) -> Any:
-    """The config of a run that goes on: only where its data is, and how it is run, may change."""
+    """The config of a resumed run; only the place of its data, its workers and its threads may change."""
     config: Any = read_config(folder / CONFIG)
     given: Any = resolve(type(config), config.to_dict(), keys)
     where = replace(given.data, root=config.data.root, workers=config.data.workers)

@@ -1,4 +1,4 @@
-"""How good every path and the dynamic network are, in one pass over the images, for every task and runtime."""
+"""Evaluates every path and the dynamic network in one pass over the images, for every task and runtime."""
 
 from __future__ import annotations
 
@@ -40,9 +40,14 @@ COLLAPSED = 0.99
 
 @dataclass(frozen=True)
 class Asked:
-    """What is evaluated. sample: random paths beside the uniform ones, with several gates; `seed` draws them.
+    """What to evaluate.
 
-    budgets: average MAdds of the dynamic network; by default the task's. options: of the task's metric.
+    Args:
+        budgets: Budgets of the dynamic network in average MAdds; None takes those of the task.
+        max_width: Upper limit of the width index.
+        sample: Number of random paths besides the uniform ones, for networks with several gates.
+        seed: Seed of the random paths.
+        options: Settings of the task's metric.
     """
 
     split: str = "test"
@@ -99,7 +104,7 @@ def evaluate(runner: Runner, data: Data, task: Task, config: RunConfig, asked: A
 
 
 def made_here(**known: Any) -> Made:
-    """`made` with the versions of torch and ONNX Runtime."""
+    """`made`, including the versions of torch and ONNX Runtime."""
     import onnxruntime
     import torch
 
@@ -107,7 +112,7 @@ def made_here(**known: Any) -> Made:
 
 
 def paths_to_evaluate(runner: Runner, sample: int = 0, seed: int = 0) -> list[WidthPath]:
-    """Every width of a network with one choice point; uniform paths and a random sample of one with several."""
+    """Every path of a network with one choice point; with several, the uniform paths and a random sample of others."""
     space = runner.manifest.space
     paths = space.uniform
     if len(paths) < space.size:
@@ -136,7 +141,7 @@ def row_of(traces: Traces, path: WidthPath) -> PathRow:
 def evaluate_dynamic(
     traces: Traces, budgets: Sequence[str | float] | None = None, *, max_width: int | None = None
 ) -> Dynamic:
-    """The dynamic network at the budgets asked for, or at the task's own."""
+    """Evaluate the dynamic network at the given budgets, or at those of the task."""
     manifest, router, table = traces.manifest, traces.router, traces.table
     assert router is not None
     groups = difficulties(traces)
@@ -151,7 +156,7 @@ def evaluate_dynamic(
     as_trained = budget_row(traces, Policy(0.0, max_width), groups)  # lambda 0: the paper's gate
     judged = bool(groups)
     warnings = [row.note for row in rows if row.note]
-    if judged:  # what to do about it is known for routers of classification
+    if judged:  # the remedies in these warnings apply to classification only
         warnings += health(router, rows[len(rows) // 2], "at the middle budget")
         warnings += health(router, as_trained, "without a budget") if manifest.defaults.lam == 0 else []
     return Dynamic(
@@ -161,7 +166,7 @@ def evaluate_dynamic(
         rows=tuple(rows),
         as_trained=as_trained,
         auc=Stat(auc(traces.belief, traces.right(router.candidates[0]))) if judged else None,
-        difficulty={name: float(mine.astype(np.float64).mean()) for name, mine in groups.items()},
+        difficulty={name: float(members.astype(np.float64).mean()) for name, members in groups.items()},
         oracle=oracle(traces) if judged else None,
         warnings=tuple(dict.fromkeys(warnings)),
         classes=by_class(traces, [Policy(row.lam, max_width) for row in rows]),
@@ -171,7 +176,7 @@ def evaluate_dynamic(
 def budget_row(
     traces: Traces, policy: Policy, groups: Mapping[str, np.ndarray], *, name: str = "", asked: float = 0.0
 ) -> BudgetRow:
-    """One policy: score, MAdds and their spread, routes, and the gain over the uniform sub-networks."""
+    """The dynamic network under one policy: score, MAdds, routes, and the gain over the uniform sub-networks."""
     outcome = traces.at(policy)
     madds = outcome.madds.astype(np.float64)
     score, error = traces.score(outcome), None
@@ -196,16 +201,16 @@ def budget_row(
         gain=Stat(gain),
         gain_se=error,
         gates=histograms(traces, outcome.paths),
-        groups={key: routed(traces, outcome, mine) for key, mine in groups.items()},
+        groups={key: routed(traces, outcome, members) for key, members in groups.items()},
     )
 
 
-def routed(traces: Traces, outcome: Outcome, mine: np.ndarray) -> Group:
-    """Where the images of one difficulty go."""
-    if not mine.any():
+def routed(traces: Traces, outcome: Outcome, members: np.ndarray) -> Group:
+    """Average MAdds and gate distributions of the images of one difficulty."""
+    if not members.any():
         return Group(None, ())
-    madds = float(outcome.madds[mine].astype(np.float64).mean())
-    return Group(madds, tuple(gate.shares for gate in histograms(traces, outcome.paths[mine])))
+    madds = float(outcome.madds[members].astype(np.float64).mean())
+    return Group(madds, tuple(gate.shares for gate in histograms(traces, outcome.paths[members])))
 
 
 def histograms(traces: Traces, paths: np.ndarray) -> tuple[Gate, ...]:
@@ -219,9 +224,8 @@ def histograms(traces: Traces, paths: np.ndarray) -> tuple[Gate, ...]:
 
 
 def by_class(traces: Traces, policies: Sequence[Policy]) -> tuple[ClassRow, ...]:
-    """Of every class: its images and, per policy, accuracy and average MAdds; the middle policy's first gate's shares.
-
-    A class without images has None.
+    """Number of images, accuracies and average MAdds of every class under each policy, and its shares at the first gate
+    under the middle policy. A class without images has None.
     """
     labels = traces.scorer.labels
     if labels is None:
@@ -230,27 +234,27 @@ def by_class(traces: Traces, policies: Sequence[Policy]) -> tuple[ClassRow, ...]
     outcomes = [traces.at(policy) for policy in policies]
     right = [traces.correct(outcome) for outcome in outcomes]
     middle = outcomes[len(outcomes) // 2]
-    found = []
+    classes = []
     for label, name in enumerate(names):
         rows = labels == label
         if not rows.any():
-            found.append(ClassRow(name, 0, (None,) * len(policies), (None,) * len(policies)))
+            classes.append(ClassRow(name, 0, (None,) * len(policies), (None,) * len(policies)))
             continue
-        scores = tuple(round(float(mine[rows].astype(np.float64).mean()), 4) for mine in right)
+        scores = tuple(round(float(correct[rows].astype(np.float64).mean()), 4) for correct in right)
         madds = tuple(round(float(outcome.madds[rows].astype(np.float64).mean()), 0) for outcome in outcomes)
         shares = tuple(round(share, 4) for share in histograms(traces, middle.paths[rows])[0].shares)
-        found.append(ClassRow(name, int(rows.sum()), scores, madds, shares))
-    return tuple(found)
+        classes.append(ClassRow(name, int(rows.sum()), scores, madds, shares))
+    return tuple(classes)
 
 
 def choices(router: Router) -> list[WidthPath]:
-    """The uniform paths of the routing space and its widest, which is one of them unless gates have different lists."""
+    """The uniform paths of the routing space, and its widest path in case gates have lists of different lengths."""
     return list(dict.fromkeys([*router.candidates, router.routing.widest]))
 
 
 def difficulties(traces: Traces) -> dict[str, np.ndarray]:
-    """Easy: the slimmest candidate is right. Hard: none is. Dependent: only wider ones are. Empty where images are not
-    right or wrong."""
+    """Masks [N] of the easy images (the slimmest candidate is right), hard images (none is) and dependent images (only
+    wider ones are). Empty if the metric does not judge single images."""
     assert traces.router is not None
     if traces.scorer.right(traces.router.candidates[0]) is None:
         return {}
@@ -260,7 +264,7 @@ def difficulties(traces: Traces) -> dict[str, np.ndarray]:
 
 
 def oracle(traces: Traces) -> Point:
-    """A router that knows the narrowest candidate that is right, and takes the slimmest where none is."""
+    """Cost and score of a router that always takes the narrowest right candidate, or the slimmest if none is right."""
     assert traces.router is not None
     paths = choices(traces.router)
     right = np.stack([traces.right(path) for path in paths], 1)
@@ -272,7 +276,7 @@ def oracle(traces: Traces) -> Point:
 def hull(traces: Traces, madds: float) -> np.ndarray:
     """Each image's expected correctness [N] on the upper concave hull of the uniform sub-networks, at average MAdds.
 
-    A point on the hull is a lottery between two widths, so it is a network that one can have without any router.
+    A point on the hull is a random mix of two widths, which needs no router.
     """
     corners = concave(
         [
@@ -290,7 +294,7 @@ def hull(traces: Traces, madds: float) -> np.ndarray:
 
 
 def between(traces: Traces, madds: float) -> float:
-    """The score of the uniform widths next to some MAdds, interpolated."""
+    """The score at the given MAdds, interpolated between the uniform widths."""
     uniform = traces.manifest.space.uniform
     points = sorted((traces.table.madds(path), next(iter(traces.scorer.of(path).values()))) for path in uniform)
     for (a, low), (b, high) in pairwise(points):
@@ -300,14 +304,14 @@ def between(traces: Traces, madds: float) -> float:
 
 
 def health(router: Router, row: BudgetRow, when: str) -> list[str]:
-    """What is wrong with the routes of a row, and what to do."""
-    found = []
+    """Warnings about gates that send almost all images to one width, with remedies."""
+    warnings = []
     for point, gate in enumerate(row.gates):
         share = max(gate.shares)
         if share > COLLAPSED and len(router.routing.choices[point]) > 1:
-            found.append(
+            warnings.append(
                 f"gate {point} sends {share:.1%} of the images to width {gate.shares.index(share)} {when}: "
                 f"it does not tell inputs apart. Ask for another budget, train longer (sgs_optim.epochs), raise "
                 f"sgs.temperature, or use sgs.router slim_first"
             )
-    return found
+    return warnings

@@ -1,4 +1,4 @@
-"""The run folder: what tells a reader, or a resumed run, what a run is."""
+"""The run folder: everything that a reader or a resumed run needs to know about a run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BENCH = "results/bench.json"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of a run of a task. The network in it is the last one that a stage finished."""
+    """The folder of a run. It holds the network of the last stage that finished."""
 
     folder: Path
     task: Task
@@ -50,7 +50,7 @@ class RunFolder:
         return config, data
 
     def claim(self, config: RunConfig, data: Data, sources: Mapping[str, Any]) -> None:
-        """Write config, splits and versions into a new folder, and the networks that the run begins with."""
+        """Write the config, splits, versions and the networks that the run starts from into a new folder."""
         folder = self.folder
         if (folder / STATE).exists() or (folder / MODEL).exists():
             raise CheckpointError(
@@ -78,7 +78,7 @@ class RunFolder:
         return self.folder / plan.name
 
     def begun(self, plans: Sequence[Plan[Any]]) -> bool:
-        """Whether any of these stages has a state to go on from."""
+        """Whether any of these stages has a state to resume from."""
         return any((self.below(plan) / STATE).exists() for plan in plans)
 
     def load(self) -> Any:
@@ -93,11 +93,11 @@ class RunFolder:
 
 
 def has_begun(folder: Path) -> bool:
-    """Whether a run in this folder has something to go on from: a state, or a network."""
+    """Whether the folder holds a state or a network to resume from."""
     return any((folder / name).exists() for name in (STATE, f"{GATE}/{STATE}", MODEL))
 
 
 def new_folder(name: str) -> Path:
-    """A folder of this name below runs/, with a number behind it if that is taken."""
+    """A new folder of this name in runs/, with a number appended if the name is taken."""
     names = [name, *(f"{name}-{number}" for number in range(2, 10_000))]
     return next(folder for name in names if not (folder := Path("runs") / name).exists())

@@ -1,4 +1,4 @@
-"""Results in a run's folder, and the pictures that are drawn of them."""
+"""Writes results and their figures into a run's folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def record(folder: Path, name: str, result: Evaluation, data: Data, *, draw: boo
 
 
 def draw_examples(result: Evaluation, data: Data, file: Path) -> Path:
-    """A sheet of images: with the detections in them, or those that the router found easy and hard."""
+    """Draw a sheet of example images: with their detections, or those that the router finds easy and hard."""
     part = data.split(result.split)
     if result.objects is not None:
         files = [Path(part.source.file(example.id)) for example in result.examples]  # type: ignore[attr-defined]
@@ -44,7 +44,7 @@ def draw_examples(result: Evaluation, data: Data, file: Path) -> Path:
 
 
 def pictures(data: Data, part: Split, ids: Sequence[int]) -> list[Image.Image]:
-    """Images of a split as they look."""
+    """Images of a split as pictures, with the normalisation undone."""
     images = part.load(torch.tensor(ids, dtype=torch.long)).images
     shape = [1, -1, 1, 1]
     plain = images * torch.tensor(data.std).view(shape) + torch.tensor(data.mean).view(shape)

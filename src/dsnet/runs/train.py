@@ -1,4 +1,4 @@
-"""A run from its config to its folder, for any task: its stages one after the other, then the evaluation."""
+"""Trains a run of any task: its stages one after the other, then the evaluation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False, draw: bool =
         run, data = RunFolder(folder, task), task.open_data(config)
         plans = task.plans(config, data, folder)
         left = plans_left(plans, run) if resume else plans
-        # Whatever can be wrong with the config comes to light before the folder is touched.
+        # Find errors in the config before the folder is touched.
         for plan in left:
             if plan.stage is not None:
                 train_batches(plan, data, config)
@@ -54,9 +54,9 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False, draw: bool =
         elif rank() == 0:
             run.claim(config, data, task.sources(config, net))
         for plan in left:
-            barrier()  # what the first process wrote is there
+            barrier()  # wait until the first process has written its files
             train_stage(plan, loop if plan is left[0] else None, data, run, config, resume=resume)
-        if rank() != 0:  # what is left takes one process
+        if rank() != 0:  # the evaluation runs in one process
             return None
         result = evaluate(eager(run.load()), data, task, config)
         run.record("test", result, data, draw=draw)
