@@ -87,7 +87,7 @@ def test_budgets_by_cost_and_by_name() -> None:
     assert table is not None
     assert table.rows[1] == ("250", "252", "252", "252", "60.00%", "50.00%", "+10.00 ± 0.20", "25% 75%")
     assert table.note.startswith("Gain: points above the concave hull of the uniform sub-networks")
-    assert "An oracle of the narrowest right width would reach 80.0% at 120." in table.note
+    assert "An oracle that picks the narrowest right width would reach 80.0% at 120." in table.note
     named = budgets_table(routed())
     assert named is not None
     assert named.columns == ("budget", "MAdds", "p50", "p95", "mAP", "uniform", "<images per width, first gate")

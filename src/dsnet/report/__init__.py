@@ -1,1 +1,1 @@
-"""Tables and figures from result JSON."""
+"""Tables, figures and pages from results."""

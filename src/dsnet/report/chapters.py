@@ -1,4 +1,4 @@
-"""What a report says about evaluations, benchmarks and experiments, and about the runs of a folder."""
+"""The content of reports: evaluations, benchmarks, experiments, and the runs of a folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dsnet.report.seeds import combine, kind
 from dsnet.results import Bench, Evaluation, Experiment
 
 DIFFICULTY = "Easy: the slimmest width is right. Dependent: only wider ones are. Hard: no width is."
-IDEAL = "Ideal: the same path as a static network of the same runtime. Times are noise, ratios are what counts."
+IDEAL = "Ideal: the same path as a static network of the same runtime. Times vary from run to run; compare the ratios."
 MEANING = (
     "Differences are paired by seed, in points for accuracies. A direction holds if every seed shows it; it has no "
     "verdict where seeds disagree or nothing differs. With few seeds, a small difference that holds is no proof."
@@ -24,8 +24,10 @@ MEANING = (
 
 @dataclass(frozen=True)
 class Run:
-    """All that a run's folder has to tell. What is not there is None or empty; `why` says of `result`, `bench` and
-    `pictures` why, if there is more to say than that."""
+    """Everything that a report shows about a run. Missing parts are None or empty.
+
+    why: reasons why `result`, `bench` or `pictures` is missing, if the file is not simply absent.
+    """
 
     name: str
     folder: str
@@ -40,7 +42,7 @@ class Run:
     why: Mapping[str, str] = field(default_factory=dict)
 
     def remedy(self, part: str, command: str) -> str:
-        """Why a part is missing, or the command that brings it."""
+        """Why a part is missing, or the command that creates it."""
         words = self.why.get(part, "")
         return sentence(words) if words else f"Run `{command} {shlex.quote(self.folder)}`."
 
@@ -50,8 +52,8 @@ def sentence(words: str) -> str:
 
 
 def compose(name: str, runs: Sequence[Run], experiments: Sequence[Experiment]) -> Document:
-    """One chapter where there is one thing to tell of; else experiments, an overview of the runs, and their chapters,
-    which open on a click."""
+    """A document of one chapter for a single run or experiment. Otherwise it has the experiments, an overview of the
+    runs, and a folded chapter for each run."""
     if len(runs) + len(experiments) == 1:
         only = run_chapter(runs[0]) if runs else experiment_chapter(experiments[0])
         title = runs[0].result.model if runs and runs[0].result is not None else only.title
@@ -71,7 +73,7 @@ def compose(name: str, runs: Sequence[Run], experiments: Sequence[Experiment]) -
 
 
 def evaluation_blocks(result: Evaluation) -> list[Block]:
-    """Every table, warnings, and how the network was trained."""
+    """Every table and warning of an evaluation, and how the network was trained."""
     paths, *others = tables.evaluation_tables(result)
     trained = Text(f"Training: {json.dumps(result.training)}.")
     return [Table(replace(paths, title="")), *map(Table, others), *warnings(result), trained]
@@ -93,10 +95,10 @@ def experiment_parts(result: Experiment) -> tuple[list[Block], list[Block], list
 
 
 def examples_note(result: Evaluation) -> str:
-    how = "at budget M" if result.dynamic is not None else "at its widest"
+    where = "at budget M" if result.dynamic is not None else "at its widest"
     confidence = float(result.options.get("confidence", CONFIDENCE))
     return (
-        f"What {result.model} finds {how} with a confidence of {confidence:.0%} or more in "
+        f"What {result.model} finds {where} with a confidence of {confidence:.0%} or more in "
         f"{result.split} images; dashed are the annotated objects."
     )
 
@@ -110,24 +112,25 @@ def run_chapter(run: Run, *, folded: bool = False) -> Chapter:
     if run.result is not None:
         about = tables.title(run.result)
         blocks.append(Table(tables.key_figures(run.result, run.bench), "tiles"))
-    for title, mine in sections(run).items():
-        blocks += [Text(title, kind="heading"), *mine]
+    for title, parts in sections(run).items():
+        blocks += [Text(title, kind="heading"), *parts]
     return Chapter(run.name, about, blocks, folded)
 
 
 def sections(run: Run) -> dict[str, Sequence[Block]]:
-    """What a run's chapter tells, by title. One width has no routes, and boxes are shown instead of classes."""
+    """The sections of a run's chapter by title. Static networks have no routes, and detectors show boxes instead of
+    classes."""
     result = run.result
     ends = {"Latency against ideal": latency(run), "Training": training(run), "Config": config(run)}
     if result is not None and result.static:
         return {"Accuracy": scores(run), **ends}
-    found = {"Accuracy against MAdds": scores(run), "Gate distributions": gates(run)}
+    titled = {"Accuracy against MAdds": scores(run), "Gate distributions": gates(run)}
     if result is None or result.objects is None:
-        found |= {"Easy and hard images": pictures(run), "Routes per class": routes(run)}
+        titled |= {"Easy and hard images": pictures(run), "Routes per class": routes(run)}
     elif run.sheet is not None:
         sheet = Images("detections in example images", [Picture(run.sheet)], sheet=True)
-        found["Examples"] = [Text(examples_note(result)), sheet]
-    return {**found, **ends}
+        titled["Examples"] = [Text(examples_note(result)), sheet]
+    return {**titled, **ends}
 
 
 def not_routed(run: Run, what: str) -> Text:
@@ -152,15 +155,15 @@ def scores(run: Run) -> list[Block]:
 def gates(run: Run) -> list[Block]:
     if run.result is None or run.result.dynamic is None:
         return [not_routed(run, "gate distributions")]
-    bars, found = Figure(charts.gates(run.result)), charts.difficulty(run.result)
-    return [bars] if found is None else [bars, Figure(found), Text(DIFFICULTY)]
+    bars, by_difficulty = Figure(charts.gates(run.result)), charts.difficulty(run.result)
+    return [bars] if by_difficulty is None else [bars, Figure(by_difficulty), Text(DIFFICULTY)]
 
 
 def pictures(run: Run) -> list[Block]:
     if run.result is None or run.result.dynamic is None:
         return [not_routed(run, "example images")]
     madds = tables.human(run.result.dynamic.middle.madds.mean)
-    words = Text(f"The images with the cheapest and the dearest paths, the surest first, at {madds} MAdds.")
+    words = Text(f"The images with the cheapest and the dearest paths, the most confident first, at {madds} MAdds.")
     if run.pictures:
         routed = any(len(picture.lines) > 1 for group in run.pictures for picture in group.pictures)
         again = [] if routed else [missing("routes of example images", run.remedy("routes", "dsnet eval"))]
@@ -199,35 +202,37 @@ def training(run: Run) -> list[Block]:
     if not run.metrics:
         words = "There is no metrics.jsonl, or nothing in it; `dsnet train` writes it."
         if run.gate_metrics:
-            words = "A run of stage gate has none of its own; those of the run that it came from are there."
+            words = "A run of stage gate has no such curves; see the run that it started from."
         blocks.append(missing("training curves of stage I", words))
     if run.result is not None and run.result.dynamic is not None and not run.gate_metrics:
-        words = "gate/metrics.jsonl is not there: a threshold router does not train, others write it."
+        words = (
+            "There is no gate/metrics.jsonl. A threshold router is not trained; training any other router writes it."
+        )
         blocks.append(missing("training curves of stage II", words))
     return blocks
 
 
 def config(run: Run) -> list[Block]:
-    found = missing("the config", "There is no config.yaml in the folder; `dsnet train` writes it.")
+    block = missing("the config", "There is no config.yaml in the folder; `dsnet train` writes it.")
     if run.config is not None:
-        found = Text(run.config, "config.yaml", "code")
-    return [found] if run.result is None else [found, Text(made_by(run.result.made, what="Evaluated"))]
+        block = Text(run.config, "config.yaml", "code")
+    return [block] if run.result is None else [block, Text(made_by(run.result.made, what="Evaluated"))]
 
 
 # Several runs
 
 
 def overview(runs: Sequence[Run], links: Mapping[str, str], *, folded: bool) -> Chapter:
-    """A figure and a table for each set of data; runs that differ in their seed only are one."""
+    """A figure and a table for each dataset; runs that differ only in their seed are combined."""
     by_data: dict[tuple[str, ...], list[tuple[str, str, Evaluation]]] = {}
     for group in alike(runs):
         by_data.setdefault(data_of(group[2]), []).append(group)
     figures, rows = [], []
-    for mine in by_data.values():
-        first, named = mine[0][2], [group[1:] for group in mine]
+    for entries in by_data.values():
+        first, named = entries[0][2], [group[1:] for group in entries]
         title = f"{first.dataset}, {first.images} {first.split} images"
         figures.append(Figure(charts.overview(named, title)))
-        rows.append(Table(tables.summary_table(title, named), links=[links[name] for name, *_ in mine]))
+        rows.append(Table(tables.summary_table(title, named), links=[links[name] for name, *_ in entries]))
     lost = [
         missing(f"the evaluation of {run.name}", run.remedy("result", "dsnet eval"))
         for run in runs
@@ -237,34 +242,34 @@ def overview(runs: Sequence[Run], links: Mapping[str, str], *, folded: bool) -> 
 
 
 def data_of(result: Evaluation) -> tuple[str, ...]:
-    """What results must share to be drawn together: all folders of images are called folder, so their number counts."""
+    """What results must share to be drawn together. The number of images tells datasets of the same name apart."""
     return result.task, result.dataset, result.split, str(result.images)
 
 
 def alike(runs: Sequence[Run]) -> list[tuple[str, str, Evaluation]]:
-    """Runs that differ in their seed only as one, with means and standard deviations: first run, label, result."""
+    """Combine runs that differ only in their seed: (name of the first run, label, result) of each group."""
     groups: dict[str, list[tuple[str, Evaluation]]] = {}
     for run in runs:
         if run.result is not None:
             groups.setdefault(repr(kind(run.result)), []).append((run.name, run.result))
-    found: list[tuple[str, str, Evaluation]] = []
-    for mine in groups.values():
+    combined: list[tuple[str, str, Evaluation]] = []
+    for members in groups.values():
         try:
-            more = f" + {len(mine) - 1} seed{'s' * (len(mine) > 2)}" if len(mine) > 1 else ""
-            found.append((mine[0][0], mine[0][0] + more, combine([result for _, result in mine])))
+            more = f" + {len(members) - 1} seed{'s' * (len(members) > 2)}" if len(members) > 1 else ""
+            combined.append((members[0][0], members[0][0] + more, combine([result for _, result in members])))
         except ValueError:  # the same seed, or other paths and budgets
-            found += [(name, name, result) for name, result in mine]
-    return found
+            combined += [(name, name, result) for name, result in members]
+    return combined
 
 
 # Experiments
 
 
 def experiment_chapter(experiment: Experiment) -> Chapter:
-    """A result of `dsnet reproduce`, as it comes."""
-    text, found, verdicts, figures = experiment_parts(experiment)
+    """The chapter of a result of `dsnet reproduce`."""
+    text, numbers, verdicts, figures = experiment_parts(experiment)
     seeds = experiment.seeds
     words = [f"scale {experiment.scale}"] if experiment.scale else []
     words += [f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"] if seeds else []
-    blocks = [*text, *verdicts, *figures, *found, Text(made_by(experiment.made))]
+    blocks = [*text, *verdicts, *figures, *numbers, Text(made_by(experiment.made))]
     return Chapter(experiment.title or experiment.experiment, ", ".join(words), blocks)

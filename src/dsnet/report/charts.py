@@ -1,4 +1,4 @@
-"""Results as charts and bars: what each figure shows."""
+"""Turns results into charts and bars: the content of each figure."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from dsnet.results import (
     WidthTimes,
 )
 
-MOST = 12  # this many of the cheapest and of the dearest classes are drawn
-SPREAD = 20  # of MAdds, from which on an axis is logarithmic
+MOST = 12  # number of the cheapest and of the dearest classes that are drawn
+SPREAD = 20  # ratio of the largest to the smallest MAdds above which the axis is logarithmic
 MADDS = "MAdds, average over images"
 
 
@@ -75,14 +75,14 @@ def widths_of(bars: Sequence[Bar]) -> tuple[str, ...]:
 
 
 def gates(result: Evaluation) -> Bars:
-    """Shares of images per width: of each gate, at each budget. Budgets with one decision for all gates are one row."""
+    """Shares of images per width, for each gate at each budget. Gates with the same shares are drawn as one bar."""
     assert result.dynamic is not None
     groups = []
     for row in result.dynamic.rows:
         shares = [gate.shares for gate in row.gates]
-        alike = all(mine == shares[0] for mine in shares)
-        named = [("", shares[0])] if alike else [(f"gate {number}", mine) for number, mine in enumerate(shares)]
-        bars = tuple(Bar(name, mine) for name, mine in named)
+        alike = all(gate_shares == shares[0] for gate_shares in shares)
+        named = [("", shares[0])] if alike else [(f"gate {number}", each) for number, each in enumerate(shares)]
+        bars = tuple(Bar(name, gate_shares) for name, gate_shares in named)
         groups.append((row, bars))
     form, name = result.metric.form, result.metric.name
     names = widths_of([bar for _, bars in groups for bar in bars])
@@ -98,7 +98,7 @@ def gates(result: Evaluation) -> Bars:
 
 
 def difficulty(result: Evaluation) -> Bars | None:
-    """Where easy, dependent and hard images go at the middle budget, at the first gate."""
+    """Widths that easy, dependent and hard images get at the first gate, at the middle budget."""
     assert result.dynamic is not None
     row, share = result.dynamic.middle, result.dynamic.difficulty
     bars = [
@@ -113,14 +113,14 @@ def difficulty(result: Evaluation) -> Bars | None:
 
 
 def classes(result: Evaluation) -> Bars | None:
-    """Classes from the cheapest to the dearest at the middle budget; the extremes where there are many."""
+    """Classes from the cheapest to the dearest at the middle budget; only the extremes if there are many."""
     assert result.dynamic is not None
     place = len(result.dynamic.rows) // 2
-    known = [(one.madds[place], one) for one in result.dynamic.classes]
-    found = sorted(((madds, one) for madds, one in known if madds is not None), key=lambda pair: pair[0])
-    if not found:
+    costs = [(row.madds[place], row) for row in result.dynamic.classes]
+    rows = sorted(((madds, row) for madds, row in costs if madds is not None), key=lambda pair: pair[0])
+    if not rows:
         return None
-    bars = tuple(Bar(one.name, one.shares, f"{human(madds)}, {one.scores[place] or 0:.1%}") for madds, one in found)
+    bars = tuple(Bar(row.name, row.shares, f"{human(madds)}, {row.scores[place] or 0:.1%}") for madds, row in rows)
     words = f"average MAdds and {result.metric.name} on the right"
     groups = [BarGroup(words, bars)]
     if len(bars) > 2 * MOST:
@@ -131,21 +131,21 @@ def classes(result: Evaluation) -> Bars | None:
 
 
 def curves(metrics: Sequence[Mapping[str, float]], kind: str, *, title: str, y: str) -> Chart:
-    """What was logged as KIND/name, over epochs."""
+    """Metrics that were logged as KIND/name, over epochs."""
     names = list(dict.fromkeys(key for entry in metrics for key in entry if key.startswith(f"{kind}/")))
     series = tuple(
         Series(name.partition("/")[2], tuple(Dot(entry["epoch"], entry[name]) for entry in metrics if name in entry))
         for name in names
     )
-    said = ", ".join(part.name.replace("_", " ") for part in series)
-    return Chart(title, "epoch", y or f"{said} on calibration images", series, whole_x=True)
+    labels = ", ".join(part.name.replace("_", " ") for part in series)
+    return Chart(title, "epoch", y or f"{labels} on calibration images", series, whole_x=True)
 
 
 def overview(groups: Sequence[tuple[str, Evaluation]], title: str) -> Chart:
     """Every dynamic network, every distinct curve of fixed widths, every static network."""
     distinct: dict[tuple[tuple[float, float], ...], tuple[list[str], Evaluation]] = {}
     for name, result in groups:
-        key = tuple((one.x, one.y) for one in fixed(result))
+        key = tuple((point.x, point.y) for point in fixed(result))
         distinct.setdefault(key, ([], result))[0].append(name)
     series = []
     for names, result in distinct.values():
@@ -155,23 +155,23 @@ def overview(groups: Sequence[tuple[str, Evaluation]], title: str) -> Chart:
         else:
             series.append(Series(f"{named}, fixed widths", fixed(result), dashed=True))
     series += [Series(f"{name}, dynamic", budgets(result)) for name, result in groups if result.dynamic is not None]
-    madds = [one.x for part in series for one in part.points]
+    madds = [point.x for part in series for point in part.points]
     wide = max(madds) > SPREAD * min(madds)
     return Chart(title, MADDS, score_name(groups[0][1]), tuple(series), log_x=wide)
 
 
 def latency(bench: Bench) -> list[Chart]:
-    """Milliseconds over MAdds: every runtime beside its ideal, the same path built statically; and budgets."""
-    found = [] if bench.widths is None else width_charts(bench.widths)
-    return [*found, *([] if bench.routed is None else [routed_chart(bench.routed)])]
+    """Milliseconds over MAdds of widths and budgets, next to the ideal: the same paths as static networks."""
+    charts = [] if bench.widths is None else width_charts(bench.widths)
+    return [*charts, *([] if bench.routed is None else [routed_chart(bench.routed)])]
 
 
 def width_charts(widths: WidthTimes) -> list[Chart]:
-    """One for each number of threads and batch size."""
+    """One chart for each number of threads and batch size."""
     groups: dict[tuple[int, int], dict[str, list[WidthTime]]] = {}
     for row in widths.rows:
         groups.setdefault((row.threads, row.batch), {}).setdefault(row.runtime, []).append(row)
-    found = []
+    charts = []
     for (threads, batch), runtimes in groups.items():
         families = list(dict.fromkeys(name.removeprefix("static ") for name in runtimes))
         series = [
@@ -187,8 +187,8 @@ def width_charts(widths: WidthTimes) -> list[Chart]:
             if (other.threads, other.batch) == (threads, batch):
                 series.append(Series(other.model, (Dot(other.madds, other.times.p50 / batch),), kind="points"))
         title = f"Fixed widths: {threads} thread{'s' * (threads > 1)}, batch {batch}"
-        found.append(Chart(title, "MAdds", "median ms per image", tuple(series)))
-    return found
+        charts.append(Chart(title, "MAdds", "median ms per image", tuple(series)))
+    return charts
 
 
 def per_image(rows: Sequence[WidthTime]) -> tuple[Dot, ...]:

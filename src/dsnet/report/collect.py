@@ -1,4 +1,4 @@
-"""Everything that a folder has to tell, gathered for a report: runs, images of their data, experiments."""
+"""Collects the content of a folder for a report: runs, example images and experiments."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ T = TypeVar("T", Evaluation, Bench)
 
 def report_of(place: Path, *, images_of: Found, static: Sequence[Evaluation] = ()) -> Document:
     """The report of a run, or of all runs and experiments below a folder."""
-    found = list(below(place))
-    runs = [gather(folder, place, images_of) for folder in found if folder.is_dir()]
-    files = [file for file in found if file.is_file() and kind_of(file) == "experiment"]
+    entries = list(below(place))
+    runs = [gather(folder, place, images_of) for folder in entries if folder.is_dir()]
+    files = [file for file in entries if file.is_file() and kind_of(file) == "experiment"]
     experiments = [read(file, Experiment) for file in files]
     if not runs and not experiments:
         raise ValueError(
@@ -42,7 +42,7 @@ def report_of(place: Path, *, images_of: Found, static: Sequence[Evaluation] = (
 
 
 def below(place: Path, depth: int = DEPTH) -> Iterator[Path]:
-    """Run folders and JSON files, a run's own folders left out."""
+    """Run folders and JSON files below a folder; the inside of a run folder is not searched."""
     if any((place / name).is_file() for name in (CONFIG, MODEL, RESULT)):
         yield place
         return
@@ -78,7 +78,7 @@ def gather(folder: Path, place: Path, images_of: Found) -> Run:
 
 
 def found_in(file: Path, kind: type[T], why: dict[str, str]) -> T | None:
-    """A result; None where there is no file, or one that cannot be read, and then `why` gets the reason."""
+    """A result, or None if there is no file or it cannot be read; in the latter case `why` gets the reason."""
     if not file.is_file():
         return None
     part, command = ("result", "eval") if kind is Evaluation else ("bench", "bench")
@@ -98,15 +98,15 @@ def text_of(file: Path) -> str | None:
 
 def lines_of(file: Path) -> list[Mapping[str, float]]:
     """A log of one JSON object per line; a line that is still being written is left out."""
-    found: list[Mapping[str, float]] = []
+    entries: list[Mapping[str, float]] = []
     for line in (text_of(file) or "").splitlines():
         try:
             entry = json.loads(line)
         except ValueError:
             continue
         if isinstance(entry, dict) and "epoch" in entry:
-            found.append({key: value for key, value in entry.items() if isinstance(value, int | float)})
-    return found
+            entries.append({key: value for key, value in entry.items() if isinstance(value, int | float)})
+    return entries
 
 
 def pictures_of(result: Evaluation, images: Sequence[Image.Image]) -> list[Images]:
@@ -114,7 +114,7 @@ def pictures_of(result: Evaluation, images: Sequence[Image.Image]) -> list[Image
     groups: dict[str, list[Picture]] = {}
     for example, image in zip(result.examples, images, strict=True):
         groups.setdefault(example.group, []).append(picture(image, example, result.classes))
-    return [Images(GROUPS.get(name, name), found) for name, found in groups.items()]
+    return [Images(GROUPS.get(name, name), pictures) for name, pictures in groups.items()]
 
 
 def picture(image: Image.Image, example: Example, classes: Sequence[str]) -> Picture:
@@ -122,12 +122,12 @@ def picture(image: Image.Image, example: Example, classes: Sequence[str]) -> Pic
     if example.answer is None or example.label is None:
         return Picture(png(image), [f"image {example.id}"])
     right = example.answer == example.label
-    said = "✓ right" if right else f"✗ {classes[example.answer]}"
-    return Picture(png(image), [classes[example.label], said, "path " + ",".join(map(str, example.path))], right)
+    verdict = "✓ right" if right else f"✗ {classes[example.answer]}"
+    return Picture(png(image), [classes[example.label], verdict, "path " + ",".join(map(str, example.path))], right)
 
 
 def with_static(run: Run, static: Sequence[Evaluation]) -> Run:
-    """Static networks on the same data are drawn beside a run."""
+    """Add the static networks on the same data, which are drawn next to a run."""
     if run.result is None or run.result.static:
         return run
     return replace(run, static=[other for other in static if data_of(other) == data_of(run.result)])

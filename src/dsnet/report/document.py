@@ -1,4 +1,4 @@
-"""What a report is made of, whatever it is written as: chapters of four kinds of blocks."""
+"""The structure of a report, whatever format it is written in: chapters of four kinds of blocks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from dsnet.results import Made
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph, in which what stands between backticks is code. kind: a `heading` begins a section, `missing` is a
-    part that is not there and what brings it, `code` is a file in full."""
+    """A paragraph; text between backticks is code.
+
+    kind: `heading` begins a section, `missing` names a missing part and how to create it, `code` is a whole file.
+    """
 
     words: str
     title: str = ""
@@ -22,7 +24,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Table:
-    """look: `folded` opens on a click, `tiles` are rows of label, value and note. links: one anchor per row."""
+    """A table. look: `folded` opens on a click, `tiles` are rows of label, value, note. links: one anchor per row."""
 
     content: results.Table
     look: Literal["open", "folded", "tiles"] = "open"
@@ -31,7 +33,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """name: of its file, behind the page's; by default figures are numbered."""
+    """A figure. name: suffix of its file name; by default figures are numbered."""
 
     content: results.Figure
     name: str = ""
@@ -39,7 +41,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Picture:
-    """An image as PNG, with lines below it; `right` is None where there is no answer to judge."""
+    """A PNG image with lines of text below it. right: whether its prediction is right; None without a prediction."""
 
     png: bytes
     lines: Sequence[str] = ()
@@ -48,7 +50,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Images:
-    """Small pictures with captions, or one `sheet` that was drawn before."""
+    """Small pictures with captions, or one ready-made `sheet`."""
 
     title: str
     pictures: Sequence[Picture]
@@ -81,7 +83,7 @@ def missing(what: str, remedy: str) -> Text:
 
 
 def made_by(made: Made, *, command: str = "", what: str = "Made") -> str:
-    """Who made a result, as the last line of a page."""
+    """How a result was made, as the last line of a page."""
     command = command or made.command
     words = f"{what} by `{command}`" if command else what
     words += f" at commit {made.commit}" if made.commit else ""

@@ -1,4 +1,4 @@
-"""Results as figures beside a run, and as pages of documentation; nothing in these is typed by hand."""
+"""Writes results as figures in a run's folder, and as generated pages of documentation."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from dsnet.results import Bench, Evaluation, Evaluations, Experiment, Result, wr
 
 
 def figures_of(results: Sequence[Evaluation], static: Sequence[Evaluation] = ()) -> list[Figure]:
-    """The score over MAdds and, of one dynamic network, its gates."""
-    found = [Figure(charts.accuracy(results, static))]
+    """A figure of the score over MAdds and, for a single dynamic network, a figure of its gates."""
+    drawings = [Figure(charts.accuracy(results, static))]
     if len(results) == 1 and results[0].dynamic is not None:
-        found.append(Figure(charts.gates(results[0]), "gates"))
-    return found
+        drawings.append(Figure(charts.gates(results[0]), "gates"))
+    return drawings
 
 
 def draw(results: Sequence[Evaluation], prefix: Path, static: Sequence[Evaluation] = ()) -> list[Path]:
-    """PREFIX.png and PREFIX-gates.png, unless figures are switched off."""
+    """Draw PREFIX.png and PREFIX-gates.png, unless figures are switched off."""
     if not figures.enabled():
         return []
     return [
@@ -32,9 +32,9 @@ def draw(results: Sequence[Evaluation], prefix: Path, static: Sequence[Evaluatio
 
 
 def export(result: Result, prefix: Path, *, static: Sequence[Evaluation] = (), sheet: Path | None = None) -> list[Path]:
-    """PREFIX.json, PREFIX.md and pictures: PREFIX.png or, of experiments, PREFIX.svg, and so on.
+    """Write PREFIX.json, PREFIX.md and the figures: PREFIX.png, or PREFIX.svg for experiments, and so on.
 
-    static: networks that are drawn beside an evaluation. sheet: of its example images, drawn before.
+    static: static networks to draw next to an evaluation. sheet: ready-made sheet of its example images.
     """
     write(result, prefix.with_name(prefix.name + ".json"))
     if isinstance(result, Experiment):
@@ -46,7 +46,7 @@ def export(result: Result, prefix: Path, *, static: Sequence[Evaluation] = (), s
         )
     elif isinstance(result, Bench):
         made = next(part.made for part in (result.widths, result.routed, result.table1) if part is not None)
-        footer = [f"{made_by(made, command=result.command)} Times are noise, ratios are what counts."]
+        footer = [f"{made_by(made, command=result.command)} Times vary from run to run; compare the ratios."]
         heading, blocks = (
             f"Latency of {prefix.name}",
             [*map(Table, bench_tables(result)), *map(Figure, charts.latency(result))],
@@ -65,7 +65,7 @@ def export(result: Result, prefix: Path, *, static: Sequence[Evaluation] = (), s
 
 
 def evaluations_page(results: Sequence[Evaluation], name: str) -> tuple[str, list[Block]]:
-    """Title and blocks; where there are several results, each has a section."""
+    """Title and blocks of a page; if there are several results, each has a section."""
     if len(results) == 1:
         return title(results[0]), evaluation_blocks(results[0])
     blocks: list[Block] = []

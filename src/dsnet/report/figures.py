@@ -1,7 +1,7 @@
-"""Figures: matplotlib draws charts and bars, for a page, as SVG files and as PNG files.
+"""Draws charts and bars with matplotlib, as SVG inside a page, as SVG files and as PNG files.
 
-In a page, text takes the colour of its surroundings and series take the page's variables --c0 to --c7, so a figure
-reads on dark and on light ground. Series differ by mark as well as by colour.
+In a page, text takes the colour of its surroundings and series take the page's variables --c0 to --c7, so a figure is
+readable on dark and on light backgrounds. Series differ by marker as well as by colour.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 COLOURS = 8
 MARKS = "os^DvPXh"
 DASHES: tuple[Any, ...] = ("-", (0, (5, 3)), (0, (1.5, 2)), (0, (7, 2, 1.5, 2)))
-WIDTH, HEIGHT = 460, 290  # of a drawing and, HEIGHT, of a chart below its keys
-TEXT, SMALL = 12, 11  # a phone shows the drawing at three quarters of its size
-ROW = 25  # from one bar to the next
-LONGEST = 27  # letters of names and notes beside bars
+WIDTH, HEIGHT = 460, 290  # width of a figure, height of a chart below its legend
+TEXT, SMALL = 12, 11  # font sizes; a phone shows the figure at three quarters of its size
+ROW = 25  # distance from one bar to the next
+LONGEST = 27  # longest name or note next to a bar, in characters
 SWITCH = "DSNET_FIGURES"
 Colours = Mapping[str, str]  # by role: paper, ink, soft, line, seq, c0 to c7
 
 
 def enabled() -> bool:
-    """Whether commands draw figures beside their results; `DSNET_FIGURES=off` saves the time where nobody looks."""
+    """Whether commands draw figures next to their results; `DSNET_FIGURES=off` saves the time."""
     return os.environ.get(SWITCH, "") != "off"
 
 
 def draw(figure: Chart | Bars, *, to: Literal["page", "svg", "png"], prefix: str = "") -> bytes:
-    """A figure as SVG in a page, as an SVG file, or as PNG. prefix: of its ids, unique in a page."""
+    """Draw a figure as SVG for a page, as an SVG file, or as PNG. prefix: prefix of its ids, unique in a page."""
     import matplotlib
 
     buffer, colours = io.BytesIO(), LIGHT if to == "png" else PLACES
@@ -55,7 +55,7 @@ def draw(figure: Chart | Bars, *, to: Literal["page", "svg", "png"], prefix: str
 
 
 def save(figure: Chart | Bars, file: Path) -> Path:
-    """Write a figure; the suffix says how."""
+    """Write a figure as PNG or SVG, depending on the suffix of the file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, draw(figure, to="png" if file.suffix == ".png" else "svg"))
     return file
@@ -102,8 +102,8 @@ def new_axes() -> tuple[Figure, Axes]:
 
 
 def head(drawn: Figure, title: str, keys: Sequence[Any], names: Sequence[str], height: float, **look: Any) -> None:
-    """Title and keys on top, in as many columns as there is room for; height: of what is below them,
-    look: of the keys."""
+    """Put the title and the legend on top, in as many columns as fit. height: height of the drawing below them.
+    look: options of the legend."""
     words = "\n".join(textwrap.wrap(title, 52))
     bold: Any = {"weight": "bold", "size": 13.5}
     for columns in range(max(1, len(names)), 0, -1):
@@ -155,7 +155,7 @@ def chart(figure: Chart, colours: Colours) -> Figure:
 
 
 def looks(series: Series, number: int, colours: Colours) -> dict[str, Any]:
-    """Series differ in colour and mark; from the ninth on, in how these go together, and in dashes."""
+    """The style of a series. Colours and markers differ; from the ninth series on, their combination and the dashes."""
     dashes = DASHES[1] if series.dashed else DASHES[number // COLOURS % len(DASHES)]
     return {
         "color": colours[f"c{(number if series.colour is None else series.colour) % COLOURS}"],
@@ -169,7 +169,7 @@ def looks(series: Series, number: int, colours: Colours) -> dict[str, Any]:
 
 
 def set_scales(axes: Axes, figure: Chart, dots: Sequence[Dot]) -> None:
-    """Ranges that hold all dots and their spreads, with few round ticks."""
+    """Set ranges that include all points and their error bars, with few round ticks."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     if not dots:
@@ -194,7 +194,7 @@ def set_scales(axes: Axes, figure: Chart, dots: Sequence[Dot]) -> None:
 
 
 def bars(figure: Bars, colours: Colours) -> Figure:
-    """Shares as rows of bars in groups: the wider, the darker."""
+    """Shares as stacked bars in groups; wider widths are darker."""
     from matplotlib.patches import Patch
 
     drawn, axes = new_axes()
@@ -239,12 +239,12 @@ def shortened(words: str) -> str:
 
 
 def usable(dots: Sequence[Dot], *, log: bool) -> list[Dot]:
-    """What can be drawn."""
+    """The points that can be drawn: finite and, on a logarithmic axis, positive."""
     return [dot for dot in dots if math.isfinite(dot.x) and math.isfinite(dot.y) and not (log and dot.x <= 0)]
 
 
 def limits(low: float, high: float) -> tuple[float, float]:
-    """The range to draw: from zero where zero is near, else with some air."""
+    """The range of an axis: from zero if the lowest value is close to it, otherwise with a margin."""
     if high - low <= 1e-12 * max(1.0, abs(high)):
         low, high = (low - 0.5 * abs(low), high + 0.5 * abs(high)) if low else (0.0, 1.0)
     if 0 < low < 0.35 * high:
@@ -254,7 +254,7 @@ def limits(low: float, high: float) -> tuple[float, float]:
 
 
 def decades(low: float, high: float) -> tuple[list[float], tuple[float, float]]:
-    """Ticks at round multiples of powers of ten, the more of them the shorter the axis."""
+    """Ticks at round multiples of powers of ten, more of them on a shorter axis, and the ends of the axis."""
     low, high = low / 1.15, high * 1.15
     span = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     wide = math.log10(high / low)
@@ -264,7 +264,7 @@ def decades(low: float, high: float) -> tuple[list[float], tuple[float, float]]:
 
 
 def number_of(value: float) -> str:
-    """Short: 0.25, 76.5, 1.5M."""
+    """A number in short form: 0.25, 76.5, 1.5M."""
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= max(1e4, size):
             return f"{value / size:.4g}{unit}"

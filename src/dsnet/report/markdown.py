@@ -1,4 +1,4 @@
-"""A document as Markdown with its pictures beside it, for a README."""
+"""Writes a document as Markdown, with its pictures in the same folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from dsnet.report.tables import markdown_table
 
 
 def write_markdown(document: Document, prefix: Path, *, footer: Sequence[str] = (), suffix: str = ".png") -> list[Path]:
-    """PREFIX.md and its pictures, PREFIX.png, PREFIX-2.png and so on; returns what was written. suffix: of figures."""
+    """Write PREFIX.md and its pictures PREFIX.png, PREFIX-2.png and so on, and return all files. suffix: file type of
+    the figures."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
     pictures: list[Path] = []
 
@@ -49,9 +50,9 @@ def is_heading(block: Block) -> bool:
 
 
 def markdown(block: Text | Table, level: int) -> str:
-    """Words or a table; level: of headings, such as the title of a table."""
+    """A text or a table as Markdown. level: level of its heading, such as the title of a table."""
     if isinstance(block, Text):
-        if block.kind == "code":  # a README is not the place
+        if block.kind == "code":  # whole files are too long for a README
             return ""
         if block.kind == "missing":
             return f"*{plain(block.title)} {plain(block.words)}*"
@@ -66,7 +67,7 @@ def markdown(block: Text | Table, level: int) -> str:
 
 
 def plain(words: str) -> str:
-    """Words that stay in their line and their cell, and are no HTML."""
+    """Escape text so that it stays in its line and table cell and is not read as HTML."""
     return " ".join(words.split()).replace("|", "\\|").replace("<", "&lt;")
 
 

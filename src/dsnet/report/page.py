@@ -1,4 +1,4 @@
-"""A document as one HTML page that needs nothing else: no network, no scripts; for dark and light, screen and paper."""
+"""Renders a document as one self-contained HTML page without scripts, for dark and light screens and for printing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dsnet.report.palette import LIGHT, theme, variables
 
 
 def page(document: Document) -> str:
-    """The whole page."""
+    """The HTML of a document."""
     env = Environment(loader=PackageLoader("dsnet.report", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     env.filters |= {
         "ticked": ticked,
@@ -31,7 +31,7 @@ def page(document: Document) -> str:
 
 
 def anchor(number: int) -> str:
-    """The name of a chapter that links lead to."""
+    """The anchor of a chapter, for links."""
     return f"part-{number}"
 
 
@@ -40,13 +40,13 @@ def drawn(figure: Figure, *, numbers: count[int]) -> Markup:
 
 
 def beside(blocks: list[Block]) -> list[list[Block]]:
-    """Figures that follow each other stand side by side."""
+    """Group blocks: consecutive figures are shown side by side, other blocks alone."""
     groups = [list(group) for _, group in groupby(blocks, lambda block: isinstance(block, Figure))]
     return [part for group in groups for part in ([group] if isinstance(group[0], Figure) else [[b] for b in group])]
 
 
 def ticked(words: str) -> Markup:
-    """Escaped; what stands between backticks is code."""
+    """Escape text, and mark text between backticks as code."""
     pieces = [escape(piece) for piece in words.split("`")]
     if len(pieces) % 2 == 0:
         return escape(words)

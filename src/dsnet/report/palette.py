@@ -1,4 +1,4 @@
-"""Colours of pages and figures on light and on dark ground, and SVG that takes them from the page around it."""
+"""Colours of pages and figures on light and dark backgrounds, and SVG that takes its colours from the page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DARK = {
     "seq": "#6cb6ff",
     **series_of("#6cb6ff #ff9a5c #4fd1a5 #eca3cb #f0c24b #a9dcff #b4bec8 #bda3ff"),
 }
-# Colours that stand for variables in what matplotlib writes.
+# Placeholder colours in matplotlib's output, which are replaced by CSS variables.
 PLACES = {role: f"#00{number:02x}fe" for number, role in enumerate(LIGHT, 1)}
 FONTS = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
 
@@ -36,13 +36,13 @@ def variables(colours: dict[str, str]) -> str:
 
 
 def theme() -> str:
-    """CSS: the colours of pages and figures, by the reader's preference."""
+    """CSS variables with the colours of pages and figures, light or dark by the reader's preference."""
     light, dark = variables(LIGHT), variables(DARK)
     return f":root{{color-scheme:light dark;{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
 
 
 def cleaned(svg: str, prefix: str, title: str) -> str:
-    """One element without ids of its own beyond those it refers to, links or clips; colours by variable."""
+    """Reduce matplotlib's SVG to one element for a page: colours become variables; clips and unused ids are removed."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<clipPath.*?</clipPath>|<!--.*?-->", "", svg, flags=re.S)
     svg = re.sub(r' clip-path="[^"]*"', "", svg)
@@ -68,7 +68,7 @@ def rounded(number: re.Match[str]) -> str:
 
 
 def alone(svg: str) -> str:
-    """A figure as a file of its own: its ground and colours come along, so it reads on any page."""
+    """Make a figure a stand-alone file with its own background and colours, so that it is readable on any page."""
     width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0]
     ground = '<rect width="100%" height="100%" rx="6" style="fill:var(--paper)"/>'
     at = svg.index(">")

@@ -1,4 +1,4 @@
-"""Runs that differ in their seed, shown as one result."""
+"""Combines runs that differ only in their seed into one result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from dsnet.results import Evaluation, Stat
 
-SOURCES = ("source", "gate_from")  # each seed has its own
+SOURCES = ("source", "gate_from")  # the runs of different seeds start from different sources
 
 
 def together(results: Sequence[Evaluation]) -> list[Evaluation]:
@@ -21,7 +21,7 @@ def together(results: Sequence[Evaluation]) -> list[Evaluation]:
 
 
 def combine(results: Sequence[Evaluation]) -> Evaluation:
-    """One result of several runs: every Stat is averaged, warnings are put together, the rest is the first run's."""
+    """Combine several runs: every Stat is averaged, warnings are joined, everything else is the first run's."""
     first = results[0]
     for other in results[1:]:
         if kind(other) != kind(first):
@@ -47,20 +47,20 @@ def combine(results: Sequence[Evaluation]) -> Evaluation:
 
 
 def kind(result: Evaluation) -> list[Any]:
-    """What must be alike in runs that are shown as one."""
+    """What runs must have in common to be combined."""
     training = {key: key in SOURCES or value for key, value in result.training.items()}
     router = None if result.dynamic is None else (result.dynamic.router, result.dynamic.targets)
     return [result.task, result.model, result.dataset, result.split, result.image_size, training, router]
 
 
 def settings(result: Evaluation) -> list[Any]:
-    """What the rows of a result are about: image sizes and paths, names and MAdds of budgets."""
+    """What the rows of a result stand for: image sizes and paths, names and MAdds of budgets."""
     budgets = () if result.dynamic is None else result.dynamic.rows
     return [*((row.size, row.path) for row in result.rows), *((row.name, row.asked) for row in budgets)]
 
 
 def averaged(records: Sequence[Any]) -> Any:
-    """Records as one: every Stat that all of them have is averaged, all else is the first one's."""
+    """Combine records: every Stat that all of them have is averaged, everything else is the first one's."""
     first = records[0]
     if any(type(record) is not type(first) for record in records):
         return first

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 from dsnet.predict.answers import CONFIDENCE
 from dsnet.results import Box, Evaluation, Example
 
-SCALE = 2  # pixels of a sheet for one of the page
+SCALE = 2  # pixels of a sheet per pixel of the page
 COLUMNS = 6
 PALETTE = """
 1f77b4 ff7f0e 2ca02c d62728 9467bd 8c564b e377c2 7f7f7f bcbd22 17becf
@@ -50,7 +50,7 @@ def contact_sheet(groups: Sequence[tuple[str, Sequence[Captioned]]], *, title: s
 
 
 def detection_sheet(result: Evaluation, images: Sequence[Image.Image], file: Path) -> Path:
-    """The example images with the boxes that were found, and dashed those that are annotated."""
+    """Draw the example images with their detections, and with the annotated objects as dashed boxes."""
     colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(result.classes)}
     columns = min(3, max(1, len(images)))
     wide, high, below = 250, 190, 24
@@ -84,10 +84,10 @@ def detection_sheet(result: Evaluation, images: Sequence[Image.Image], file: Pat
 def caption(example: Example, confidence: float) -> str:
     width = f"width {','.join(map(str, example.path))}, " if example.path else ""
     sure = [box for box in example.detections if (box.score or 0.0) >= confidence]
-    said = f"{len(sure)} found"
+    summary = f"{len(sure)} found"
     if not sure and example.detections:
-        said = f"surest {example.detections[0].name} {example.detections[0].score or 0.0:.0%}"
-    return f"{width}{said}, {len(example.objects)} annotated"
+        summary = f"surest {example.detections[0].name} {example.detections[0].score or 0.0:.0%}"
+    return f"{width}{summary}, {len(example.objects)} annotated"
 
 
 def paper(width: float, height: float) -> tuple[Image.Image, ImageDraw.ImageDraw]:
@@ -96,11 +96,12 @@ def paper(width: float, height: float) -> tuple[Image.Image, ImageDraw.ImageDraw
 
 
 def place(sheet: Image.Image, picture: Image.Image, x: float, y: float, wide: float, high: float) -> tuple[int, ...]:
-    """Paste a picture as large as fits; its left, top, width and height. Small ones keep their pixels square."""
+    """Paste a picture as large as fits, and return its left, top, width and height. Small pictures are enlarged
+    without smoothing."""
     grow = min(SCALE * wide / picture.width, SCALE * high / picture.height)
     size = max(1, round(grow * picture.width)), max(1, round(grow * picture.height))
-    how = Image.Resampling.NEAREST if grow > 1 and picture.width <= 96 else Image.Resampling.LANCZOS
-    sheet.paste(picture.convert("RGB").resize(size, how), (round(SCALE * x), round(SCALE * y)))
+    resampling = Image.Resampling.NEAREST if grow > 1 and picture.width <= 96 else Image.Resampling.LANCZOS
+    sheet.paste(picture.convert("RGB").resize(size, resampling), (round(SCALE * x), round(SCALE * y)))
     return round(SCALE * x), round(SCALE * y), *size
 
 
@@ -113,7 +114,7 @@ def corners(box: Box, frame: tuple[int, ...]) -> tuple[float, float, float, floa
 
 
 def dashed(pen: ImageDraw.ImageDraw, box: tuple[float, float, float, float], dash: int = 5 * SCALE) -> None:
-    """A box in black and white dashes, seen on dark and on light ground."""
+    """Draw a box in black and white dashes, which is visible on dark and on light images."""
     left, top, right, bottom = box
     pen.rectangle(box, outline="white", width=SCALE)
     for start in range(0, round(right - left), 2 * dash):

@@ -1,4 +1,4 @@
-"""Every table of results, for the terminal, for Markdown and for pages, and what else commands print."""
+"""All tables of results, for the terminal, Markdown and pages, and the other output of commands."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from dsnet.results import (
 from dsnet.schema import plain
 from dsnet.space import WidthPath
 
-FEW = 6  # classes that have columns; more of them get a table of their own
+FEW = 6  # up to this many classes are columns; more classes get a separate table
 RULES = {"area": "area under the curve", "11point": "VOC 2007's 11 points"}
 SIZES = "S, M, L: a quarter, a half, three quarters of the way from the slimmest to the widest width's MAdds."
 VERDICTS = {True: "holds", False: "does not hold", None: "no verdict"}
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, note: str = "") -> None:
-    """A rich table; columns whose name starts with '<' are left-aligned, the others right-aligned."""
+    """Print a table with rich; columns whose name starts with '<' are left-aligned, the others right-aligned."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table as Drawn
@@ -63,7 +63,7 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> 
 
 
 def print_json(content: Any) -> None:
-    """A record, or what JSON holds."""
+    """Print a record, or plain data, as JSON."""
     print(json.dumps(plain(content) if is_dataclass(content) else content, indent=1))
 
 
@@ -80,12 +80,12 @@ def path_name(path: WidthPath) -> str:
 
 
 def shown(stat: Stat, form: str) -> str:
-    """A figure and, over several seeds, its standard deviation."""
+    """Format a number and, over several seeds, its standard deviation."""
     return format(stat.mean, form) + ("" if stat.std is None else f" ± {format(stat.std, form)}")
 
 
 def filled(title: str, rows: Iterable[Any], columns: Mapping[str, Callable[[Any], str]], note: str = "") -> Table:
-    """A table with a line for each row; columns: how each cell is made of a row."""
+    """A table with a line for each row. columns: functions from a row to a cell."""
     return Table(title, tuple(columns), tuple(tuple(cell(row) for cell in columns.values()) for row in rows), note)
 
 
@@ -107,19 +107,19 @@ def show_evaluation(result: Evaluation, pictures: Sequence[Path] = ()) -> None:
 
 
 def evaluation_tables(result: Evaluation) -> list[Table]:
-    """Paths, classes where there are many, budgets."""
-    found = [paths_table(result), classes_table(result), budgets_table(result)]
-    return [table for table in found if table is not None]
+    """The tables of an evaluation: paths, classes if there are many, budgets."""
+    tables = [paths_table(result), classes_table(result), budgets_table(result)]
+    return [table for table in tables if table is not None]
 
 
 def title(result: Evaluation) -> str:
     seeds = result.seeds
-    told = (
+    seeds_text = (
         f"{len(seeds)} seeds, mean and standard deviation" if len(seeds) > 1 else f"seed {', '.join(map(str, seeds))}"
     )
     objects = "" if result.objects is None else f"{result.objects} objects in "
     images = f"{result.images} {result.split} images"
-    return f"{result.model} on {result.dataset}: {objects}{images}, {result.image_size} px, {told}"
+    return f"{result.model} on {result.dataset}: {objects}{images}, {result.image_size} px, {seeds_text}"
 
 
 def paths_table(result: Evaluation) -> Table:
@@ -133,15 +133,15 @@ def paths_table(result: Evaluation) -> Table:
         part or "of widest": lambda row: human(row.parts[part]) if part else f"{row.share:.1%}",
         "parameters": lambda row: human(row.params),
         metric.name: lambda row: shown(row.score, metric.form),
-        **{one.name: lambda row, one=one: shown(row.more[one.name], one.form) for one in more},  # type: ignore[misc]
+        **{m.name: lambda row, m=m: shown(row.more[m.name], m.form) for m in more},  # type: ignore[misc]
     }
     return filled(title(result), result.rows, columns, paths_note(result))
 
 
 def class_names(result: Evaluation) -> list[str]:
-    """Classes whose score every row has."""
-    known = {one.name for one in result.metric.more}
-    return [name for name in result.rows[0].more if name not in known]
+    """The classes whose scores are in the rows."""
+    measures = {measure.name for measure in result.metric.more}
+    return [name for name in result.rows[0].more if name not in measures]
 
 
 def paths_note(result: Evaluation) -> str:
@@ -155,7 +155,7 @@ def paths_note(result: Evaluation) -> str:
 
 
 def classes_table(result: Evaluation) -> Table | None:
-    """The score of each class along every path, where the classes are too many for columns."""
+    """The score of each class along every path; None if the classes are few enough to be columns of the paths table."""
     names = class_names(result)
     if len(names) <= FEW:
         return None
@@ -165,7 +165,7 @@ def classes_table(result: Evaluation) -> Table | None:
 
 
 def budgets_table(result: Evaluation) -> Table | None:
-    """The dynamic network at its budgets; None where there is no router."""
+    """The dynamic network at its budgets; None without a router."""
     dynamic, metric = result.dynamic, result.metric
     if dynamic is None:
         return None
@@ -188,7 +188,7 @@ def budgets_table(result: Evaluation) -> Table | None:
 
 
 def gain(row: BudgetRow) -> str:
-    """Points over fixed widths, with their deviation over seeds or their standard error; empty without these."""
+    """Points over fixed widths, ± the standard deviation over seeds or the standard error; empty without either."""
     spread = row.gain_se if row.gain.std is None else row.gain.std
     return "" if spread is None else f"{row.gain.mean:+.2f} ± {spread:.2f}"
 
@@ -216,7 +216,8 @@ def dynamic_note(result: Evaluation, dynamic: Dynamic) -> str:
         words.append(f"AUC of 'the slimmest is right' {dynamic.auc.mean:.3f}.")
     if (oracle := dynamic.oracle) is not None:
         words.append(
-            f"An oracle of the narrowest right width would reach {oracle.score.mean:.1%} at {human(oracle.madds.mean)}."
+            f"An oracle that picks the narrowest right width would reach {oracle.score.mean:.1%} at "
+            f"{human(oracle.madds.mean)}."
         )
     if several:
         words.append("Images per width and difficulty are the first seed's.")
@@ -224,7 +225,7 @@ def dynamic_note(result: Evaluation, dynamic: Dynamic) -> str:
 
 
 def routes_table(result: Evaluation) -> Table | None:
-    """Every class at every budget: average MAdds and score; None where routes are not known by class."""
+    """Average MAdds and score of every class at every budget; None if routes by class were not evaluated."""
     dynamic = result.dynamic
     if dynamic is None or not dynamic.classes:
         return None
@@ -239,7 +240,7 @@ def routes_table(result: Evaluation) -> Table | None:
 
 
 def summary_table(title: str, runs: Sequence[tuple[str, Evaluation]]) -> Table:
-    """Runs on the same data, each in one row: its ends, and the dynamic network at the middle budget."""
+    """One row for each run on the same data: slimmest and widest path, and the dynamic network at the middle budget."""
     metric = runs[0][1].metric
 
     def cells(name: str, result: Evaluation) -> tuple[str, ...]:
@@ -261,17 +262,17 @@ def summary_table(title: str, runs: Sequence[tuple[str, Evaluation]]) -> Table:
 
 
 def key_figures(result: Evaluation, bench: Bench | None) -> Table:
-    """The few numbers that stand for a run, of what there is: widest, slimmest, the middle budget, MAdds at equal
-    accuracy, milliseconds to ideal."""
+    """The key numbers of a run, as far as they are known: widest, slimmest, the middle budget, MAdds at equal accuracy,
+    time relative to ideal."""
     unit, form = result.metric.name, result.metric.form
     rows = sorted(result.rows, key=lambda row: row.madds)
     slimmest, widest = rows[0], rows[-1]
     lone = len(rows) == 1
-    found = [(f"Accuracy, {unit}" if lone else f"Widest {unit}", widest.score, f"{human(widest.madds)} MAdds")]
+    scores = [(f"Accuracy, {unit}" if lone else f"Widest {unit}", widest.score, f"{human(widest.madds)} MAdds")]
     if not lone:
         note = f"{human(slimmest.madds)} MAdds, {slimmest.madds / widest.madds:.0%} of the widest"
-        found.append((f"Slimmest {unit}", slimmest.score, note))
-    figures = [(label, format(score.mean, form), note) for label, score, note in found]
+        scores.append((f"Slimmest {unit}", slimmest.score, note))
+    figures = [(label, format(score.mean, form), note) for label, score, note in scores]
     if result.dynamic is not None:
         row = result.dynamic.middle
         over = f", {gain(row)} points over fixed widths" if gain(row) else ""
@@ -288,11 +289,11 @@ def key_figures(result: Evaluation, bench: Bench | None) -> Table:
 
 
 def saving(rows: Sequence[PathRow], row: BudgetRow) -> float:
-    """How many fewer MAdds a row takes than the hull of the uniform paths at the same score, as a share of these.
+    """The share of MAdds that a row saves against the hull of the uniform paths at the same score.
 
-    Beyond the best uniform path, in comparison with that one.
+    A row with a higher score than every uniform path is compared with the best of them.
     """
-    corners = concave([(one.madds, one.score.mean, one.path) for one in rows if one.uniform])
+    corners = concave([(path_row.madds, path_row.score.mean, path_row.path) for path_row in rows if path_row.uniform])
     return 1 - row.madds.mean / cost_of(corners, row.score.mean)
 
 
@@ -300,18 +301,18 @@ def saving(rows: Sequence[PathRow], row: BudgetRow) -> float:
 
 
 def bench_tables(bench: Bench) -> list[Table]:
-    """Everything that was measured."""
-    found = []
+    """The tables of a benchmark."""
+    tables = []
     if (widths := bench.widths) is not None:
-        found.append(widths_table(widths))
+        tables.append(widths_table(widths))
         if widths.against:
             columns = {"<static network": lambda row: row.model, **SETTING, **TIMES}
-            found.append(filled("what one could run instead, as static ONNX files", widths.against, columns))
+            tables.append(filled("static networks that could run instead, as ONNX files", widths.against, columns))
     if (routed := bench.routed) is not None:
-        found.append(routed_table(routed))
+        tables.append(routed_table(routed))
         if routed.equal:
-            found.append(equal_table(routed))
-    return found if bench.table1 is None else [*found, table1_table(bench.table1)]
+            tables.append(equal_table(routed))
+    return tables if bench.table1 is None else [*tables, table1_table(bench.table1)]
 
 
 def ratio(value: float | None) -> str:
@@ -371,7 +372,7 @@ def routed_table(routed: RoutedTimes) -> Table:
         **TO_IDEAL,
     }
     where = f"dynamic {routed.model}, {routed.images} test images one by one, {routed.rounds} times"
-    note = "Ideal: what the chosen paths take as static networks of the same runtime, were they known beforehand."
+    note = "Ideal: time of the chosen paths as static networks of the same runtime, without any routing."
     return filled(where, routed.rows, columns, note)
 
 
@@ -396,7 +397,7 @@ def table1_table(table1: Table1) -> Table:
 
 
 def claims_table(result: Experiment, title: str = "") -> Table:
-    """Claims of the paper beside what was measured."""
+    """Claims of the paper next to our measurements."""
     columns = {
         "<claim": lambda row: row.claim,
         "paper": lambda row: row.paper,
