@@ -39,12 +39,12 @@ def run(args: Namespace) -> None:
     from dsnet.report.seeds import together
     from dsnet.report.tables import print_json, show_evaluation
     from dsnet.results import Evaluations, as_json
-    from dsnet.runs.evaluate import Asked, evaluate
+    from dsnet.runs.evaluate import EvalOptions, evaluate
     from dsnet.runs.folder import RunFolder
     from dsnet.runs.record import draw_examples
 
     options = {"rule": args.rule, "overlap": args.overlap}
-    asked = Asked(args.split, args.budgets, args.max_width, args.sample, args.seed, options)
+    asked = EvalOptions(args.split, args.budgets, args.max_width, args.sample, args.seed, options)
     static = [read_result(Path(name), args.split) for name in args.static]
     results = []
     for where in args.runs:  # run folders, ONNX files, bundles

@@ -27,7 +27,7 @@ def run(args: Namespace) -> int:
     from dsnet.manifest import Policy
     from dsnet.opening import open_runner
     from dsnet.predict import image_files, predict
-    from dsnet.predict.answers import CONFIDENCE, Sighting, drawn, finds_boxes, plain
+    from dsnet.predict.answers import CONFIDENCE, ImageDetections, drawn, finds_boxes, plain
     from dsnet.report.tables import human, print_json, print_table
 
     must("--batch_size", args.batch_size, args.batch_size >= 1, "be at least 1")
@@ -58,7 +58,7 @@ def run(args: Namespace) -> int:
         out = Path(args.draw)
         out.mkdir(parents=True, exist_ok=True)
         for place, answer in enumerate(found):
-            assert isinstance(answer, Sighting)
+            assert isinstance(answer, ImageDetections)
             file = out / f"{place:04d}-{Path(answer.file).stem}.png"  # names may repeat in different folders
             drawn(read_image(Path(answer.file)), answer, manifest.num_classes).save(file)
         print(f"{len(found)} images with boxes in {out}", file=sys.stderr)

@@ -33,7 +33,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Found:
+class Detection:
     """A detected object: class number, name and probability, and its box (left, top, right, bottom) in pixels."""
 
     label: int
@@ -43,11 +43,11 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Sighting:
+class ImageDetections:
     """The objects detected in one image, best first, with the path taken and the MAdds spent."""
 
     file: str
-    objects: tuple[Found, ...]
+    objects: tuple[Detection, ...]
     path: WidthPath
     madds: int
 
@@ -57,7 +57,7 @@ class Sighting:
         return [", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or "nothing"]
 
 
-Answer = Prediction | Sighting
+Answer = Prediction | ImageDetections
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ def answers_of(
         rows = zip(
             detections.classes.tolist(), detections.scores.tolist(), (detections.boxes * scale).tolist(), strict=True
         )
-        objects = tuple(Found(label, name_of(manifest, label), score, tuple(box)) for label, score, box in rows)
-        answers.append(Sighting(file, objects, path, cost))
+        objects = tuple(Detection(label, name_of(manifest, label), score, tuple(box)) for label, score, box in rows)
+        answers.append(ImageDetections(file, objects, path, cost))
     return answers
 
 
@@ -174,7 +174,7 @@ def select(
     return Detections(together[order], values[order], classes[order])
 
 
-def drawn(image: Image.Image, sighting: Sighting, classes: int) -> Image.Image:
+def drawn(image: Image.Image, sighting: ImageDetections, classes: int) -> Image.Image:
     """A copy of the image with a box and a caption for every object, one colour per class."""
     picture = image.convert("RGB")
     pen = ImageDraw.Draw(picture)

@@ -22,11 +22,11 @@ METRICS, GATE_METRICS = "metrics.jsonl", "gate/metrics.jsonl"
 DEPTH = 3
 SIDE = 96  # pixels of an image in the page, at most
 GROUPS = {"slimmest": "Easy for the router: the cheapest paths", "widest": "Hard for the router: the dearest paths"}
-Found = Callable[[Path, Evaluation], Sequence[Image.Image]]  # the images of a run's examples
+ExampleImages = Callable[[Path, Evaluation], Sequence[Image.Image]]  # the images of a run's examples
 T = TypeVar("T", Evaluation, Bench)
 
 
-def report_of(place: Path, *, images_of: Found, static: Sequence[Evaluation] = ()) -> Document:
+def report_of(place: Path, *, images_of: ExampleImages, static: Sequence[Evaluation] = ()) -> Document:
     """The report of a run, or of all runs and experiments below a folder."""
     entries = list(below(place))
     runs = [gather(folder, place, images_of) for folder in entries if folder.is_dir()]
@@ -54,7 +54,7 @@ def below(place: Path, depth: int = DEPTH) -> Iterator[Path]:
             yield from below(entry, depth - 1)
 
 
-def gather(folder: Path, place: Path, images_of: Found) -> Run:
+def gather(folder: Path, place: Path, images_of: ExampleImages) -> Run:
     why: dict[str, str] = {}
     result = found_in(folder / RESULT, Evaluation, why)
     pictures: list[Images] = []

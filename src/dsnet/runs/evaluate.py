@@ -39,7 +39,7 @@ COLLAPSED = 0.99
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvalOptions:
     """What to evaluate.
 
     Args:
@@ -58,10 +58,10 @@ class Asked:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def evaluate(runner: Runner, data: Data, task: Task, config: RunConfig, asked: Asked | None = None) -> Evaluation:
+def evaluate(runner: Runner, data: Data, task: Task, config: RunConfig, asked: EvalOptions | None = None) -> Evaluation:
     """What runs the network of a run, on a split of the run's data: one row per path, cheapest first, and the dynamic
     network at several budgets. Runs in this process alone."""
-    start, asked, manifest = time.perf_counter(), asked or Asked(), runner.manifest
+    start, asked, manifest = time.perf_counter(), asked or EvalOptions(), runner.manifest
     if manifest.classes != data.classes:
         raise ValueError(
             f"the model knows the classes {list(manifest.classes)[:5]} but the data has {list(data.classes)[:5]}; "
