@@ -55,7 +55,7 @@ def test_what_the_source_knows_goes_over(source: Path, photos: Path) -> None:
     assert set(account.loaded) | set(account.fresh) | set(account.adapted) == set(state)
     assert all(torch.equal(state[name], before[name]) for name in account.loaded)
     assert any(name.endswith("running_var") for name in account.loaded)  # per-width statistics follow
-    assert "other" in "\n".join(account.lines())
+    assert "different" in "\n".join(account.lines())
     assert not account.exact  # the stem sees other channels
 
 
