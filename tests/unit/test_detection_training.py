@@ -138,7 +138,7 @@ def test_evaluation_has_a_row_per_width_and_per_budget(traces: Traces) -> None:
     assert dynamic.auc is None
     assert not dynamic.difficulty
     (capped,) = evaluate_dynamic(traces, [1.0], max_width=0).rows
-    assert capped.name == "1.0"
+    assert capped.asked == traces.table.widest
     assert capped.gates[0].shares == (1, 0, 0, 0, 0, 0)
 
 
