@@ -359,7 +359,7 @@ def test_every_command_of_the_page_runs(
     colours = ("red", "green", "blue", "cyan", "yellow", "magenta", "black")
     voc_folder(Path("data/VOCdevkit/VOC2007"), {"train": 16, "val": 7}, colours=colours)
     shutil.copytree("data/BCCD/JPEGImages", "photos")
-    more = {"train": [*DETECTOR, "--optim.epochs", "1"], "bench": ["--repeats", "2"]}
+    more = {"train": [*DETECTOR, "--optim.epochs", "1"], "bench": ["--repeats", "2", "--runtimes", "onnx"]}
     for command in commands:
         words = shlex.split(command)[1:]
         assert main([*words, *more.get(words[0], [])]) == 0, command
