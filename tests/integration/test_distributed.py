@@ -134,7 +134,7 @@ DYING = [*DIGITS, "--save_steps", "3"]
 
 
 def test_a_killed_rank_ends_the_job_with_a_clear_error(tmp_path: Path) -> None:
-    done = torchrun(*WORKER, "die", str(tmp_path / "run"), *DYING, DSNET_TEST_DIE="8")
+    done = torchrun(*WORKER, "die", str(tmp_path / "run"), *DYING, DSNET_TEST_DIE="4")
     assert done.returncode != 0
     assert "process 0 of 2 lost touch with another one" in done.stderr
     assert not (tmp_path / "run" / "model.json").exists()

@@ -19,11 +19,13 @@ SMALL = ["ds_mobilenet_v1_tiny", "ds_resnet_tiny", "ds_efficientnet_tiny"]
 @pytest.mark.parametrize("name", MODELS)
 def test_no_class_of_dsnet_is_inside_and_weights_are_contiguous(name: str) -> None:
     with torch.device("meta"):
-        net = create_model(name)
+        net = create_model(name).eval()
+        x = torch.empty(2, 3, net.spec.image_size, net.spec.image_size)
     for fold in (False, True):
         plain = extract(net, net.space.slimmest, fold=fold)
         assert all(type(module).__module__.startswith("torch.") for module in plain.modules())
         assert all(p.is_contiguous() for p in plain.parameters())
+        assert plain(x).shape == (2, net.spec.num_classes)
         norms = [m for m in plain.modules() if isinstance(m, nn.BatchNorm2d)]
         assert bool(norms) == (not fold and net.spec.norm.kind == "batch")
 

@@ -244,10 +244,8 @@ def test_shapes_and_taps(name: str) -> None:
     with torch.device("meta"):
         net = create_model(name, num_classes=7).eval()
         x = torch.empty(2, 3, net.spec.image_size, net.spec.image_size)
-    paths = some_paths(net, 1)
-    assert {tuple(answer.shape) for answer in net.forward_paths(x, paths)} == {(2, 7)}
-    for path in paths:
-        assert net(x, path).shape == extract(net, path)(x).shape == (2, 7)
+    for path in some_paths(net, 0):
+        assert net(x, path).shape == (2, 7)
         features = net.forward_features(x, path)
         assert list(features) == [stage.tap for stage in net.spec.stages if stage.tap]
         sides = [feature.shape[-1] for feature in features.values()]

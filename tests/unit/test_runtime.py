@@ -147,8 +147,14 @@ def pinned_paths(runner: Runner) -> list[tuple[int, ...]]:
     return uniform + [path for path in held if path not in uniform][:: max(1, len(held) // 4)]
 
 
-@pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("router", [GATE, SLIM_FIRST], ids=["gate", "slim_first"])
+@pytest.mark.parametrize(
+    ("name", "router"),
+    [
+        *zip(SMALL, (SLIM_FIRST, GATE), strict=True),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in zip(SMALL, (GATE, SLIM_FIRST), strict=True)),
+    ],
+    ids=called,
+)
 def test_order_and_batch_size_change_nothing(name: str, router: RouterSpec, tmp_path: Path) -> None:
     net = routed_net(name, router)
     x = varied(net, 9).float()
