@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# CPU time that `make test` may take. On a busy machine the same work takes up to an eighth more.
-CPU_MINUTES ?= 9.2
+# `make test CPU_MINUTES=N` fails where it takes more CPU time than that.
+CPU_MINUTES ?=
 
 .PHONY: demo test test-slow results bench format clean
 
@@ -13,7 +13,7 @@ demo: $(VENV)/installed
 	$(BIN)/dsnet report runs/demo
 
 test: $(VENV)/installed-dev
-	$(BIN)/python tests/suite.py --cpu-minutes $(CPU_MINUTES)
+	$(BIN)/python tests/suite.py $(if $(CPU_MINUTES),--cpu-minutes $(CPU_MINUTES))
 
 test-slow: $(VENV)/installed-dev
 	$(BIN)/pytest -m slow

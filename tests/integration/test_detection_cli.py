@@ -345,6 +345,7 @@ def commands_of_the_page() -> list[str]:
     return [line.split(" #")[0] for block in blocks for line in block.splitlines() if line.startswith("dsnet")]
 
 
+@pytest.mark.slow
 def test_every_command_of_the_page_runs(
     detector: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

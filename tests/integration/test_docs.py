@@ -73,6 +73,7 @@ def test_every_command_of_the_page_about_your_data_runs(
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_every_command_of_the_page_about_reports_runs(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
