@@ -65,10 +65,11 @@ class _Published(ModelHubMixin):
 
     def __init__(self, model: Model, license: str, repo_id: str | None = None) -> None:
         model = getattr(model, "_orig_mod", model)  # unwrap torch.compile
-        if isinstance(model, torch.nn.Module) and not isinstance(model, Supernet):
+        run = model if isinstance(model, str | os.PathLike) else None
+        if run is None and getattr(model, "spec", None) is None:
             raise ValueError(f"only a Supernet can be published, not a {type(model).__name__}; give it or a run folder")
-        self.net = model if isinstance(model, Supernet) else load(model, "classification")
-        self.result = None if isinstance(model, Supernet) else read_result(Path(model) / RESULT)
+        self.net: Any = model if run is None else load(run, "classification")
+        self.result = None if run is None else read_result(Path(run) / RESULT)
         self.license, self.repo_id = license, repo_id
         self._hub_mixin_config = None  # model.json replaces config.json
 
