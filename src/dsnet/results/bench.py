@@ -1,0 +1,166 @@
+"""Benchmarks. Times are in milliseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dsnet.results.base import Made, Metric
+from dsnet.schema import Typed
+from dsnet.space import WidthPath
+
+
+@dataclass(frozen=True)
+class Times(Typed):
+    """Milliseconds per call. p99 is None in results that were made before it was measured."""
+
+    mean: float
+    p50: float
+    p95: float
+    p99: float | None = None
+
+
+@dataclass(frozen=True)
+class WidthTime(Typed):
+    """Time of a path in a runtime.
+
+    Args:
+        ratio: Time relative to the same path built as a static network.
+        noise: Time of that static network relative to itself in a second measurement.
+    """
+
+    runtime: str
+    path: WidthPath
+    batch: int
+    threads: int
+    madds: int
+    times: Times
+    images_per_second: float
+    ratio: float | None = None
+    noise: float | None = None
+
+
+@dataclass(frozen=True)
+class StaticTime(Typed):
+    """Time of a static network that could be used instead."""
+
+    model: str
+    runtime: str
+    batch: int
+    threads: int
+    madds: int
+    times: Times
+
+
+@dataclass(frozen=True)
+class SpeedUp(Typed):
+    """Measured speed-up of the slimmest path over the widest, and the ratio of their MAdds."""
+
+    runtime: str
+    batch: int
+    threads: int
+    realised: float
+    madds: float
+    share: float
+
+
+@dataclass(frozen=True)
+class FileSizes(Typed):
+    """Bytes of the dynamic file and of a file of the widest path; seconds and memory to load the dynamic file."""
+
+    dynamic: int
+    widest: int
+    load_seconds: float
+    load_bytes: int
+
+
+@dataclass(frozen=True)
+class WidthTimes(Typed):
+    model: str
+    image_size: int
+    repeats: int
+    rows: tuple[WidthTime, ...]
+    made: Made
+    router: str | None = None
+    against: tuple[StaticTime, ...] = ()
+    speed_up: tuple[SpeedUp, ...] = ()
+    files: FileSizes | None = None
+
+
+@dataclass(frozen=True)
+class RoutedTime(Typed):
+    """Time of a dynamic network at one budget.
+
+    Args:
+        ideal: Milliseconds of the chosen paths as static networks.
+        score: Score on the whole split, if measured.
+        madds_split: Average MAdds on the whole split, if measured.
+    """
+
+    name: str
+    router: str
+    targets: str
+    runtime: str
+    threads: int
+    asked: float
+    lam: float
+    madds: float
+    paths: int
+    times: Times
+    ideal: float
+    ratio: float
+    score: float | None = None
+    madds_split: float | None = None
+
+
+@dataclass(frozen=True)
+class EqualRun(Typed):
+    ms: float
+    madds: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class EqualScore(Typed):
+    """Time and MAdds of every run at a score that all of them reach."""
+
+    score: float
+    runs: dict[str, EqualRun]
+
+
+@dataclass(frozen=True)
+class RoutedTimes(Typed):
+    model: str
+    images: int
+    rounds: int
+    rows: tuple[RoutedTime, ...]
+    made: Made
+    equal: tuple[EqualScore, ...] = ()
+    metric: Metric = field(default_factory=lambda: Metric("top-1", ".2%"))  # of the scores
+
+
+@dataclass(frozen=True)
+class Way(Typed):
+    way: str
+    times: Times
+    ratio: float
+    paper: float | None = None
+
+
+@dataclass(frozen=True)
+class Table1(Typed):
+    """The paper's Table 1: ways to run a part of the channels."""
+
+    model: str
+    image_size: int
+    batch: int
+    threads: int
+    rows: tuple[Way, ...]
+    made: Made
+
+
+@dataclass(frozen=True)
+class Bench(Typed):
+    command: str
+    widths: WidthTimes | None = None
+    routed: RoutedTimes | None = None
+    table1: Table1 | None = None

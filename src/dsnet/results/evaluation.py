@@ -1,0 +1,199 @@
+"""Evaluations: the scores of every path and of the dynamic network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pydantic import JsonValue
+
+from dsnet.results.base import Made, Metric, Stat
+from dsnet.schema import Typed
+from dsnet.space import WidthPath
+
+
+@dataclass(frozen=True)
+class PathRow(Typed):
+    """The score and cost of one path at one image size.
+
+    Args:
+        share: MAdds as a share of the widest path's.
+        more: The metric's further measures, or the score of each class.
+        parts: MAdds of each named part, if the network has named parts.
+    """
+
+    size: int
+    path: WidthPath
+    madds: int
+    params: int
+    share: float
+    score: Stat
+    more: dict[str, Stat] = field(default_factory=dict)
+    parts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether the path has the same width index everywhere."""
+        return len(set(self.path)) <= 1
+
+
+@dataclass(frozen=True)
+class Gate(Typed):
+    """Shares of the images at each width of a choice point, and their entropy in bits."""
+
+    shares: tuple[float, ...]
+    entropy: float = 0.0
+
+
+@dataclass(frozen=True)
+class Group(Typed):
+    """Average MAdds and gate distributions of the images of one difficulty; `madds` is None if there are none."""
+
+    madds: float | None
+    gates: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class BudgetRow(Typed):
+    """The dynamic network at one budget.
+
+    Args:
+        name: Name of the budget, such as M; may be empty.
+        asked: The budget in MAdds.
+        hull: The score that fixed widths reach at the same MAdds.
+        gain: Points above the hull.
+        gain_se: Paired standard error of the gain.
+        groups: Routes of easy, dependent and hard images.
+    """
+
+    name: str
+    asked: float
+    lam: float
+    note: str
+    madds: Stat
+    p50: Stat
+    p95: Stat
+    score: Stat
+    hull: Stat
+    gain: Stat
+    gain_se: float | None
+    gates: tuple[Gate, ...]
+    groups: dict[str, Group] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Point(Typed):
+    madds: Stat
+    score: Stat
+
+
+@dataclass(frozen=True)
+class ClassRow(Typed):
+    """One class: its score and average MAdds at each budget (None without images), and the share of its images at each
+    width of the first gate at the middle budget."""
+
+    name: str
+    images: int
+    scores: tuple[float | None, ...]
+    madds: tuple[float | None, ...]
+    shares: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Dynamic(Typed):
+    """The evaluation of the dynamic network.
+
+    Args:
+        range: Lowest and highest average MAdds that the router can spend.
+        as_trained: The row at lambda 0.
+        auc: Area under the ROC curve of the router's score as a predictor of whether the slimmest candidate is right.
+        difficulty: Shares of easy, dependent and hard images.
+        oracle: A router that knows the narrowest width that is right.
+    """
+
+    router: str
+    targets: str
+    range: tuple[float, ...]
+    rows: tuple[BudgetRow, ...]
+    as_trained: BudgetRow | None = None
+    auc: Stat | None = None
+    difficulty: dict[str, float] = field(default_factory=dict)
+    oracle: Point | None = None
+    warnings: tuple[str, ...] = ()
+    classes: tuple[ClassRow, ...] = ()
+
+    @property
+    def middle(self) -> BudgetRow:
+        return self.rows[len(self.rows) // 2]
+
+
+@dataclass(frozen=True)
+class Box(Typed):
+    """An object: its class, its box (left, top, right, bottom) as shares of the image, and its score if detected."""
+
+    name: str
+    box: tuple[float, float, float, float]
+    score: float | None = None
+
+
+@dataclass(frozen=True)
+class Example(Typed):
+    """One image and its prediction.
+
+    Args:
+        group: Why the image is shown, such as `slimmest` or `widest`.
+        label: Class number of the annotation.
+        answer: Class number of the prediction.
+        detections: The detected objects.
+        objects: The annotated objects.
+    """
+
+    id: int
+    path: WidthPath
+    group: str = ""
+    label: int | None = None
+    answer: int | None = None
+    detections: tuple[Box, ...] = ()
+    objects: tuple[Box, ...] = ()
+
+
+@dataclass(frozen=True)
+class Evaluation(Typed):
+    """Scores of every path (cheapest first) and of the dynamic network on one split.
+
+    options: settings of the task's metric, such as the overlap from which a detection counts as right.
+    """
+
+    task: str
+    metric: Metric
+    model: str
+    dataset: str
+    split: str
+    images: int
+    image_size: int
+    seeds: tuple[int, ...]
+    rows: tuple[PathRow, ...]
+    made: Made
+    classes: tuple[str, ...] = ()
+    objects: int | None = None
+    options: dict[str, str | float] = field(default_factory=dict)
+    dynamic: Dynamic | None = None
+    examples: tuple[Example, ...] = ()
+    training: dict[str, JsonValue] = field(default_factory=dict)
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def static(self) -> bool:
+        """Whether the network has a single width."""
+        return all(not row.path for row in self.rows)
+
+    @property
+    def uniform(self) -> list[PathRow]:
+        """The rows of the uniform paths, cheapest first."""
+        return sorted((row for row in self.rows if row.uniform), key=lambda row: row.madds)
+
+
+@dataclass(frozen=True)
+class Evaluations(Typed):
+    """Evaluations of different networks, shown on one page."""
+
+    results: tuple[Evaluation, ...]

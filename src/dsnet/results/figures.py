@@ -1,0 +1,63 @@
+"""The content of charts and bars. `report/figures.py` draws them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dsnet.schema import Typed
+
+
+@dataclass(frozen=True)
+class Dot(Typed):
+    x: float
+    y: float
+    spread: float | None = None
+
+
+@dataclass(frozen=True)
+class Series(Typed):
+    """One line or set of points. colour: index of the colour; by default each series has its own."""
+
+    name: str
+    points: tuple[Dot, ...]
+    kind: Literal["line", "points"] = "line"
+    colour: int | None = None
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Chart(Typed):
+    """Lines and points over two axes. whole_x: x ticks are at whole numbers only."""
+
+    title: str
+    x: str
+    y: str
+    series: tuple[Series, ...]
+    log_x: bool = False
+    whole_x: bool = False
+
+
+@dataclass(frozen=True)
+class Bar(Typed):
+    name: str
+    shares: tuple[float, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class BarGroup(Typed):
+    name: str
+    bars: tuple[Bar, ...]
+
+
+@dataclass(frozen=True)
+class Bars(Typed):
+    """Stacked bars of shares that add up to one. names: what each share stands for."""
+
+    title: str
+    names: tuple[str, ...]
+    groups: tuple[BarGroup, ...]
+
+
+Figure = Chart | Bars
