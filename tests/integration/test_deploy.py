@@ -16,7 +16,7 @@ from dsnet.bench.runs import climbing, equal_accuracy
 from dsnet.cli import main
 from dsnet.config import CONFIG
 from dsnet.models import eager
-from dsnet.predict import as_input
+from dsnet.prediction import as_input
 from dsnet.results import RoutedTime, Times
 from dsnet.schema import plain
 from dsnet.tasks import read_config

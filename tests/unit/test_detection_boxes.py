@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dsnet.data.boxes import area, iou, to_centres, to_corners
-from dsnet.predict.answers import nms, select
+from dsnet.prediction.answers import nms, select
 from dsnet.tasks.detection.loss import IGNORED, Targets, decode, encode, match, match_all, multibox_loss, own_priors
 from dsnet.tasks.detection.neck import prior_boxes
 

@@ -13,7 +13,7 @@ from dsnet.data.batches import plain_batches
 from dsnet.data.voc import DetectionDataConfig, open_detection_data
 from dsnet.manifest import Policy, RouterSpec
 from dsnet.models import eager, route
-from dsnet.predict.answers import Detections
+from dsnet.prediction.answers import Detections
 from dsnet.routing.budgets import calibrate
 from dsnet.routing.traces import Traces
 from dsnet.runs.evaluate import evaluate_dynamic, row_of

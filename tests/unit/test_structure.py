@@ -23,7 +23,7 @@ ROOMS = [
     ["manifest"],
     ["routing"],
     ["runtime"],
-    ["predict"],
+    ["prediction"],
     ["opening"],
     ["nn"],
     ["models"],

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dsnet.predict.answers import CONFIDENCE
+from dsnet.prediction.answers import CONFIDENCE
 from dsnet.report import charts, tables
 from dsnet.report.document import Block, Chapter, Document, Figure, Images, Picture, Table, Text, made_by, missing
 from dsnet.report.page import anchor

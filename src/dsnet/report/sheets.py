@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from dsnet.predict.answers import CONFIDENCE
+from dsnet.prediction.answers import CONFIDENCE
 from dsnet.results import Box, Evaluation, Example
 
 SCALE = 2  # pixels of a sheet per pixel of the page

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dsnet.data.boxes import iou
-from dsnet.predict.answers import Detections
+from dsnet.prediction.answers import Detections
 
 Rule = Literal["area", "11point"]
 

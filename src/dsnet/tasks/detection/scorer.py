@@ -9,7 +9,7 @@ import torch
 
 from dsnet.data.boxes import PADDING
 from dsnet.manifest import Manifest
-from dsnet.predict.answers import CONFIDENCE, Detections, name_of, select
+from dsnet.prediction.answers import CONFIDENCE, Detections, name_of, select
 from dsnet.results import Box, Example, Metric
 from dsnet.routing.route import Outputs, as_array
 from dsnet.routing.traces import Outcome, Traces

@@ -16,7 +16,7 @@ from dsnet.errors import TrainingError, must
 from dsnet.manifest import Manifest
 from dsnet.models import eager
 from dsnet.models.parts import uncalibrated
-from dsnet.predict.answers import CONFIDENCE
+from dsnet.prediction.answers import CONFIDENCE
 from dsnet.routing.traces import Traces
 from dsnet.tasks import GATE, STATE, Note, Plan, blank, calibrated, card_of, check_source, ends, images_of, load
 from dsnet.tasks.detection.config import DetectionConfig

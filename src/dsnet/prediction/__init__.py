@@ -11,7 +11,7 @@ from PIL import Image
 from dsnet.errors import DataError
 from dsnet.images import SUFFIXES, prepare, read_image
 from dsnet.manifest import Manifest, Policy
-from dsnet.predict.answers import CONFIDENCE, Answer, answers_of
+from dsnet.prediction.answers import CONFIDENCE, Answer, answers_of
 from dsnet.routing.route import as_array
 from dsnet.runtime.runner import Runner
 from dsnet.space import WidthPath
