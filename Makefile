@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # `make test CPU_MINUTES=N` fails where it takes more CPU time than that.
 CPU_MINUTES ?=
 
-.PHONY: demo test test-slow results bench format clean
+.PHONY: demo test test-slow results bench docs format clean
 
 demo: $(VENV)/installed
 	rm -rf runs/demo
@@ -15,7 +15,7 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-dev
 	$(BIN)/python tests/suite.py $(if $(CPU_MINUTES),--cpu-minutes $(CPU_MINUTES))
 
-test-slow: $(VENV)/installed-dev
+test-slow: $(VENV)/installed-docs
 	$(BIN)/pytest -m slow
 
 # Trains all runs and writes the pages in docs/results. It takes many hours on two cores.
@@ -51,6 +51,10 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/stage2.py
 	$(BIN)/python benchmarks/runtime.py --export docs/results/runtime
 
+# The documentation as a site in site/, with a reference of the Python names.
+docs: $(VENV)/installed-docs
+	$(BIN)/mkdocs build
+
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -63,6 +67,10 @@ $(VENV)/installed: pyproject.toml
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed-dev
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	touch $@
 
 clean:

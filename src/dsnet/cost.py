@@ -45,9 +45,9 @@ class CostTable(Typed):
 
     Args:
         front: The layers that every path shares.
-        steps: steps[i][j][k] is segment i from width j to width k, including its gate's attention.
-        routers: routers[i][j] is the slimming head of segment i at width j, which only the dynamic network runs.
-        heads: heads[k] is the classifier behind width k.
+        steps: `steps[i][j][k]` is segment i from width j to width k, including its gate's attention.
+        routers: `routers[i][j]` is the slimming head of segment i at width j, which only the dynamic network runs.
+        heads: `heads[k]` is the classifier behind width k.
         shared: The front, and the part of the first segment that runs before its choice.
         probe: The candidate `probed` and the router's head that reads its logits; None if the router does not probe.
     """

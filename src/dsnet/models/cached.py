@@ -23,11 +23,13 @@ GIB = 2**30
 class DynamicRunner(LiveRunner):
     """Runs a network on PyTorch; several threads may share it.
 
-    max_memory: bytes of weights to cache in addition to the network's own; the least recently used parts are dropped.
-    compile: torch.compile every part, which pays off if the same parts run many times.
-
     Weights are read when a part is first needed. When they change (an optimizer step, load_state_dict, any in-place
     operation) parts are rebuilt. Writes through `.data` are not noticed: call `refresh` after those.
+
+    Args:
+        net: The network, in eval mode.
+        max_memory: Bytes of weights to cache in addition to the network's own. The least recently used parts are dropped.
+        compile: Whether to run torch.compile on every part, which pays off if the same parts run many times.
     """
 
     parts: CachedParts

@@ -21,6 +21,7 @@ def register(builder: Callable[..., ModelSpec]) -> Callable[..., ModelSpec]:
 
 
 def list_models() -> list[str]:
+    """The names of all registered models."""
     return sorted(_BUILDERS)
 
 
@@ -59,10 +60,15 @@ def create_model(
 ) -> Supernet:
     """Create a network with fresh weights; None keeps the model's default.
 
-    routing: width indices that the gates may choose, one list for all choice points or one for each.
-    slimming: output of the slimming heads, 'one_hot' or 'scalar'.
-    shared: whether the slimming head shares its first layer with the attention head.
-    width: multiplier of all channels, for static models only.
+    Args:
+        name: A name from `list_models`.
+        num_classes: Number of classes.
+        in_channels: Number of channels of the images.
+        image_size: Height and width of the images in pixels.
+        routing: Width indices that the gates may choose, one list for all choice points or one for each.
+        slimming: Output of the slimming heads, `one_hot` or `scalar`.
+        shared: Whether the slimming head shares its first layer with the attention head.
+        width: Multiplier of all channels, for static models only.
     """
     spec = model_spec(
         name,

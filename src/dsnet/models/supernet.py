@@ -32,12 +32,13 @@ class Entered(NamedTuple):
 class Supernet(nn.Module):
     """One set of weights that runs at every path of `space`.
 
-    spec: describes the network and rebuilds it.
-    card: class names, preprocessing and budgets, which are saved with the weights.
-    space: all paths.
-    routing: the paths that the gates may choose.
-    candidates: the paths that a probing router may choose.
-    probe: the head of a probing router; None for other routers.
+    Attributes:
+        spec: Describes the network and rebuilds it.
+        card: Class names, preprocessing and budgets, which are saved with the weights.
+        space: All paths.
+        routing: The paths that the gates may choose.
+        candidates: The paths that a probing router may choose.
+        probe: The head of a probing router; None for other routers.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
