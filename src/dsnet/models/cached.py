@@ -28,7 +28,7 @@ class DynamicRunner(LiveRunner):
 
     Args:
         net: The network, in eval mode.
-        max_memory: Bytes of weights to cache in addition to the network's own. The least recently used parts are dropped.
+        max_memory: Bytes of weights to cache besides the network's own. The least recently used parts are dropped.
         compile: Whether to run torch.compile on every part, which pays off if the same parts run many times.
     """
 
