@@ -137,11 +137,14 @@ class Policy(Typed):
         lam: Lambda, the price of the widest network's MAdds in units of the scores. Below zero it favours wide paths.
         max_width: Upper limit of the width index.
         note: A message for the user if the request cannot be met exactly.
+        share: The average MAdds that lambda is expected to spend, as a share of the widest path's; None if lambda was
+            not made from a budget.
     """
 
     lam: float = 0.0
     max_width: int | None = None
     note: str = ""
+    share: float | None = None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dsnet.manifest import Policy
 from dsnet.models import Budget, route
 from dsnet.models.count import count
 from dsnet.nn import RouterSpec
-from dsnet.routing.budgets import calibrate, fit_threshold, parse_budget, policy_for
+from dsnet.routing.budgets import calibrate, fit_threshold, parse_budget, policy_for, read_latency
 from dsnet.routing.policy import decide
 from dsnet.tasks import threshold_width
 from dsnet.training.sgs import expected
@@ -226,15 +226,25 @@ def test_budgets_are_understood_clamped_and_interpolated() -> None:
     assert parse_budget(0.5, table) == table.widest / 2
     assert parse_budget("0.5", table) == table.widest / 2
     assert parse_budget(2_000_000, table) == 2e6
-    for bad in ("fast", "", "-3M", "0", "1.2.3M", "nan"):
+    assert parse_budget("50 %", table) == parse_budget("50%", table) == table.widest / 2
+    assert parse_budget("100%", table) == parse_budget(1, table) == table.widest
+    for bad in ("fast", "", "-3M", "0", "0%", "1.2.3M", "nan", "inf", "1e999"):
         with pytest.raises(RoutingError, match="is not understood; write MAdds such as 150M"):
             parse_budget(bad, table)
+    for bare, ways in ((50, "50% or 0.5 for a share of the widest path, 50M"), ("700", "700M"), (1.5, "1.5%")):
+        with pytest.raises(RoutingError, match=f"has no unit; write .*{ways}.*--latency {float(bare):g}ms"):
+            parse_budget(bare, table)
+    with pytest.raises(RoutingError, match="'150%' is more than the widest path"):
+        parse_budget("150%", table)
+    with pytest.raises(RoutingError, match="'5ms' is a latency"):
+        parse_budget("5ms", table)
     with pytest.raises(RoutingError, match="has no calibrated budgets"):
         policy_for(net.manifest(), "1M")
     rows = [Budget(1e6 + 1e5 * step, 2.0 - 0.1 * step, 0.5, 32) for step in range(11) if step not in (7, 8)]
     net.card = replace(net.card, budgets=tuple(rows))
     assert policy_for(net.manifest(), "1.25M").lam == pytest.approx(1.75)
-    assert policy_for(net.manifest(), "1.25M", max_width=3) == Policy(policy_for(net.manifest(), "1.25M").lam, 3)
+    share = 1.25e6 / table.widest
+    assert policy_for(net.manifest(), "1.25M", max_width=3) == Policy(pytest.approx(1.75), 3, share=share)
     assert policy_for(net.manifest(), "1.85M").lam == rows[6].lam  # in a gap: the cheaper neighbour
     assert policy_for(net.manifest(), "1.9M").lam == rows[7].lam
     low, high = policy_for(net.manifest(), "10k"), policy_for(net.manifest(), "3M")
@@ -242,8 +252,16 @@ def test_budgets_are_understood_clamped_and_interpolated() -> None:
     assert "budget 3M is out of reach: on average this router spends 1M to 2M MAdds; taking 2M" in high.note
     with pytest.raises(RoutingError, match=r"calibrated for image sizes \[32\] but not for 64"):
         policy_for(net.manifest(), "1M", image_size=64)
-    with pytest.raises(RoutingError, match="max_width is -1"):
-        policy_for(net.manifest(), max_width=-1)
+    for cap in (-1, 99):
+        with pytest.raises(RoutingError, match=f"max_width is {cap}; .* from 0 .slimmest. to 5 .widest."):
+            policy_for(net.manifest(), max_width=cap)
+
+
+def test_latencies_have_a_unit() -> None:
+    assert [read_latency(text) for text in ("5ms", "0.2 s", "800us", "5MS")] == [5, 200, 0.8, 5]
+    for bad, hint in (("5", "such as 5ms"), ("0ms", "5ms or 0.2s"), ("fast", "5ms or 0.2s"), ("-1ms", "5ms or 0.2s")):
+        with pytest.raises(RoutingError, match=hint):
+            read_latency(bad)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -13,7 +13,9 @@ from dsnet.schema import unknown_key
 
 # Options that several commands share. A command may replace the help text of any of them.
 SHARED: dict[str, dict[str, Any]] = {
-    "--budget": {"help": "Average MAdds to spend per image, such as 150M, or a share of the widest such as 0.5."},
+    "--budget": {
+        "help": "Average MAdds to spend per image, such as 150M, or a share of the widest such as 0.5 or 50%%."
+    },
     "--max_width": {"help": "Largest width index that may run; 0 is the slimmest.", "type": int, "metavar": "INDEX"},
     "--image_size": {"help": "Height and width of the input, in pixels.", "type": int},
     "--static": {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from dsnet.cost import CostTable
@@ -16,6 +17,9 @@ POINTS = 25
 GAP = 0.15  # share of the range; a wider gap between rows means that scores tie and images change width together
 NEAR = 5e-4  # share of the range; tolerance of a row, far below the error that other images cause
 UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
+PLAIN = 1000  # numbers above it are MAdds without a unit
+LATENCY = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*(us|ms|s)")
+SECONDS = {"us": 1e-3, "ms": 1.0, "s": 1e3}  # in milliseconds
 
 
 def calibrate(traces: Traces, points: int = POINTS) -> tuple[Budget, ...]:
@@ -80,19 +84,66 @@ def fit_threshold(traces: Traces, escalate: Callable[[int], None], budgets: int 
     escalate(max(totals, key=lambda position: totals[position]))
 
 
-def parse_budget(budget: str | float, table: CostTable) -> float:
-    """MAdds from '150M', '1.2B' or a number; a number up to 1 is a share of the widest path."""
+@dataclass(frozen=True)
+class Amount:
+    """A budget as it was written: MAdds, or a share of the widest path's MAdds."""
+
+    value: float
+    is_share: bool
+
+    def madds(self, table: CostTable) -> float:
+        return self.value * table.widest if self.is_share else self.value
+
+
+def read_budget(budget: str | float) -> Amount:
+    """Check how a budget is written; this needs no network.
+
+    0.5 and 50% are shares of the widest path. 150M, 1.2B and numbers above 1,000 are MAdds.
+    """
     text = str(budget).strip()
-    match = re.fullmatch(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([kmgb]?)", text.lower())
+    if LATENCY.fullmatch(text.lower()):
+        raise RoutingError(f"budget {budget!r} is a latency; ask for it as a latency (--latency {text})")
+    match = re.fullmatch(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([kmgb%]?)", text.lower())
     try:
-        value = float(match[1]) * UNITS[match[2]] if match else math.nan
+        number, unit = (float(match[1]), match[2]) if match else (math.nan, "")
+    except ValueError:
+        number, unit = math.nan, ""
+    if not 0 < number < math.inf:
+        raise RoutingError(
+            f"budget {budget!r} is not understood; write MAdds such as 150M or 1.2B, or a share of the widest path "
+            f"such as 0.5 or 50%"
+        )
+    share = number / 100 if unit == "%" else number
+    if unit in ("", "%") and share <= 1:
+        return Amount(share, True)
+    if unit == "%":
+        raise RoutingError(f"budget {budget!r} is more than the widest path; a share lies in (0%, 100%]")
+    if not unit and number <= PLAIN:
+        percent = f"{number:g}% or {number / 100:g}" if number <= 100 else "50% or 0.5"
+        raise RoutingError(
+            f"budget {budget!r} has no unit; write {percent} for a share of the widest path, {number:g}M for MAdds, or "
+            f"ask for milliseconds as a latency (--latency {number:g}ms)"
+        )
+    return Amount(number * UNITS[unit], False)
+
+
+def read_latency(latency: str) -> float:
+    """Milliseconds from 5ms, 0.2s or 800us."""
+    text = str(latency).strip().lower()
+    match = LATENCY.fullmatch(text)
+    try:
+        value = float(match[1]) * SECONDS[match[2]] if match else math.nan
     except ValueError:
         value = math.nan
-    if not value > 0:
-        raise RoutingError(
-            f"budget {budget!r} is not understood; write MAdds such as 150M or 1.2B, or a share of the widest up to 1"
-        )
-    return value * table.widest if value <= 1 and not (match and match[2]) else value
+    if not 0 < value < math.inf:
+        hint = f"{text}ms" if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) and float(text) > 0 else "5ms or 0.2s"
+        raise RoutingError(f"latency {latency!r} is not understood; write a time with its unit, such as {hint}")
+    return value
+
+
+def parse_budget(budget: str | float, table: CostTable) -> float:
+    """The MAdds of a budget that `read_budget` understands."""
+    return read_budget(budget).madds(table)
 
 
 def policy_for(
@@ -108,11 +159,14 @@ def policy_for(
     Lambda is interpolated between calibrated points. Outside of them it is clamped, and the policy's note says so.
     table: costs that a budget given as a share refers to; by default those at the manifest's image size.
     """
-    if max_width is not None and max_width < 0:
-        raise RoutingError(f"max_width is {max_width}; it is a width index, 0 = slimmest")
+    limit = max(manifest.table.space.widest, default=0)
+    if max_width is not None and not 0 <= max_width <= limit:
+        raise RoutingError(
+            f"max_width is {max_width}; it is a width index of {manifest.model}, from 0 (slimmest) to {limit} (widest)"
+        )
     cap = manifest.defaults.max_width if max_width is None else max_width
     if budget is None:
-        return Policy(manifest.defaults.lam, cap)
+        return replace(manifest.defaults, max_width=cap)
     size = image_size or manifest.image_size
     budgets = manifest.router.budgets if manifest.router is not None else ()
     rows = [row for row in budgets if row.image_size == size]
@@ -123,7 +177,9 @@ def policy_for(
             if sizes
             else f"this {manifest.model} has no calibrated budgets; train it with `dsnet train --stage gate`"
         )
-    return _interpolated(rows, parse_budget(budget, table or manifest.table), cap)
+    table = table or manifest.table
+    policy, madds = _interpolated(rows, parse_budget(budget, table))
+    return replace(policy, max_width=cap, share=madds / table.widest)
 
 
 def default_lambda(kind: str, targets: str, budgets: Sequence[Budget], image_size: int) -> float:
@@ -131,21 +187,22 @@ def default_lambda(kind: str, targets: str, budgets: Sequence[Budget], image_siz
     if (targets in ("try_best", "give_up") and kind == "gate") or not budgets:
         return 0.0
     rows = [row for row in budgets if row.image_size == image_size] or list(budgets)
-    return _interpolated(rows, (rows[0].madds + rows[-1].madds) / 2, None).lam
+    return _interpolated(rows, (rows[0].madds + rows[-1].madds) / 2)[0].lam
 
 
-def _interpolated(rows: Sequence[Budget], madds: float, max_width: int | None) -> Policy:
+def _interpolated(rows: Sequence[Budget], madds: float) -> tuple[Policy, float]:
+    """The lambda of a budget, with a note if it is out of reach, and the MAdds that it is expected to spend."""
     if not rows[0].madds <= madds <= rows[-1].madds:
         end = rows[0] if madds < rows[0].madds else rows[-1]
         note = (
             f"budget {madds / 1e6:.4g}M is out of reach: on average this router spends {rows[0].madds / 1e6:.4g}M to "
             f"{rows[-1].madds / 1e6:.4g}M MAdds; taking {end.madds / 1e6:.4g}M"
         )
-        return Policy(end.lam, max_width, note)
+        return Policy(end.lam, note=note), end.madds
     for a, b in pairwise(rows):
         if madds <= b.madds:
             if madds < b.madds and b.madds - a.madds > GAP * (rows[-1].madds - rows[0].madds):
-                return Policy(a.lam, max_width)  # no lambda spends an amount in between: stay below the budget
+                return Policy(a.lam), a.madds  # no lambda spends an amount in between: stay below the budget
             share = (madds - a.madds) / (b.madds - a.madds)
-            return Policy(a.lam + share * (b.lam - a.lam), max_width)
-    return Policy(rows[-1].lam, max_width)
+            return Policy(a.lam + share * (b.lam - a.lam)), madds
+    return Policy(rows[-1].lam), rows[-1].madds
