@@ -55,6 +55,7 @@ def test_convolution(cin, cout, kernel, stride, size, seed, data) -> None:
     assert plain.weight.is_contiguous()
     assert plain.weight.data_ptr() != layer.weight.data_ptr()
     assert out.shape[1] == cout[w_out]
+    assert layer.out_shape(x.shape, w_in, w_out) == out.shape
     assert layer.madds(x.shape, w_in, w_out) == out[0, 0].numel() * cout[w_out] * cin[w_in] * kernel**2
     assert layer.params(w_in, w_out) == plain.weight.numel()
 
@@ -68,6 +69,7 @@ def test_depthwise(channels, kernel, stride, size, seed, data) -> None:
     x = tensor(size[0], channels[w], *size[1:])
     out, plain = layer(x, w), layer.materialise(w)
     assert torch.equal(plain(x), out)
+    assert layer.out_shape(x.shape, w) == out.shape
     assert layer.madds(x.shape, w) == out[0].numel() * kernel**2
     assert layer.params(w) == plain.weight.numel()
 
@@ -80,7 +82,9 @@ def test_linear(cin, cout, bias, batch, seed, data) -> None:
     layer = scrambled(SliceLinear(cin, cout, bias=bias))
     x = tensor(batch, cin[w_in])
     plain = layer.materialise(w_in, w_out)
-    assert torch.equal(plain(x), layer(x, w_in, w_out))
+    out = layer(x, w_in, w_out)
+    assert torch.equal(plain(x), out)
+    assert layer.out_shape(x.shape, w_in, w_out) == out.shape
     assert layer.madds(x.shape, w_in, w_out) == plain.weight.numel()
     assert layer.params(w_in, w_out) == sum(p.numel() for p in plain.parameters())
 
@@ -100,6 +104,7 @@ def test_norms(channels, size, seed, batch_norm, data) -> None:
         one = x[sample : sample + 1, : channels[w]]
         sliced = layer(one, w)
         assert torch.equal(layer.materialise(w)(one), sliced)
+        assert layer.out_shape(one.shape, w) == sliced.shape
         assert torch.allclose(mixed[sample : sample + 1, : channels[w]], sliced, rtol=1e-9, atol=1e-9)
         assert mixed[sample, channels[w] :].abs().sum() == 0
 
@@ -122,6 +127,7 @@ def test_gate(attention: str, slimming: str, shared: bool) -> None:
         assert_close(gate.slimming.materialise(w)(code), scores)
         assert gate.madds(x.shape, w) == 2 * 6 * count
         assert gate.pools(x.shape, w) == 25 * count
+        assert gate.pool.out_shape(x.shape, w) == gate.pool(x, w).shape
         assert gate.slimming.madds(code.shape, w) == 6 * (3 if slimming == "one_hot" else 1) + (not shared) * 6 * count
         factors = (scaled / x).amin((2, 3)), (scaled / x).amax((2, 3))
         assert torch.allclose(*factors)

@@ -37,8 +37,8 @@ def run(args: Namespace) -> None:
         print_json(rows)
         return
     print_table(
-        "Models",
-        ["<name", "choice points", "paths", "px", "MAdds slimmest", "widest", "parameters"],
+        "Models, with the MAdds of their slimmest and widest path",
+        ["<name", "choices", "paths", "px", "slimmest", "widest", "parameters"],
         [
             [
                 row["name"],

@@ -1,7 +1,8 @@
 """Counts the costs of any network in one walk over its graph.
 
 Costs depend on the spec alone. The network is built on the meta device and traced there, so no weights are needed and
-no model is changed.
+no model is changed. Its layers do not run: they tell the shapes of their outputs. What lies between them runs on an
+empty batch, which takes no time, whereas running on the meta device begins with a second of imports.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Use:
 
 
 class Walk(fx.Interpreter):
-    """Runs a graph with symbolic widths on meta tensors at the widest path, and lists the layers that it calls."""
+    """Runs a graph with symbolic widths on an empty batch at the widest path, and lists the layers that it calls."""
 
     def __init__(self, graph: fx.GraphModule, net: Countable) -> None:
         super().__init__(graph)
@@ -94,11 +95,12 @@ class Walk(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         if n.op == "call_module":
             name = str(n.target).removeprefix("root.")
-            (x, *_), _ = self.fetch_args_kwargs_from_env(n)
+            (x, *widths), _ = self.fetch_args_kwargs_from_env(n)
             # A symbolic width is the node `path[point]`, a fixed one the constant 0.
             points = tuple(w.args[1] if isinstance(w, fx.Node) else None for w in n.args[1:])
             layer: Any = self.fetch_attr(str(n.target))
             self.uses.append(Use(name, self.net.place_of(name), layer, x.shape, points))  # type: ignore[arg-type]
+            return torch.empty(layer.out_shape(x.shape, *widths))
         return super().run_node(n)
 
 
@@ -106,11 +108,10 @@ class Walk(fx.Interpreter):
 def _uses(spec: Any, image_size: int) -> list[Use]:
     with torch.device("meta"):
         net = spec.build().eval()
-        x = torch.empty(1, spec.in_channels, image_size, image_size)
     points = range(len(spec.widths))
     graph = trace(net, lambda x, path: net.run_scored(x, tuple(path[point] for point in points)), inputs=2)
     walk = Walk(graph, net)
-    walk.run(x, spec.space.widest)
+    walk.run(torch.empty(0, spec.in_channels, image_size, image_size), spec.space.widest)
     return walk.uses
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dsnet.errors import must
-from dsnet.nn.slicing import Mix, Sliceable, Width, fill, twin
+from dsnet.nn.slicing import Mix, Shape, Sliceable, Width, fill, twin
 from dsnet.schema import Typed
 from dsnet.space import Channels
 
@@ -43,8 +43,9 @@ class SliceNorm(Sliceable):
         self.channels = channels
         self.weight = nn.Parameter(torch.ones(channels.max))
         self.bias = nn.Parameter(torch.zeros(channels.max))
-        counts = torch.tensor(channels.counts)
-        prefix = torch.arange(channels.max) < counts[:, None]
+        prefix = torch.zeros(len(channels), channels.max, dtype=torch.bool)
+        for row, count in zip(prefix, channels.counts, strict=True):  # quicker on the meta device than a comparison
+            row[:count] = True
         self.register_buffer("prefix", prefix, persistent=False)  # [K, C]: true on the channels of width k
 
     def forward(self, x: Tensor, width: Width) -> Tensor:
@@ -52,6 +53,9 @@ class SliceNorm(Sliceable):
 
     def params(self, *widths: int) -> int:
         return 2 * self.channels[widths[0]]
+
+    def out_shape(self, shape: Shape, *widths: int) -> Shape:
+        return shape
 
     def sliced(self, x: Tensor, width: int) -> Tensor:
         raise TypeError(f"{type(self).__name__} does not normalise")

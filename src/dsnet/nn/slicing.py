@@ -59,6 +59,11 @@ class Sliceable(nn.Module):
         """Parameters in use."""
         return 0
 
+    def out_shape(self, shape: Shape, *widths: int) -> Shape:
+        """Shape of the output for an input of this shape. Layers that can tell it without running override this."""
+        with torch.device("meta"):
+            return self(torch.empty(shape), *widths).shape  # the layer is on the meta device when it is counted
+
 
 def twin(of: nn.Module, like: Tensor, factory: type[nn.Module], *args: int, **options: object) -> nn.Module:
     """An uninitialised plain module with the dtype, device and mode of its origin; draws no random numbers."""
@@ -103,6 +108,9 @@ class SliceConv2d(Sliceable):
         w_in, w_out = widths
         return self.kernel**2 * self.cin[w_in] * self.cout[w_out]
 
+    def out_shape(self, shape: Shape, *widths: int) -> Shape:
+        return shape[0], self.cout[widths[1]], out_side(shape[2], self.stride), out_side(shape[3], self.stride)
+
     def extra_repr(self) -> str:
         return f"{self.cin.counts} -> {self.cout.counts}, kernel={self.kernel}, stride={self.stride}"
 
@@ -132,6 +140,9 @@ class SliceDepthwise(Sliceable):
 
     def params(self, *widths: int) -> int:
         return self.kernel**2 * self.channels[widths[0]]
+
+    def out_shape(self, shape: Shape, *widths: int) -> Shape:
+        return *shape[:2], out_side(shape[2], self.stride), out_side(shape[3], self.stride)
 
     def extra_repr(self) -> str:
         return f"{self.channels.counts}, kernel={self.kernel}, stride={self.stride}"
@@ -167,6 +178,9 @@ class SliceLinear(Sliceable):
         w_in, w_out = widths
         return (self.cin[w_in] + (self.bias is not None)) * self.cout[w_out]
 
+    def out_shape(self, shape: Shape, *widths: int) -> Shape:
+        return *shape[:-1], self.cout[widths[1]]
+
     def extra_repr(self) -> str:
         return f"{self.cin.counts} -> {self.cout.counts}, bias={self.bias is not None}"
 
@@ -186,6 +200,9 @@ class GlobalPool(Sliceable):
 
     def pools(self, shape: Shape, *widths: int) -> int:
         return shape[2] * shape[3] * self.channels[widths[0]]
+
+    def out_shape(self, shape: Shape, *widths: int) -> Shape:
+        return tuple(shape[:2])
 
 
 def out_side(side: int, stride: int) -> int:
