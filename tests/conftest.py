@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dsnet import latency
 from dsnet.report.figures import SWITCH
 from support import runs
 
@@ -27,6 +28,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all processes of the session see."""
     base = tmp_path_factory.getbasetemp()
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(shared: Path) -> None:
+    """Latency tables stay out of the user's cache."""
+    os.environ[latency.FOLDER] = str(shared / "cache")
 
 
 @pytest.fixture(scope="session")

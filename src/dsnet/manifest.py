@@ -59,12 +59,17 @@ class Preprocessing(Typed):
 
 @dataclass(frozen=True)
 class Budget(Typed):
-    """One calibrated operating point: the lambda that meets an average number of MAdds."""
+    """One calibrated operating point: the lambda that meets an average number of MAdds.
+
+    shares: the paths that the calibration images took, each with its share of the images. Rare paths are counted with
+    others of similar cost. Empty in models of dsnet 0.1.
+    """
 
     madds: float
     lam: float
     accuracy: float
     image_size: int
+    shares: tuple[tuple[WidthPath, float], ...] = ()
 
     def __post_init__(self) -> None:
         for name, kind in (("madds", float), ("lam", float), ("accuracy", float), ("image_size", int)):
@@ -173,7 +178,7 @@ class Manifest(Typed):
         widths: The uniform paths.
         defaults: The policy that is used if none is given.
         evaluation: The network's evaluation, if there is one.
-        digest: Digest of the file, if the network is in a file.
+        digest: Digest of the weights, if the network is in a file.
     """
 
     task: str

@@ -20,4 +20,5 @@ def open_runner(where: str | Path, *, threads: int = 0, eager: bool = False) -> 
     net = import_module("dsnet.tasks").load(where)
     models = import_module("dsnet.models")
     runner: Runner = models.eager(net) if eager else models.DynamicRunner(net.float())
+    runner.place = str(where)
     return runner

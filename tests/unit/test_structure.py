@@ -22,6 +22,7 @@ ROOMS = [
     ["cost", "hull", "results"],
     ["manifest"],
     ["routing"],
+    ["latency"],
     ["runtime"],
     ["prediction"],
     ["opening"],

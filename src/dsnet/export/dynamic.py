@@ -18,7 +18,7 @@ from dsnet.export.layers import write_call
 from dsnet.export.parts import Branch, PartWriter
 from dsnet.export.writer import FLOAT, INT, IR_VERSION, OPSET, Graph, Model
 from dsnet.manifest import Manifest, Policy, exported, to_metadata
-from dsnet.models.parts import LiveParts
+from dsnet.models.parts import LiveParts, weights_digest
 from dsnet.results import Evaluation
 from dsnet.routing.budgets import policy_for
 from dsnet.routing.policy import Prices
@@ -84,7 +84,7 @@ def to_export(net: Any, image_size: int | None, evaluation: Evaluation | None) -
         replace(router, budgets=tuple(row for row in router.budgets if row.image_size == size))
         for router in manifest.routers
     )
-    return replace(manifest, routers=routers, evaluation=evaluation)
+    return replace(manifest, routers=routers, evaluation=evaluation, digest=weights_digest(net))
 
 
 def check_weights(net: nn.Module) -> None:

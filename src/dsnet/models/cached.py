@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from dsnet.manifest import Manifest
 from dsnet.models.extract import fold_batch_norm
-from dsnet.models.parts import LiveParts, LiveRunner
+from dsnet.models.parts import LiveParts, LiveRunner, torch_runtime
 from dsnet.nn.tracing import materialise
 from dsnet.routing.route import Fork, Outputs, Routed, Step
 
@@ -46,7 +46,7 @@ class DynamicRunner(LiveRunner):
             raise ValueError(f"max_memory is {max_memory}; it is a number of bytes, 0 keeps nothing")
         self.net, self.live = net, net.parts()
         parts = CachedParts(self.live, max_memory=max_memory, compile=compile)
-        super().__init__(parts, f"torch {torch.__version__}{', compiled' if compile else ''}")
+        super().__init__(parts, f"{torch_runtime()}{', compiled' if compile else ''}")
 
     def refresh(self) -> None:
         """Drop all cached parts."""

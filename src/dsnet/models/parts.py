@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from dsnet.nn.router import link
 from dsnet.routing.budgets import default_lambda
 from dsnet.routing.route import Fork, Outputs, Routed, Step
 from dsnet.runtime.runner import GroupedRunner
+from dsnet.schema import to_json
 from dsnet.space import WidthPath, WidthSpace
 
 if TYPE_CHECKING:
@@ -111,6 +113,14 @@ class LiveRunner(GroupedRunner):
 
     live: LiveParts
 
+    @property
+    def digest(self) -> str:
+        return weights_digest(self.live.owner)
+
+    @property
+    def threads(self) -> int:
+        return torch.get_num_threads()
+
     def check_paths(self, paths: Sequence[WidthPath]) -> None:
         if unseen := uncalibrated(self.live.net, paths):
             raise ValueError(
@@ -130,6 +140,10 @@ class EagerRunner(LiveRunner):
         super().__init__(live, "torch, sliced at every call")
         self.live = live
 
+    @property
+    def timed(self) -> str:
+        return torch_runtime()  # the runner that runs this network outside of evaluations
+
     def check_input(self, x: Any) -> None:
         self.manifest.check_input(x.shape)
 
@@ -140,6 +154,21 @@ class EagerRunner(LiveRunner):
     @torch.no_grad()
     def _survey(self, *args: Any, **options: Any) -> tuple[list[Outputs], Any | None]:
         return super()._survey(*args, **options)
+
+
+def torch_runtime() -> str:
+    return f"torch {torch.__version__}"
+
+
+def weights_digest(net: Any) -> str:
+    """The digest of a network's spec and weights, which do not depend on the card."""
+    found = hashlib.sha256(to_json(net.spec).encode())
+    for name, tensor in sorted(net.state_dict().items()):
+        held = tensor.detach().cpu()
+        held = (held.float() if held.is_floating_point() else held).contiguous()
+        found.update(f"{name} {tuple(held.shape)}".encode())
+        found.update(held.numpy().tobytes())
+    return found.hexdigest()
 
 
 def uncalibrated(net: Supernet, paths: Sequence[WidthPath]) -> list[WidthPath]:

@@ -159,8 +159,54 @@ class Table1(Typed):
 
 
 @dataclass(frozen=True)
+class Setting(Typed):
+    """All that a latency depends on.
+
+    Args:
+        digest: Digest of the network's weights.
+        runtime: What runs the network, with its version.
+        cpu: Model of the processor.
+    """
+
+    digest: str
+    image_size: int
+    runtime: str
+    threads: int
+    cpu: str
+
+
+@dataclass(frozen=True)
+class PathTime(Typed):
+    """Time of one path for a single image.
+
+    Args:
+        fixed: The path alone, pinned.
+        routed: The path as the router runs it: with the router, and with the slimmest path if that runs first. None if
+            the router never takes this path.
+        spread: Quantiles of `routed`, at equal distances.
+    """
+
+    path: WidthPath
+    fixed: Times
+    routed: Times | None = None
+    spread: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Latency(Typed):
+    """Milliseconds of the paths of a network for single images, in one setting."""
+
+    setting: Setting
+    model: str
+    rows: tuple[PathTime, ...]
+    repeats: int
+    made: Made
+
+
+@dataclass(frozen=True)
 class Bench(Typed):
     command: str
     widths: WidthTimes | None = None
     routed: RoutedTimes | None = None
     table1: Table1 | None = None
+    latency: tuple[Latency, ...] = ()

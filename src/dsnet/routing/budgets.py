@@ -11,9 +11,11 @@ from itertools import pairwise
 from dsnet.cost import CostTable
 from dsnet.errors import RoutingError
 from dsnet.manifest import Budget, Manifest, Policy
-from dsnet.routing.traces import Traces
+from dsnet.routing.traces import Outcome, Traces, by_path
+from dsnet.space import WidthPath
 
 POINTS = 25
+PATHS = 32  # number of different paths whose shares a budget keeps
 GAP = 0.15  # share of the range; a wider gap between rows means that scores tie and images change width together
 NEAR = 5e-4  # share of the range; tolerance of a row, far below the error that other images cause
 UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
@@ -31,8 +33,20 @@ def calibrate(traces: Traces, points: int = POINTS) -> tuple[Budget, ...]:
         share = min(max(number / (points - 1), 0.002), 0.998)
         lam = solve(traces, low + share * (high - low), near=NEAR * (high - low))
         outcome = traces.at(Policy(lam))
-        rows.setdefault(round(outcome.spent), Budget(outcome.spent, lam, traces.score(outcome), traces.image_size))
+        if (key := round(outcome.spent)) not in rows:
+            shares = path_shares(outcome, traces.prices.spent)
+            rows[key] = Budget(outcome.spent, lam, traces.score(outcome), traces.image_size, shares)
     return tuple(rows[key] for key in sorted(rows))
+
+
+def path_shares(outcome: Outcome, cost: Callable[[WidthPath], float]) -> tuple[tuple[WidthPath, float], ...]:
+    """The share of the images along each path, cheapest first. Beyond the `PATHS` most frequent paths, an image counts
+    for the kept path whose cost is nearest."""
+    found = sorted(by_path(outcome.paths), key=lambda item: -len(item[1]))
+    counts = {path: len(rows) for path, rows in found[:PATHS]}
+    for path, rows in found[PATHS:]:
+        counts[min(counts, key=lambda kept: abs(cost(kept) - cost(path)))] += len(rows)
+    return tuple((path, counts[path] / len(outcome.paths)) for path in sorted(counts, key=cost))
 
 
 LIMIT = 12.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ import numpy as np
 import onnxruntime as ort
 
 from dsnet.errors import CheckpointError
+from dsnet.latency import cores
 from dsnet.manifest import Manifest, Policy, from_metadata
 from dsnet.routing.policy import Prices
 from dsnet.routing.route import Fork, Outputs, Routed, Step, as_array
@@ -49,11 +49,20 @@ class FileRunner(Runner):
         self.file = Path(file)
         self.session = open_session(self.file, threads)
         self._manifest = from_metadata(self.file, self.session.get_modelmeta().custom_metadata_map)
-        self.runtime = f"onnxruntime {ort.__version__}, {self._manifest.kind}"
+        self.runtime = runtime_of(self._manifest.kind)
+        self.place, self._threads = str(self.file), threads or cores()
 
     @property
     def manifest(self) -> Manifest:
         return self._manifest
+
+    @property
+    def digest(self) -> str:
+        return self._manifest.digest
+
+    @property
+    def threads(self) -> int:
+        return self._threads
 
     def _run(self, x: Any, policy: Policy, prices: Prices) -> Routed:
         names = [*self.manifest.outputs, "path", "madds", "router_scores"]
@@ -109,7 +118,14 @@ def open_bundle(folder: Path, threads: int = 0) -> GroupedRunner:
             f"{folder / WEIGHTS} has {held} bytes instead of {about.get('weights')}; copy the bundle again"
         )
     parts = OrtParts(folder, manifest, threads, about.get("id", ""))
-    return BundleRunner(parts, f"onnxruntime {ort.__version__}, bundle")
+    runner = BundleRunner(parts, runtime_of("bundle"))
+    runner.place = str(folder)
+    return runner
+
+
+def runtime_of(kind: str) -> str:
+    """The name of the runtime that runs a file of a kind: dynamic, static or bundle."""
+    return f"onnxruntime {ort.__version__}, {kind}"
 
 
 class BundleRunner(GroupedRunner):
@@ -121,6 +137,14 @@ class BundleRunner(GroupedRunner):
     def file(self) -> Path:
         return self.parts.folder
 
+    @property
+    def digest(self) -> str:
+        return self.manifest.digest
+
+    @property
+    def threads(self) -> int:
+        return self.parts.threads
+
 
 class OrtParts:
     """The `Parts` of a bundle; sessions are opened when they are first needed.
@@ -131,9 +155,7 @@ class OrtParts:
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int, id: str) -> None:
         self.folder, self.manifest, self.id = folder, manifest, id
-        self.threads = threads or len(
-            os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-        )
+        self.threads = threads or cores()
         self.pool = ThreadPoolExecutor(self.threads)
         self.sessions: dict[str, ort.InferenceSession] = {}
         self.lock = threading.Lock()

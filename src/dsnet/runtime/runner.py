@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from dsnet.cost import CostTable
+from dsnet.latency import cpu, policy_in, require
 from dsnet.manifest import Manifest, Policy
+from dsnet.results import Setting
 from dsnet.routing.budgets import policy_for
 from dsnet.routing.policy import Prices
 from dsnet.routing.route import Outputs, Parts, Routed, as_array, like, run_grouped, run_paths
@@ -19,10 +21,11 @@ from dsnet.space import WidthPath
 class Runner:
     """Runs a network with its router, from live weights, cached modules, an ONNX file or a bundle.
 
-    manifest: describes the network. runtime: name of what executes it, for display.
+    manifest: describes the network. runtime: name of what executes it. place: what was opened, for error messages.
     """
 
     runtime: str
+    place: str = "RUN"
 
     def __init__(self) -> None:
         self._prices: dict[int, tuple[Manifest, Prices]] = {}
@@ -37,6 +40,25 @@ class Runner:
         """The paths that can be pinned, the widest last."""
         return self.manifest.pinnable
 
+    @property
+    def digest(self) -> str:
+        """The digest of the weights."""
+        raise TypeError(f"{type(self).__name__} has no digest")
+
+    @property
+    def threads(self) -> int:
+        """Number of threads that the runtime uses."""
+        raise TypeError(f"{type(self).__name__} does not know its threads")
+
+    @property
+    def timed(self) -> str:
+        """The runtime whose latency table counts for this runner."""
+        return self.runtime
+
+    def setting(self, image_size: int | None = None) -> Setting:
+        """What the latency of this runner depends on."""
+        return Setting(self.digest, image_size or self.manifest.image_size, self.timed, self.threads, cpu())
+
     def __call__(
         self,
         x: Any,
@@ -44,19 +66,25 @@ class Runner:
         budget: str | float | None = None,
         max_width: int | None = None,
         path: Sequence[int] | None = None,
+        latency: str | None = None,
+        latency_cap: str | None = None,
     ) -> Routed:
         """Run normalised images [B, C, H, W], each along its own path, or all of them along a pinned one.
 
-        budget: average MAdds to spend, such as '150M', or a share of the widest path's up to 1.
+        budget: average MAdds to spend, such as '150M', or a share of the widest path's such as 0.5 or '50%'.
         max_width: upper limit of the width index.
+        latency: mean time to spend instead of a budget, such as '5ms', for images that run one at a time.
+        latency_cap: time that no image may exceed; wider paths are not taken. Both times need a table that `dsnet
+            bench` measured on this machine.
         """
+        asked = (budget, max_width, x.shape[-1], latency, latency_cap)
         if path is None:
-            policy = self.policy(budget, max_width, x.shape[-1])
+            policy = self.policy(*asked)
             if policy.note:
                 warnings.warn(policy.note, stacklevel=2)
             return self.run(x, policy)
-        if budget is not None or max_width is not None:
-            raise ValueError("a path pins the widths; leave budget and max_width out")
+        if any(value is not None for value in (budget, max_width, latency, latency_cap)):
+            raise ValueError("a path pins the widths; leave budget, max_width, latency and latency_cap out")
         return self.run_path(x, path)
 
     def run(self, x: Any, policy: Policy | None = None) -> Routed:
@@ -91,14 +119,25 @@ class Runner:
         return self._survey(x, [self._held(path) for path in paths], scored=self.manifest.routes)
 
     def policy(
-        self, budget: str | float | None = None, max_width: int | None = None, image_size: int | None = None
+        self,
+        budget: str | float | None = None,
+        max_width: int | None = None,
+        image_size: int | None = None,
+        latency: str | None = None,
+        latency_cap: str | None = None,
     ) -> Policy:
-        """`policy_for`, with a cache."""
-        key, manifest = (budget, max_width, image_size), self.manifest
+        """The policy that meets a budget or a latency, with a cache."""
+        key, manifest = (budget, max_width, image_size, latency, latency_cap), self.manifest
         cached_for, policy = self._policies.get(key, (None, Policy()))
         if cached_for is not manifest:
-            table = None if budget is None else self.table(image_size or manifest.image_size)
-            policy = policy_for(manifest, budget, max_width=max_width, image_size=image_size, table=table)
+            known: dict[str, Any] = {"budget": budget, "max_width": max_width, "image_size": image_size}
+            if budget is not None:
+                known["table"] = self.table(image_size or manifest.image_size)
+            if latency is None and latency_cap is None:
+                policy = policy_for(manifest, **known)
+            else:
+                held = require(self.setting(image_size), self.place)
+                policy = policy_in(manifest, held, latency=latency, latency_cap=latency_cap, **known)
             self._policies[key] = manifest, policy
         return policy
 
