@@ -175,7 +175,7 @@ def test_static_networks_train_by_the_same_command(static_run: Path, tmp_path: P
     [
         (["--optim.lrr", "3"], "'--optim.lrr' is unknown; did you mean --optim.lr"),
         (["--optim.lr", "fast"], "optim.lr is 'fast'; it must be a number"),
-        (["--data.dataset", "cifar"], "data.dataset is 'cifar'; it must be one of digits, cifar10"),
+        (["--data.dataset", "cifar"], "data.dataset is 'cifar'; it must be one of digits, cluttered_digits, cifar10"),
         (["--config", "CONFIG"], "'optim.learning_rate' is unknown"),
     ],
 )

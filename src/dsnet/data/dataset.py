@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -142,7 +143,7 @@ class DataConfig(Reading):
         augment: How training images are augmented.
     """
 
-    dataset: Literal["digits", "cifar10", "fashion_mnist", "idx", "folder"] = "digits"
+    dataset: Literal["digits", "cluttered_digits", "cifar10", "fashion_mnist", "idx", "folder"] = "digits"
     root: str | None = None
     image_size: int | None = None
     calibration: float = 0.1
@@ -157,7 +158,7 @@ class DataConfig(Reading):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        datasets = ("digits", "cifar10", "fashion_mnist", "idx", "folder")
+        datasets = ("digits", "cluttered_digits", "cifar10", "fashion_mnist", "idx", "folder")
         if self.dataset not in datasets:
             raise ValueError(f"data.dataset {self.dataset!r} is unknown; choose from {', '.join(datasets)}")
         if self.dataset in ("cifar10", "idx", "folder") and not self.root:
@@ -242,7 +243,10 @@ def open_dataset(config: DataConfig, default_size: int = 224) -> Data:
     else:
         test = raw.test.resized(size) if isinstance(raw.test, Arrays) else raw.test
         test_ids = torch.arange(len(test))
-    train_ids, calibration_ids = stratified(train.labels, ids, config.calibration, seed=config.split_seed)
+    if raw.groups is None:
+        train_ids, calibration_ids = stratified(train.labels, ids, config.calibration, seed=config.split_seed)
+    else:
+        train_ids, calibration_ids = by_group(train.labels, raw.groups, config.calibration, seed=config.split_seed)
     mean, std = statistics(train, train_ids)
     return Data(
         Split(Loader(train, config, size, mean, std), train_ids),
@@ -278,3 +282,11 @@ def stratified(labels: Tensor | None, ids: Tensor, share: float, *, seed: int) -
         taken.append(group[torch.randperm(len(group), generator=generator)[:count]])
     aside = torch.cat(taken).sort().values
     return ids[~torch.isin(ids, aside)], aside
+
+
+def by_group(labels: Tensor, groups: Tensor, share: float, *, seed: int) -> tuple[Tensor, Tensor]:
+    """`stratified` for images that come in groups, each of one class. The images of a group stay together."""
+    first = torch.from_numpy(np.unique(groups.numpy(), return_index=True)[1])
+    _, taken = stratified(labels, first, share, seed=seed)
+    aside = torch.isin(groups, groups[taken])
+    return (~aside).nonzero().flatten(), aside.nonzero().flatten()

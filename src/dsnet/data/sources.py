@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dsnet.data.cluttered import Drawings, cluttered_digits
 from dsnet.errors import DataError
 from dsnet.images import SUFFIXES
 
@@ -67,19 +68,25 @@ class Files:
 
 @dataclass(frozen=True)
 class Raw:
-    """A dataset as it was read. `test` is None where the test images must be taken from `train`."""
+    """A dataset as it was read. `test` is None where the test images must be taken from `train`.
+
+    groups: A number per training image. Images of one group show the same object and stay in one split.
+    """
 
     train: Arrays | Files
     test: Arrays | Files | None
     classes: tuple[str, ...]
     channels: int
     size: int | None  # native side, None for files of any size
+    groups: Tensor | None = None
 
 
 def open_source(dataset: str, root: Path | None) -> Raw:
-    """Open a dataset by its name. digits and fashion_mnist need no root."""
+    """Open a dataset by its name. digits, cluttered_digits and fashion_mnist need no root."""
     if dataset == "digits":
         return digits()
+    if dataset == "cluttered_digits":
+        return cluttered()
     if dataset == "fashion_mnist":
         return fashion_mnist(root)
     assert root is not None  # DataConfig asks for it
@@ -94,6 +101,17 @@ def digits() -> Raw:
     images = torch.from_numpy(np.round(bunch.images * (255 / 16)).astype(np.uint8))[:, None]
     arrays = Arrays(images, torch.from_numpy(bunch.target).long())
     return Raw(arrays.resized(16), None, tuple("0123456789"), channels=1, size=16)
+
+
+def cluttered() -> Raw:
+    """The digits at random places, sizes and angles, some with clutter, noise or a missing part, 32 x 32."""
+
+    def arrays(drawings: Drawings) -> Arrays:
+        return Arrays(torch.from_numpy(drawings.images)[:, None], torch.from_numpy(drawings.labels))
+
+    train, test = cluttered_digits()
+    groups = torch.from_numpy(train.digits)
+    return Raw(arrays(train), arrays(test), tuple("0123456789"), channels=1, size=32, groups=groups)
 
 
 def cifar10(root: Path) -> Raw:
