@@ -24,15 +24,14 @@ from dsnet.data.augment import AugmentConfig
 from dsnet.data.dataset import Batch, DataConfig, Loader
 from dsnet.data.sources import Arrays
 from dsnet.models import Supernet, create_model
-from dsnet.space import WidthPath
-from dsnet.training import EMA, IEB, IEBConfig, OptimConfig, make_optimizer
+from dsnet.training import EMA, IEB, Drawn, IEBConfig, OptimConfig, make_optimizer
 
 
 class SeparateIEB(IEB):
     """The same losses, with one call for each sub-network."""
 
-    def forward(self, images: Tensor, labels: Tensor, paths: list[WidthPath], teacher: Supernet) -> dict[str, Tensor]:  # type: ignore[override]
-        space = self.net.space
+    def forward(self, images: Tensor, labels: Tensor, drawn: Drawn, teacher: Supernet) -> dict[str, Tensor]:
+        space, paths = self.net.space, drawn.paths
         wide, *middle, slim = [self.net(images, path) for path in (space.widest, *paths, space.slimmest)]
         with torch.no_grad():
             probs = [self.soften(teacher(images, path)) for path in (space.widest, *paths)]
@@ -69,14 +68,14 @@ def main() -> None:
     outside: list[float] = []
     order = list(times)
     for step in range(args.repeats + 1):
-        paths = random.Random(step).sample(inner, 2)
+        drawn = Drawn(random.Random(step).sample(inner, 2))
         for name in order:
             stage = stages[name.removesuffix(" again")]
             began = time.perf_counter()
             batch = load(loader, step, args.batch)
             loaded = time.perf_counter()
             optimizer.zero_grad(set_to_none=True)
-            torch.stack(list(stage(batch.images, batch.labels, paths, ema.net).values())).sum().backward()
+            torch.stack(list(stage(batch.images, batch.labels, drawn, ema.net).values())).sum().backward()
             computed = time.perf_counter()
             optimizer.step()
             ema.update(net, step)

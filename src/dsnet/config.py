@@ -23,6 +23,11 @@ from dsnet.schema import Typed, members, parse
 from dsnet.training import OptimConfig
 
 CONFIG = "config.yaml"
+EITHER = (("epochs", "steps"), ("warmup_epochs", "warmup_steps"))  # a layer that gives one of a pair unsets the other
+USUAL: Mapping[str, Mapping[str, float]] = {  # what a layer sets that names an optimiser, unless it says otherwise
+    "adamw": {"lr": 0.001, "weight_decay": 0.01},
+    "sgd": {"lr": 0.03, "weight_decay": 1e-4},
+}
 T = TypeVar("T")
 
 
@@ -76,10 +81,22 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Merge trees of keys. Later trees override earlier ones."""
     tree: dict[str, Any] = {}
     for layer in layers:
-        for key, value in layer.items():
+        for key, value in {**implied(tree, layer), **layer}.items():
             both = isinstance(value, Mapping) and isinstance(tree.get(key, {}), Mapping)
             tree[key] = merged(tree.get(key, {}), value) if both else value
     return tree
+
+
+def implied(tree: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a tree that a layer changes without naming them: the other key of a pair, and the usual learning rate
+    of an optimiser."""
+    usual = USUAL.get(str(layer.get("name")), {})
+    found: dict[str, Any] = {key: value for key, value in usual.items() if key in tree}
+    for pair in EITHER:
+        for one, other in (pair, pair[::-1]):
+            if layer.get(one) is not None and tree.get(other) is not None:
+                found[other] = None
+    return found
 
 
 def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,7 +148,7 @@ def from_text(kind: Any, text: str) -> Any:
     if text == "null" and NoneType in parts:
         return None
     if any(part is str or get_origin(part) is Literal for part in parts):
-        return text
+        return int(text) if int in parts and text.isdecimal() else text
     loader = yaml.BaseLoader if list[str] in parts else Loader  # both load plain values only
     try:
         return yaml.load(text, loader)

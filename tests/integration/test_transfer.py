@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -173,3 +174,52 @@ def test_an_imported_folder_is_a_source_too(photos: Path, tmp_path: Path) -> Non
     dsnet.save(net, tmp_path / "start")
     assert train(tmp_path / "start", photos, tmp_path / "out", "--stage", "supernet") == 0
     assert dsnet.load(tmp_path / "out").spec.num_classes == 3
+
+
+def test_a_static_network_learns_from_a_run_and_resumes_without_it(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dsnet.training import IEB
+
+    moved = Path(shutil.copytree(trained, tmp_path / "teacher"))
+    small = ["train", *SHORT, "--optim.epochs", "2", "--model.name", "mobilenet_v1_tiny", "--model.width", "0.5"]
+    words = [*small, "--distill", str(moved)]
+    assert main([*words, "--out", str(tmp_path / "whole")]) == 0
+    line = json.loads((tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()[0])
+    assert {"loss/widest", "loss/distilled"} <= line.keys()
+    result = json.loads((tmp_path / "whole" / "results" / "test.json").read_text())
+    assert result["training"]["distill"] == "teacher"
+    draw, steps = IEB.draw, []
+
+    def stopped(self: IEB, *args: object, **options: object) -> object:
+        steps.append(self)
+        if len(steps) == 6:
+            signal.raise_signal(signal.SIGTERM)
+        return draw(self, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(IEB, "draw", stopped)
+    assert main([*words, "--out", str(tmp_path / "broken")]) == 128 + 15
+    shutil.rmtree(moved)
+    assert main(["train", "--resume", str(tmp_path / "broken")]) == 0
+    whole, broken = (tmp_path / name / "model.safetensors" for name in ("whole", "broken"))
+    assert whole.read_bytes() == broken.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--data.image_size", "20"], "the data is not the one that the run"),
+        (["--data.split_seed", "1"], "the data is not the one that the run"),
+        (["--distill", "nowhere"], "nowhere is not a model folder"),
+        (["--stage", "gate", "--from", "RUN"], "--distill is for stage I"),
+    ],
+)
+def test_a_teacher_that_does_not_fit_is_refused(
+    words: list[str], message: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = [word.replace("RUN", str(trained)) for word in words]
+    assert main(["train", *SHORT, "--distill", str(trained), "--out", str(tmp_path / "out"), *named]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()

@@ -114,6 +114,30 @@ def test_a_later_layer_overrides_an_earlier_one_key_by_key() -> None:
     assert file == {"size": 4, "colour": {"strength": 1}}
 
 
+def test_a_layer_that_gives_one_of_a_pair_unsets_the_other() -> None:
+    long, short = {"optim": {"epochs": 9, "warmup_epochs": 1.0}}, {"optim": {"steps": 50, "warmup_steps": 5}}
+    assert flat(merged(long, short)) == {
+        "optim.epochs": None,
+        "optim.warmup_epochs": None,
+        "optim.steps": 50,
+        "optim.warmup_steps": 5,
+    }
+    assert merged(long, short, long)["optim"]["steps"] is None
+    assert merged({"optim": {"epochs": None, "steps": 3}}, {"optim": {"lr": 1}})["optim"]["steps"] == 3
+
+
+def test_an_optimiser_brings_its_usual_learning_rate() -> None:
+    default = {"optim": {"name": "sgd", "lr": 0.1, "weight_decay": 0.0}}
+    assert merged(default, {"optim": {"name": "adamw"}})["optim"] == {
+        "name": "adamw",
+        "lr": 0.001,
+        "weight_decay": 0.01,
+    }
+    assert merged(default, {"optim": {"name": "adamw", "lr": 0.5}})["optim"]["lr"] == 0.5
+    assert merged(default, {"optim": {"name": "adamw"}}, {"optim": {"lr": 0.5}})["optim"]["lr"] == 0.5
+    assert merged({"model": {"name": "a"}}, {"model": {"name": "adamw"}}) == {"model": {"name": "adamw"}}
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dsnet.models import create_model
-from dsnet.training import EMA, IEB, IEBConfig
+from dsnet.training import EMA, IEB, Drawn, IEBConfig, balanced
 from support.networks import images, randomised
 
 LABELS = torch.tensor([0, 1])
@@ -60,7 +60,7 @@ def probs(rows: list[list[float]]) -> list[list[float]]:
 def losses(teacher: str, **options: object) -> tuple[dict[str, Tensor], Table, Table]:
     online, average = Table(ONLINE), Table(TEACHER)
     stage = IEB(online, IEBConfig(teacher=teacher, paths=1, **options))
-    return stage(torch.zeros(2, 3, 8, 8), LABELS, [(2,)], average), online, average
+    return stage(torch.zeros(2, 3, 8, 8), LABELS, Drawn([(2,)]), average), online, average
 
 
 def test_the_widest_learns_the_labels() -> None:
@@ -119,8 +119,8 @@ def test_temperature_divides_both_logits(scale: bool) -> None:
 def test_a_static_network_learns_the_labels_only() -> None:
     net = create_model("mobilenet_v1", num_classes=2, width=0.25)
     stage = IEB(net, IEBConfig())
-    assert stage.draw(random.Random(0)) == []
-    assert list(stage(torch.randn(2, 3, 64, 64), LABELS, [], net)) == ["widest"]
+    assert stage.draw(random.Random(0)) == ([], 1.0)
+    assert list(stage(torch.randn(2, 3, 64, 64), LABELS, Drawn([]), net)) == ["widest"]
 
 
 def test_slimming_heads_are_frozen_and_everything_else_is_trained() -> None:
@@ -150,3 +150,60 @@ def test_the_moving_average_warms_up_and_copies_counters() -> None:
     assert torch.allclose(ema.net.state_dict()[name], expected, atol=1e-5)
     assert not ema.net.training
     assert not any(p.requires_grad for p in ema.net.parameters())
+
+
+class Seen(nn.Module):
+    """Stands in for a supernet of one width: remembers its images, and answers with fixed logits."""
+
+    def __init__(self, rows: list[list[float]]) -> None:
+        super().__init__()
+        self.space, self.rows = create_model("mobilenet_v1_tiny").space, torch.tensor(rows)
+        self.images: list[Tensor] = []
+
+    def forward(self, x: Tensor, path: tuple[int, ...]) -> Tensor:
+        self.images.append(x)
+        return self.rows
+
+    def slimming_heads(self) -> list[nn.Module]:
+        return []
+
+
+def test_mixup_blends_images_and_labels_and_everyone_sees_the_blend() -> None:
+    student, guide = Seen([logs(0.5, 0.5), logs(0.25, 0.75)]), Seen([logs(0.9, 0.1), logs(0.2, 0.8)])
+    stage = IEB(student, IEBConfig(mixup=1.0, distillation=0.4), guide=guide)
+    x = torch.rand(2, 3, 8, 8)
+    found = stage(x, LABELS, Drawn([], 0.75), student)
+    for seen in (student, guide):
+        assert torch.equal(seen.images[0], 0.75 * x + 0.25 * x.roll(1, 0))
+    own, other = (math.log(0.5) + math.log(0.75)) / 2, (math.log(0.5) + math.log(0.25)) / 2
+    assert found["widest"].item() == pytest.approx(-0.6 * (0.75 * own + 0.25 * other), rel=1e-6)
+    target = cross_entropy(student.rows.tolist(), probs(guide.rows.tolist()))
+    assert found["distilled"].item() == pytest.approx(0.4 * target, rel=1e-6)
+
+
+def test_mixup_draws_a_share_and_leaves_the_paths_alone() -> None:
+    net = create_model("ds_mobilenet_v1_tiny")
+    plain, mixed = (IEB(net, IEBConfig(mixup=alpha)).draw(random.Random(3)) for alpha in (0.0, 0.2))
+    assert (plain.share, mixed.paths) == (1.0, plain.paths)
+    assert 0 < mixed.share < 1
+
+
+def test_balanced_classes_count_the_same_and_average_to_one() -> None:
+    counts = torch.tensor([30, 10, 0])
+    weights = balanced(counts)
+    assert (weights * counts)[:2].tolist() == pytest.approx([40 / 3, 40 / 3])
+    assert balanced(torch.tensor([7, 7])).tolist() == [1.0, 1.0]
+    student = Seen([logs(0.5, 0.5), logs(0.25, 0.75)])
+    loss = IEB(student, IEBConfig(), class_weights=torch.tensor([3.0, 0.5]))(
+        torch.zeros(2, 3, 8, 8), LABELS, Drawn([]), student
+    )
+    assert loss["widest"].item() == pytest.approx(-(3 * math.log(0.5) + 0.5 * math.log(0.75)) / 2, rel=1e-6)
+
+
+def test_the_guide_is_neither_trained_nor_in_training_mode() -> None:
+    net, guide = (randomised("mobilenet_v1_tiny", dtype=torch.float32) for _ in range(2))
+    stage = IEB(net, IEBConfig(), guide=guide).train()
+    assert net.training
+    assert not any(module.training for module in guide.modules())
+    sum(stage(images(net, 2), LABELS, Drawn([]), net).values()).backward()
+    assert all(parameter.grad is None for parameter in guide.parameters())

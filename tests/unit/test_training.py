@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from dsnet.errors import TrainingError
 from dsnet.models import Supernet, create_model, eager, model_spec
 from dsnet.models.parts import uncalibrated
 from dsnet.nn import Gate
-from dsnet.training import IEB, IEBConfig, Loop, OptimConfig, learning_rate, make_optimizer, recalibrate
+from dsnet.training import IEB, IEBConfig, Interrupted, Loop, OptimConfig, learning_rate, make_optimizer, recalibrate
 from dsnet.training.display import Display
 from support.networks import images, randomised
 
@@ -49,9 +51,29 @@ def test_schedules() -> None:
     assert [learning_rate(steps, step, 10) for step in (0, 9, 10, 25)] == pytest.approx([1, 1, 0.9, 0.81])
 
 
-def test_gates_are_free_of_weight_decay() -> None:
+def test_steps_are_a_length_of_their_own() -> None:
+    """The schedule ends with the steps, whatever an epoch is; warm-up counts steps as well."""
+    config = OptimConfig(epochs=None, steps=95, lr=1.0, warmup_epochs=None, warmup_steps=5, final=0.01)
+    assert (config.total(10), config.total(1000)) == (95, 95)
+    rates = [learning_rate(config, step, 10) for step in range(96)]
+    assert rates == [learning_rate(config, step, 70) for step in range(96)]
+    assert rates[4] == rates[5] == 1.0
+    assert rates[95] == pytest.approx(0.01)
+
+
+def test_the_batch_follows_the_data() -> None:
+    auto = OptimConfig(batch_size="auto")
+    sizes = {images: auto.batch(images) for images in (10, 100, 700, 1500, 5000, 10**6)}
+    assert sizes == {10: 10, 100: 16, 700: 32, 1500: 64, 5000: 128, 10**6: 128}
+    assert replace(auto, accumulate=3).batch(1500, processes=2) == 60
+    assert CONFIG.batch(10) == 64
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_gates_are_free_of_weight_decay(name: str) -> None:
     net = create_model("ds_resnet_tiny")
-    optimizer = make_optimizer(IEB(net, IEBConfig()), OptimConfig(weight_decay=0.5))
+    optimizer = make_optimizer(IEB(net, IEBConfig()), OptimConfig(name=name, weight_decay=0.5))
+    assert isinstance(optimizer, torch.optim.AdamW) == (name == "adamw")
     decayed, free = optimizer.param_groups
     assert (decayed["weight_decay"], free["weight_decay"]) == (0.5, 0.0)
     in_gates = {id(p) for m in net.modules() if isinstance(m, Gate) for p in m.parameters() if p.requires_grad}
@@ -66,6 +88,15 @@ def test_wrong_values_are_refused() -> None:
     for wrong in ({"epochs": 0}, {"lr": 0}, {"amp": "int8"}, {"schedule": "step"}, {"batch_size": 10, "accumulate": 3}):
         with pytest.raises(ValueError, match=r"optim\."):
             OptimConfig(**wrong)
+    for wrong in ({"name": "adam"}, {"steps": 3}, {"epochs": None}, {"epochs": None, "steps": 0}, {"warmup_steps": 3}):
+        with pytest.raises(ValueError, match=r"optim\."):
+            OptimConfig(**wrong)
+    for wrong in ({"patience": 0}, {"betas": (0.9, 1.0)}, {"batch_size": 0}):
+        with pytest.raises(ValueError, match=r"optim\."):
+            OptimConfig(**wrong)
+    for wrong in ({"mixup": -1}, {"class_weights": "equal"}, {"distillation": 2}):
+        with pytest.raises(ValueError, match=r"ieb\."):
+            IEBConfig(**wrong)
     for wrong in ({"teacher": "self"}, {"temperature": 0}, {"momentum": 1}):
         with pytest.raises(ValueError, match=r"ieb\."):
             IEBConfig(**wrong)
@@ -208,3 +239,73 @@ def test_an_uncalibrated_width_is_not_evaluated(digits) -> None:
     assert recalibrate(create_model("ds_resnet_tiny"), []) == 0
     with pytest.raises(ValueError, match="at least one batch"):
         recalibrate(net, [])
+
+
+class StopAt(Display):
+    """Sends SIGTERM behind a number of steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def step(self, batch: int, means: Mapping[str, float], rate: float) -> None:
+        self.left -= 1
+        if self.left == 0:
+            signal.raise_signal(signal.SIGTERM)
+
+
+RECIPE = OptimConfig(
+    name="adamw",
+    epochs=None,
+    steps=7,
+    batch_size="auto",
+    lr=0.002,
+    warmup_epochs=None,
+    warmup_steps=2,
+    patience=9,
+)
+
+
+def recipe_loop(digits, folder: Path, config: OptimConfig = RECIPE) -> Loop:
+    """Three batches of 16 images in an epoch, with everything that recipes add to a step."""
+    torch.manual_seed(0)
+    net = Supernet(model_spec("ds_mobilenet_v1_tiny", in_channels=1, image_size=16))
+    split = replace(digits.train, ids=digits.train.ids[:50])
+    stage = IEB(net, IEBConfig(mixup=0.4, paths=1), class_weights=torch.linspace(0.5, 1.5, 10))
+    return Loop(stage, TrainBatches(split, config.batch(len(split)), 0), config, folder=folder, seed=0, momentum=0.9)
+
+
+def test_a_stopped_recipe_goes_on_bit_for_bit(digits, tmp_path: Path) -> None:
+    """In the middle of an epoch, and behind the very last step, whose epoch has not been validated yet."""
+
+    def validate(net) -> dict[str, float]:
+        return {"score": float(net.state_dict()["head.classifier.bias"].sum())}
+
+    whole = recipe_loop(digits, tmp_path / "whole")
+    best = whole.run(validate, Display())
+    assert (whole.progress.step, whole.progress.epoch, whole.progress.batch) == (7, 3, 0)
+    for stop in (4, 7):
+        folder = tmp_path / str(stop)
+        with pytest.raises(Interrupted):
+            recipe_loop(digits, folder).run(validate, StopAt(stop))
+        loop = recipe_loop(digits, folder)
+        loop.resume()
+        assert loop.progress.step == stop
+        again = loop.run(validate, Display())
+        for a, b in ((whole.net, loop.net), (whole.ema.net, loop.ema.net), (best, again)):
+            assert all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+        moments = [[s["exp_avg_sq"] for s in each.optimizer.state.values()] for each in (whole, loop)]
+        assert all(torch.equal(a, b) for a, b in zip(*moments, strict=True))
+        timed = [[{**line, "images_per_second": 0} for line in each.progress.history] for each in (whole, loop)]
+        assert timed[0] == timed[1]
+
+
+def test_patience_ends_the_training_and_a_resumed_run_stays_ended(digits, tmp_path: Path) -> None:
+    scores = iter([0.2, 0.5, 0.4, 0.5, 0.9])
+    config = replace(RECIPE, steps=30, patience=2)
+    loop = recipe_loop(digits, tmp_path, config)
+    loop.run(lambda net: {"score": next(scores)}, Display())
+    assert [line["calibration/score"] for line in loop.progress.history] == [0.2, 0.5, 0.4, 0.5]
+    again = recipe_loop(digits, tmp_path, config)
+    again.resume()
+    again.run(lambda net: {"score": next(scores)}, Display())
+    assert again.progress.step == loop.progress.step == 12

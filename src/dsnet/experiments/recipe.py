@@ -19,9 +19,19 @@ from dsnet.space import WidthPath
 from dsnet.tasks import config_from
 
 Keys = Mapping[str, Any]  # of a config, such as {"ieb.teacher": "ema"}
-LINKS = ("source", "gate_from", "backbone")  # other runs that a run starts from
+LINKS = ("source", "gate_from", "distill", "backbone")  # other runs that a run starts from
 PLACES = ("data.root", "data.workers", "threads", "save_steps")  # keys that do not change what is learned
-EPOCHS = ("optim.epochs", "optim.milestones")
+EPOCHS = ("optim.epochs", "optim.steps", "optim.milestones")
+LATER: Keys = {  # keys by their endings that were added later. At these values a run keeps the name that it had before
+    "optim.name": "sgd",
+    "optim.steps": None,
+    "optim.betas": (0.9, 0.999),
+    "optim.warmup_steps": None,
+    "optim.patience": None,
+    "ieb.mixup": 0.0,
+    "ieb.class_weights": "none",
+    "ieb.distillation": 0.7,
+}
 ROUNDING: Keys = {"optim.channels_last": False}  # changes only rounding, so the digest uses the default
 
 
@@ -33,6 +43,7 @@ class Recipe:
     keys: Keys = field(default_factory=dict)
     source: Recipe | None = None
     gate_from: Recipe | None = None
+    distill: Recipe | None = None
     backbone: Recipe | None = None
 
     def but(self, keys: Keys, **links: Any) -> Recipe:
@@ -117,7 +128,7 @@ def cell_of(recipe: Recipe, scale: Scale, seed: int, *, runs: Path, root: str | 
     linked = {link: getattr(recipe, link) for link in LINKS if getattr(recipe, link) is not None}
     needs = {link: cell_of(other, scale, seed, runs=runs, root=root) for link, other in linked.items()}
     keys: dict[str, Any] = {**scale.keys(recipe.base), **recipe.keys, "seed": seed}
-    keys |= {key: stretched(value, scale.longer) for key, value in keys.items() if key.endswith(EPOCHS)}
+    keys |= {key: stretched(value, scale.longer) for key, value in keys.items() if key.endswith(EPOCHS) and value}
     keys |= {link: str(runs / need.name) for link, need in needs.items()}
     if (folder := scale.folders.get(keys.get("data.dataset", recipe.base))) is not None:
         if root is None:
@@ -126,7 +137,8 @@ def cell_of(recipe: Recipe, scale: Scale, seed: int, *, runs: Path, root: str | 
             )
         keys["data.root"] = str(Path(root) / folder)
     config = config_of_keys(json.dumps(keys))
-    decisive = {key: value for key, value in flat(config.to_dict()).items() if key not in (*PLACES, *LINKS)}
+    learned = {key: value for key, value in flat(config.to_dict()).items() if key not in (*PLACES, *LINKS)}
+    decisive = {key: value for key, value in learned.items() if not is_later(key, value)}
     if config.task == "classification":  # runs that were trained before there were other tasks keep their names
         del decisive["task"]
     decisive |= {key: value for key, value in ROUNDING.items() if key in decisive}
@@ -134,6 +146,11 @@ def cell_of(recipe: Recipe, scale: Scale, seed: int, *, runs: Path, root: str | 
     digest = hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:8]
     said = [str(value) for value in recipe.keys.values() if isinstance(value, str | float | int)]
     return Cell("-".join([recipe.base, *said, f"seed{seed}", digest]), config, tuple(needs.values()))
+
+
+def is_later(key: str, value: Any) -> bool:
+    """Whether a key was added later and has the value that runs had before."""
+    return any(key.endswith(ending) and value == default for ending, default in LATER.items())
 
 
 def stretched(epochs: Any, times: int) -> Any:

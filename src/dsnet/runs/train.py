@@ -105,7 +105,7 @@ def make_loop(plan: Plan[N], net: N, data: Data, run: RunFolder, config: RunConf
 
 
 def train_batches(plan: Plan[Any], data: Data, config: RunConfig) -> TrainBatches:
-    size = plan.optim.batch_size
+    size = plan.optim.batch(len(data.train), processes=world())
     try:
         return TrainBatches(data.train, size, config.seed, config.data.workers, rank=rank(), world=world())
     except ValueError as error:

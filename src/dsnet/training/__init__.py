@@ -1,7 +1,7 @@
 """Training: the two stages, the loop, the moving average, recalibration."""
 
 from dsnet.training.average import EMA, recalibrate
-from dsnet.training.ieb import IEB, IEBConfig, Stage
+from dsnet.training.ieb import IEB, Drawn, IEBConfig, Stage, balanced
 from dsnet.training.loop import Interrupted, Loop
 from dsnet.training.optim import OptimConfig, learning_rate, make_optimizer
 from dsnet.training.sgs import SGS, SGSConfig, with_fresh_router
@@ -10,12 +10,14 @@ __all__ = [
     "EMA",
     "IEB",
     "SGS",
+    "Drawn",
     "IEBConfig",
     "Interrupted",
     "Loop",
     "OptimConfig",
     "SGSConfig",
     "Stage",
+    "balanced",
     "learning_rate",
     "make_optimizer",
     "recalibrate",

@@ -16,11 +16,14 @@ from typing import Any
 class Display:
     """A display that prints nothing, for tests and for ranks other than 0."""
 
-    def start(self, epochs: int, batches: int, done: int, step: int = 0) -> None: ...
+    def start(self, steps: int, batches: int, done: int, step: int = 0) -> None: ...
 
     def step(self, batch: int, means: Mapping[str, float], rate: float) -> None: ...
 
     def epoch(self, line: Mapping[str, Any]) -> None: ...
+
+    def stop(self, epoch: int, score: float) -> None:
+        """Training stops early, because this epoch's score was not exceeded."""
 
     def close(self) -> None: ...
 
@@ -28,12 +31,12 @@ class Display:
 class Lines(Display):
     """One line per epoch, and one per minute within an epoch."""
 
-    def start(self, epochs: int, batches: int, done: int, step: int = 0) -> None:
-        self.epochs, self.batches, self.done = epochs, batches, done
+    def start(self, steps: int, batches: int, done: int, step: int = 0) -> None:
+        self.epochs, self.batches, self.done = -(-steps // batches), batches, done
         self.began = self.printed = time.monotonic()
-        print(
-            f"training {epochs} epochs of {batches} batches" + (f", resumed at step {step}" if step else ""), flush=True
-        )
+        ragged = f"{steps} steps in " if steps % batches else ""
+        resumed = f", resumed at step {step}" if step else ""
+        print(f"training {ragged}{self.epochs} epochs of {batches} batches{resumed}", flush=True)
 
     def step(self, batch: int, means: Mapping[str, float], rate: float) -> None:
         now = time.monotonic()
@@ -48,14 +51,17 @@ class Lines(Display):
         left = per_epoch * (self.epochs - line["epoch"])
         print(f"epoch {line['epoch']}/{self.epochs}  {summary(line)}  {clock(left)} left", flush=True)
 
+    def stop(self, epoch: int, score: float) -> None:
+        print(stopped(epoch, score), flush=True)
+
 
 class Bar(Display):
     """A rich progress bar with the epoch's mean losses per sub-network."""
 
-    def start(self, epochs: int, batches: int, done: int, step: int = 0) -> None:
+    def start(self, steps: int, batches: int, done: int, step: int = 0) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self.epochs, self.batches, self.done = epochs, batches, done
+        self.epochs, self.batches, self.done, self.steps = -(-steps // batches), batches, done, steps
         self.progress = Progress(
             TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
             BarColumn(bar_width=24),
@@ -64,7 +70,7 @@ class Bar(Display):
             TimeRemainingColumn(),
         )
         self.task = self.progress.add_task(
-            "", total=epochs * batches, completed=done * batches, epoch=done + 1, epochs=epochs, text=""
+            "", total=steps, completed=done * batches, epoch=done + 1, epochs=self.epochs, text=""
         )
         self.progress.start()
 
@@ -75,7 +81,11 @@ class Bar(Display):
     def epoch(self, line: Mapping[str, Any]) -> None:
         self.done = line["epoch"]
         self.progress.console.print(f"epoch {line['epoch']}/{self.epochs}  {summary(line)}", highlight=False)
-        self.progress.update(self.task, completed=self.done * self.batches, epoch=min(self.done + 1, self.epochs))
+        completed = min(self.done * self.batches, self.steps)
+        self.progress.update(self.task, completed=completed, epoch=min(self.done + 1, self.epochs))
+
+    def stop(self, epoch: int, score: float) -> None:
+        self.progress.console.print(stopped(epoch, score), highlight=False)
 
     def close(self) -> None:
         if hasattr(self, "progress"):
@@ -88,11 +98,11 @@ class Board(Display):
     def __init__(self, inner: Display, folder: Path) -> None:
         self.inner, self.folder = inner, folder
 
-    def start(self, epochs: int, batches: int, done: int, step: int = 0) -> None:
+    def start(self, steps: int, batches: int, done: int, step: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=done + 1 if done else None)
-        self.inner.start(epochs, batches, done, step)
+        self.inner.start(steps, batches, done, step)
 
     def step(self, batch: int, means: Mapping[str, float], rate: float) -> None:
         self.inner.step(batch, means, rate)
@@ -103,6 +113,9 @@ class Board(Display):
                 self.writer.add_scalar(name, value, line["epoch"])
         self.writer.flush()
         self.inner.epoch(line)
+
+    def stop(self, epoch: int, score: float) -> None:
+        self.inner.stop(epoch, score)
 
     def close(self) -> None:
         if hasattr(self, "writer"):
@@ -123,6 +136,10 @@ def summary(line: Mapping[str, Any]) -> str:
         f"{k.removeprefix('calibration/')} {v:.1%}" for k, v in line.items() if k.startswith("calibration/")
     )
     return f"loss: {losses}  calibration: {scores}  lr {line['lr']:.4f}  {line['images_per_second']:.0f} images/s"
+
+
+def stopped(epoch: int, score: float) -> str:
+    return f"stopped early: the score on the calibration images was best in epoch {epoch} ({score:.1%})"
 
 
 def clock(seconds: float) -> str:

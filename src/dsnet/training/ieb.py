@@ -6,7 +6,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,12 @@ class IEBConfig(Typed):
         temperature: Number that student and teacher logits are divided by before they are compared.
         scale_gradients: Multiply the distillation losses by the square of the temperature.
         momentum: Momentum of the moving average. It warms up over the first steps.
+        mixup: Strength of mixup, the alpha of its Beta distribution; 0.2 is usual, 0 switches it off. Each image is
+            blended with another one of its batch. The widest learns both labels; the others learn what the teacher
+            says about the blended images.
+        class_weights: Weights of the classes in the loss on the labels: none, or balanced, so that every class counts
+            the same however many images it has.
+        distillation: Weight of the answers of the run that --distill names; the labels get the rest.
     """
 
     teacher: Literal["inplace", "ema", "ieb"] = "ieb"
@@ -38,6 +44,9 @@ class IEBConfig(Typed):
     temperature: float = 1.0
     scale_gradients: bool = False
     momentum: float = 0.97
+    mixup: float = 0.0
+    class_weights: Literal["none", "balanced"] = "none"
+    distillation: float = 0.7
 
     def __post_init__(self) -> None:
         if self.teacher not in ("inplace", "ema", "ieb"):
@@ -45,6 +54,10 @@ class IEBConfig(Typed):
         must("ieb.paths", self.paths, self.paths >= 0, "be at least 0")
         must("ieb.temperature", self.temperature, self.temperature > 0, "be positive")
         must("ieb.momentum", self.momentum, 0 <= self.momentum < 1, "lie in [0, 1)")
+        must("ieb.mixup", self.mixup, 0 <= self.mixup <= 10, "lie in [0, 10]; 0.2 is usual")
+        must("ieb.distillation", self.distillation, 0 <= self.distillation <= 1, "lie in [0, 1]")
+        if self.class_weights not in ("none", "balanced"):
+            raise ValueError(f"ieb.class_weights {self.class_weights!r} is unknown; choose none or balanced")
 
 
 N = TypeVar("N", bound=nn.Module)
@@ -71,35 +84,82 @@ class Stage(nn.Module, ABC, Generic[N]):
         """The named losses of a batch. drawn: The result of `draw`. average: The moving average of the net."""
 
 
+def balanced(counts: Tensor) -> Tensor:
+    """Weights of the classes with these numbers of images [C], inverse to them. Their mean over the images is 1."""
+    return counts.sum() / (len(counts) * counts.clamp_min(1))
+
+
+class Drawn(NamedTuple):
+    """What is random in a step: the random paths R, and the share of each image in its blend by mixup."""
+
+    paths: Sequence[WidthPath]
+    share: float = 1.0
+
+
 class IEB(Stage[Supernet]):
-    """The losses of one step of stage I. The teacher is an argument because it is not trained."""
+    """The losses of one step of stage I. The teacher is an argument because it is not trained.
+
+    class_weights: Weight of each class in the loss on the labels. guide: Trained network whose widest answers the
+    widest learns besides the labels.
+    """
 
     updates_statistics = True
+    class_weights: Tensor | None
 
-    def __init__(self, net: Supernet, config: IEBConfig) -> None:
+    def __init__(
+        self, net: Supernet, config: IEBConfig, *, class_weights: Tensor | None = None, guide: Supernet | None = None
+    ) -> None:
         super().__init__()
         self.net, self.config = net, config
+        self.register_buffer("class_weights", class_weights)
+        self.guide = None if guide is None else guide.eval().requires_grad_(False)
         for head in net.slimming_heads():  # stage I does not use the slimming heads
             head.requires_grad_(False)
 
-    def draw(self, rng: random.Random, progress: float = 0.0, *, part: int = 0) -> list[WidthPath]:
-        """Draw the random paths R of one step, the same for all parts of its batch. A static network has none."""
-        space = self.net.space
-        return [space.sample(rng) for _ in range(self.config.paths)] if space.size > 1 else []
+    def train(self, mode: bool = True) -> IEB:
+        super().train(mode)
+        if self.guide is not None:
+            self.guide.eval()
+        return self
 
-    def forward(
-        self, images: Tensor, labels: Tensor, paths: Sequence[WidthPath], teacher: Supernet
-    ) -> dict[str, Tensor]:
-        space = self.net.space
+    def draw(self, rng: random.Random, progress: float = 0.0, *, part: int = 0) -> Drawn:
+        """Draw the random paths R of one step, the same for all parts of its batch. A static network has none."""
+        space, alpha = self.net.space, self.config.mixup
+        paths = [space.sample(rng) for _ in range(self.config.paths)] if space.size > 1 else []
+        return Drawn(paths, rng.betavariate(alpha, alpha) if alpha else 1.0)
+
+    def forward(self, images: Tensor, labels: Tensor, drawn: Drawn, teacher: Supernet) -> dict[str, Tensor]:
+        space, (paths, share) = self.net.space, drawn
+        if share < 1:
+            images = share * images + (1 - share) * images.roll(1, 0)
         if space.size == 1:
-            return {"widest": F.cross_entropy(full(self.net(images, space.widest)), labels)}
+            return self.widest_losses(images, self.net(images, space.widest), labels, share)
         wide, *middle, slim = self.net.forward_paths(images, [space.widest, *paths, space.slimmest])
         wide_probs, slim_probs = self.targets(images, wide, paths, teacher)
-        losses = {"widest": F.cross_entropy(full(wide), labels)}
+        losses = self.widest_losses(images, wide, labels, share)
         for number, logits in enumerate(middle, start=1):
             losses[f"random{number}"] = self.distil(logits, wide_probs)
         losses["slimmest"] = self.distil(slim, slim_probs)
         return losses
+
+    def widest_losses(self, images: Tensor, logits: Tensor, labels: Tensor, share: float) -> dict[str, Tensor]:
+        """The loss of the widest on the labels, and on the answers of the guide if there is one."""
+        loss = self.label_loss(logits, labels)
+        if share < 1:
+            loss = share * loss + (1 - share) * self.label_loss(logits, labels.roll(1, 0))
+        if self.guide is None:
+            return {"widest": loss}
+        with torch.no_grad():
+            target_probs = self.soften(self.guide(images, self.guide.space.widest))
+        weight = self.config.distillation
+        return {"widest": (1 - weight) * loss, "distilled": weight * self.distil(logits, target_probs)}
+
+    def label_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if self.class_weights is None:
+            return F.cross_entropy(full(logits), labels)
+        # The weights have mean 1 over the training images, so the plain mean over a batch is unbiased.
+        weights = self.class_weights.to(full(logits).dtype)
+        return F.cross_entropy(full(logits), labels, weight=weights, reduction="none").mean()
 
     @torch.no_grad()
     def targets(

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, Literal, TypeVar
@@ -52,7 +53,8 @@ class Interrupted(Exception):
 class Progress:
     """The position of a run. `batch` is the next batch of `epoch`; `sums` are losses over this epoch's batches so far.
 
-    `skips` counts consecutive steps without a finite gradient, `skipped` lists damaged files.
+    `skips` counts consecutive steps without a finite gradient, `skipped` lists damaged files, `stale` counts the epochs
+    since the best score.
     """
 
     epoch: int = 0
@@ -62,6 +64,7 @@ class Progress:
     seconds: float = 0.0
     skips: int = 0
     best: float = -1.0
+    stale: int = 0
     skipped: list[str] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
 
@@ -105,17 +108,31 @@ class Loop(Generic[N]):
     def net(self) -> N:
         return self.stage.net
 
+    @property
+    def total(self) -> int:
+        """The number of optimiser steps of the whole training."""
+        return self.config.total(len(self.batches))
+
+    @property
+    def ended(self) -> bool:
+        """Whether all steps are done, or the score has not improved for too long. The last epoch must have ended."""
+        progress, patience = self.progress, self.config.patience
+        impatient = patience is not None and progress.stale >= patience
+        return progress.batch == 0 and (progress.step >= self.total or impatient)
+
     def run(self, validate: Callable[[N], dict[str, float]], display: Display) -> N:
         """Train to the end. Returns the last moving average, or the best one by the mean of `validate`'s values."""
         with caught_signals() as caught:
-            display.start(self.config.epochs, len(self.batches), self.progress.epoch, self.progress.step)
+            display.start(self.total, len(self.batches), self.progress.epoch, self.progress.step)
             if self.progress.step == 0:
                 self.save()  # so that a run can be resumed even before its first checkpoint
-            while self.progress.epoch < self.config.epochs:
+            while not self.ended:
                 self.stage.train()
                 self.run_epoch(caught, display)
                 self.end_epoch(validate, display)
                 self.check_signal(caught)
+            if self.progress.step < self.total:
+                display.stop(self.progress.epoch - self.progress.stale, self.progress.best)
         best = load_state(self.folder / "state" / "best.pt") if distributed.rank() == 0 else {}
         net = copy.deepcopy(self.ema.net)
         if best:
@@ -125,7 +142,8 @@ class Loop(Generic[N]):
     def run_epoch(self, caught: list[int], display: Display) -> None:
         progress = self.progress
         start = time.perf_counter()
-        for batch in self.batches.epoch(progress.epoch, progress.batch):
+        left = self.total - progress.step  # the last epoch may end early where the config counts steps
+        for batch in islice(self.batches.epoch(progress.epoch, progress.batch), left):
             self.step(batch)
             progress.batch += 1
             now = time.perf_counter()
@@ -146,7 +164,7 @@ class Loop(Generic[N]):
         rate = learning_rate(config, progress.step, len(self.batches))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        done = progress.step / (config.epochs * len(self.batches))
+        done = progress.step / self.total
         self.optimizer.zero_grad(set_to_none=True)
         sums: dict[str, Tensor] = {}
         parts = list(zip(batch.images.chunk(config.accumulate), batch.labels.chunk(config.accumulate), strict=True))
@@ -245,6 +263,7 @@ class Loop(Generic[N]):
         progress.history.append(line)
         score = sum(scores.values()) / max(1, len(scores))
         better = score >= progress.best or self.keep == "last"
+        progress.stale = 0 if score > progress.best else progress.stale + 1
         progress.best = max(progress.best, score)
         progress.epoch, progress.batch, progress.sums, progress.seconds = progress.epoch + 1, 0, {}, 0.0
         if distributed.rank() == 0 and better:

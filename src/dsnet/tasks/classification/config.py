@@ -58,6 +58,8 @@ class ClassificationConfig(RunConfig):
         stage: Stages to train: supernet (I), gate (II, the router of the run that --from names), or both.
         source: Run that this one starts from; set by --from.
         gate_from: Run whose router stage II starts from (gate transfer). By default the router starts afresh.
+        distill: Run whose widest sub-network this network learns from, besides the labels. It was trained on the same
+            data.
         model: Which network to train.
         data: Which images to train on, and how they are split and read.
         ieb: How the sub-networks teach each other in stage I.
@@ -89,6 +91,7 @@ class ClassificationConfig(RunConfig):
     stage: Literal["both", "supernet", "gate"] = "both"
     source: str | None = None
     gate_from: str | None = None
+    distill: str | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     ieb: IEBConfig = field(default_factory=IEBConfig)
@@ -109,6 +112,8 @@ class ClassificationConfig(RunConfig):
         must("recalibration", self.recalibration, self.recalibration >= 1, "be at least 1, a number of images")
         if self.stage not in ("both", "supernet", "gate"):
             raise ValueError(f"stage {self.stage!r} is unknown; choose both, supernet or gate")
+        if self.stage == "gate" and self.distill is not None:
+            raise ValueError("--distill is for stage I, which trains weights; stage gate trains only a router")
         if self.routes:
             self.routed(self.model.spec())
 

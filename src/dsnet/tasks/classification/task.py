@@ -20,14 +20,16 @@ from dsnet.tasks import GATE, Note, Plan, calibrated, card_of, check_source, end
 from dsnet.tasks.classification.accuracy import METRIC, AccuracyScorer, accuracy, router_auc
 from dsnet.tasks.classification.config import ClassificationConfig
 from dsnet.tasks.classification.transfer import (
+    GUIDE,
     ROUTER,
     START,
     check_gate_source,
+    load_guide,
     load_source,
     transferred,
     with_router,
 )
-from dsnet.training import IEB, SGS, recalibrate, with_fresh_router
+from dsnet.training import IEB, SGS, balanced, recalibrate, with_fresh_router
 from dsnet.training.distributed import rank, world
 
 
@@ -59,10 +61,12 @@ class Classification:
 
     def sources(self, config: ClassificationConfig, net: Supernet) -> Mapping[str, Supernet]:
         networks = {} if config.source is None else {"" if config.stage == "gate" else START: net}
+        if config.distill is not None:
+            networks[GUIDE] = load(config.distill, "classification")
         return networks if config.gate_from is None else {**networks, ROUTER: load(config.gate_from, "classification")}
 
     def plans(self, config: ClassificationConfig, data: Data, folder: Path) -> Sequence[Plan[Supernet]]:
-        first = [] if config.stage == "gate" else [widths_plan(config, data)]
+        first = [] if config.stage == "gate" else [widths_plan(config, data, folder)]
         return [*first, router_plan(config, data, folder)] if config.routes else first
 
     def scorer(self, manifest: Manifest, options: Mapping[str, Any]) -> AccuracyScorer:
@@ -98,7 +102,7 @@ def training_of(config: ClassificationConfig, manifest: Manifest) -> dict[str, A
     """The summary of the training in a result."""
     training: dict[str, Any] = {
         "teacher": config.ieb.teacher,
-        "epochs": config.optim.epochs,
+        **config.optim.length,
         "batch_size": config.optim.batch_size,
         "lr": config.optim.lr,
         "ema_momentum": config.ieb.momentum,
@@ -108,6 +112,17 @@ def training_of(config: ClassificationConfig, manifest: Manifest) -> dict[str, A
         training["source"] = Path(config.source).name
     if config.gate_from is not None:
         training["gate_from"] = Path(config.gate_from).name
+    if config.distill is not None:
+        training["distill"] = Path(config.distill).name
+    fresh = ClassificationConfig()
+    for name, value, default in (
+        ("optimizer", config.optim.name, fresh.optim.name),
+        ("patience", config.optim.patience, fresh.optim.patience),
+        ("mixup", config.ieb.mixup, fresh.ieb.mixup),
+        ("class_weights", config.ieb.class_weights, fresh.ieb.class_weights),
+    ):
+        if value != default:
+            training[name] = value
     if (router := manifest.router) is not None:
         gate = config.routed(config.model.spec()).gate
         training["router"] = {
@@ -115,15 +130,19 @@ def training_of(config: ClassificationConfig, manifest: Manifest) -> dict[str, A
             "routing": [list(allowed) for allowed in router.routing.choices],
             "weights": list(config.sgs.weights),
             "gate": None if gate is None else [gate.slimming, gate.shared],
-            "epochs": config.sgs_optim.epochs,
+            **config.sgs_optim.length,
             "batch_size": config.sgs_optim.batch_size,
             "lr": config.sgs_optim.lr,
         }
     return training
 
 
-def widths_plan(config: ClassificationConfig, data: Data) -> Plan[Supernet]:
+def widths_plan(config: ClassificationConfig, data: Data, folder: Path) -> Plan[Supernet]:
     """The plan of stage I, which keeps the best moving average and recalibrates the statistics of every width."""
+
+    def stage(net: Supernet) -> IEB:
+        weights = balanced(class_counts(data)) if config.ieb.class_weights == "balanced" else None
+        return IEB(net, config.ieb, class_weights=weights, guide=load_guide(config, data, folder))
 
     def validate(average: Supernet, note: Note) -> dict[str, float]:
         paths = ends(average)
@@ -140,7 +159,7 @@ def widths_plan(config: ClassificationConfig, data: Data) -> Plan[Supernet]:
         key="optim",
         optim=config.optim,
         momentum=config.ieb.momentum,
-        stage=lambda net: IEB(net, config.ieb),
+        stage=stage,
         validate=validate,
         finish=finish,
     )
@@ -159,6 +178,12 @@ def router_plan(config: ClassificationConfig, data: Data, folder: Path) -> Plan[
         prepare=lambda net: with_router(net, config, folder),
         finish=lambda net: calibrated(task, net, data, config),
     )
+
+
+def class_counts(data: Data) -> Tensor:
+    """The number of training images of each class [C]."""
+    labels: Tensor = data.train.source.labels[data.train.ids]  # type: ignore[attr-defined]
+    return labels.bincount(minlength=len(data.classes))
 
 
 def noted(data: Data, config: ClassificationConfig, note: Note) -> Iterator[Batch]:

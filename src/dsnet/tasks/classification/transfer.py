@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from dsnet.data.dataset import Data
+from dsnet.data.splits import SPLITS, check_data
 from dsnet.models import ModelSpec, Supernet
-from dsnet.tasks import load
+from dsnet.tasks import check_source, load
 from dsnet.tasks.classification.config import ClassificationConfig
 from dsnet.training import with_fresh_router
 from dsnet.training.sgs import of_router
 from dsnet.weights.account import CLASSIFIER, Account
 
-START, ROUTER = "start", "router"  # folders in a run's folder, with the networks that the run began with
+# Folders in a run's folder, with the networks that the run began with.
+START, ROUTER, GUIDE = "start", "router", "guide"
 
 
 def load_source(config: ClassificationConfig) -> Supernet:
@@ -93,6 +95,27 @@ def check_gate_source(config: ClassificationConfig, spec: ModelSpec, classes: tu
             f"the {source.spec.router.kind} router of {config.gate_from} reads answers of {source.spec.num_classes} "
             f"classes but the data has {len(classes)}; only --sgs.router gate works with another number of classes"
         )
+
+
+def load_guide(config: ClassificationConfig, data: Data, folder: Path) -> Supernet | None:
+    """The network that `distill` names. It must know the same classes and images, and have seen the same split.
+
+    folder: Folder of the run, which has a copy of it once the run has begun.
+    """
+    if config.distill is None:
+        return None
+    if (folder / GUIDE).is_dir():
+        return load(folder / GUIDE, "classification")
+    guide = load(config.distill, "classification")
+    if (Path(config.distill) / SPLITS).exists():
+        check_data(Path(config.distill), data)
+    check_source(guide, config.distill, data)
+    if guide.spec.in_channels != data.channels:
+        raise ValueError(
+            f"the network in {config.distill} takes images of {guide.spec.in_channels} channels; the data "
+            f"has {data.channels}"
+        )
+    return guide
 
 
 def with_router(net: Supernet, config: ClassificationConfig, folder: Path) -> Supernet:

@@ -65,7 +65,7 @@ class Detection:
 
     def about(self, config: DetectionConfig, manifest: Manifest) -> tuple[str, dict[str, Any]]:
         optim = config.optim
-        return Path(config.data.root).name, {"epochs": optim.epochs, "batch_size": optim.batch_size, "lr": optim.lr}
+        return Path(config.data.root).name, {**optim.length, "batch_size": optim.batch_size, "lr": optim.lr}
 
 
 task = Detection()
@@ -103,7 +103,8 @@ def gates_plan(config: DetectionConfig, data: Data) -> Plan[Detector]:
 
     def stage(net: Detector) -> GatesStage:
         # Every process uses all images, so that all of them agree on which images are hard.
-        batches = TrainBatches(data.train, config.gates_optim.batch_size, config.seed, config.data.workers)
+        size = config.gates_optim.batch(len(data.train))
+        batches = TrainBatches(data.train, size, config.seed, config.data.workers)
         return GatesStage(net, median=median_gap(net, batches.epoch(0)))
 
     return Plan(
