@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dsnet.config import flat, nested, packaged, read_yaml
@@ -17,6 +18,7 @@ from dsnet.experiments.catalogue.routers import PAPER_GATES
 from dsnet.experiments.grid import RESULT, Finished, in_order
 from dsnet.experiments.layout import Claim, Column, Row, Table, judged, laid_out
 from dsnet.experiments.measures import interpolate
+from dsnet.experiments.paired import interval, verdict
 from dsnet.experiments.recipe import LINKS, PLACES, Cell, Recipe, cell_of
 from dsnet.experiments.run import cells_of, flat_list
 from dsnet.results import BudgetRow, Dynamic, Evaluation, Made, PathRow, Stat, write
@@ -259,3 +261,16 @@ def test_measures_read_what_they_say(tmp_path: Path) -> None:
     assert measures.dynamic_at(1.5e6)(run) == pytest.approx(0.255)  # between the slimmest path and a budget
     assert measures.dynamic_at(4.5e6)(run) == pytest.approx(0.365)  # between a budget and the widest path
     assert math.isnan(measures.dynamic_at(0.5e6)(run))
+
+
+def test_a_paired_verdict_asks_for_every_seed_and_for_an_interval_without_zero() -> None:
+    rng = np.random.default_rng(0)
+    noise = rng.choice([-1.0, 0.0, 1.0], size=(3, 400))
+    noise -= noise.mean(1, keepdims=True)
+    assert verdict(noise + 0.2) is True
+    assert verdict(noise - 0.2) is False
+    assert verdict(noise + 0.01) is None, "every seed is positive, but the interval holds zero"
+    assert verdict(noise + np.array([[0.3], [0.3], [-0.01]])) is None, "the interval is positive, but not every seed"
+    low, high = interval(noise + 0.2)
+    error = noise.mean(0).std() / 20
+    assert (low, high) == pytest.approx((0.2 - 1.96 * error, 0.2 + 1.96 * error), abs=0.3 * error)

@@ -69,18 +69,22 @@ class Table:
 
 @dataclass(frozen=True)
 class Findings:
-    """Results of an experiment that trains nothing."""
+    """Results that do not follow from columns of single runs. rule: how its claims are judged, if not by seed alone."""
 
     text: tuple[str, ...]
     tables: tuple[results.Table, ...]
     claims: tuple[results.Claim, ...]
     figures: tuple[Figure, ...]
     bench: Bench | None = None
+    rule: str = ""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One experiment of the paper. If it trains nothing, `measure` makes its tables and figures."""
+    """One experiment. If it trains nothing, `measure` makes its tables and figures.
+
+    compare: Makes tables and figures of all finished runs together. The rows of `tables` then only name the runs.
+    """
 
     name: str
     title: str
@@ -88,6 +92,7 @@ class Experiment:
     tables: Callable[[Scale], tuple[Table, ...]] = lambda scale: ()
     plots: Callable[[Scale], tuple[Plot, ...]] = lambda scale: ()
     measure: Callable[[Scale], Findings] | None = None
+    compare: Callable[[Scale, Runs], Findings] | None = None
 
 
 def result_of(experiment: Experiment, scale: Scale, runs: Runs, seeds: Sequence[int]) -> results.Experiment:

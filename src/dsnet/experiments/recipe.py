@@ -170,6 +170,8 @@ SMOKE = Scale(
     seeds=(0,),
     bases={
         "mbnet": Base("smoke/digits"),
+        "small": Base("smoke/digits"),
+        "static_small": Base("smoke/digits", {"model.name": "mobilenet_v1_tiny"}),
         "us": Base("smoke/digits", {"model.name": "us_mobilenet_v1_tiny"}),
         "static": Base("smoke/digits", {"model.name": "mobilenet_v1_tiny"}),
         "resnet": Base("smoke/digits", {"model.name": "ds_resnet_tiny"}),
@@ -195,6 +197,8 @@ CPU = Scale(
     seeds=(0, 1),
     bases={
         "mbnet": Base(MBNET),
+        "small": Base(MBNET),
+        "static_small": Base(MBNET, {"model.name": "mobilenet_v1_tiny"}),
         "us": Base(MBNET, {"model.name": "us_mobilenet_v1_tiny"}),
         "static": Base(MBNET, {"model.name": "mobilenet_v1_tiny"}),
         "resnet": Base(RESNET),
@@ -231,6 +235,8 @@ PAPER = Scale(
     seeds=(0,),
     bases={
         "mbnet": Base(IMAGENET),
+        "small": Base(IMAGENET),
+        "static_small": Base(IMAGENET, {"model.name": "mobilenet_v1"}),
         "us": Base(IMAGENET, {"model.name": "us_mobilenet_v1"}),
         "static": Base(IMAGENET, {"model.name": "mobilenet_v1"}),
         "resnet": Base("imagenet_ds_resnet50"),

@@ -80,16 +80,21 @@ def measured(
 ) -> Result:
     """The result of an experiment from its finished runs.
 
-    The stored result of an experiment that trains nothing is reused, unless `anew`.
+    The stored result of an experiment that measures time is reused, unless `anew`.
     """
     file = out / f"{experiment.name}{scale.suffix}.json"
-    if experiment.measure is not None and not anew and file.exists():
+    measures = experiment.measure is not None or experiment.compare is not None
+    if measures and not anew and file.exists():
         return read(file, Result, remedy=f"run `dsnet reproduce {experiment.name} --scale {scale.name}` again")
     folders = {label: [(out / RUNS / cell.name, cell.config.seed) for cell in mine] for label, mine in cells.items()}
     done = {label: [Finished(*place) for place in mine if is_finished(place[0])] for label, mine in folders.items()}
     result = result_of(experiment, scale, done, seeds)
+    found = None
     if experiment.measure is not None:
         found = experiment.measure(scale)
+    elif experiment.compare is not None:
+        found = experiment.compare(scale, done)
+    if found is not None:
         result = replace(
             result,
             text=(*result.text, *found.text),
@@ -97,6 +102,7 @@ def measured(
             claims=found.claims,
             figures=found.figures,
             bench=found.bench,
+            rule=found.rule,
         )
     commits = Counter(run.commit for run in {run.folder: run for mine in done.values() for run in mine}.values())
     seconds = sum(seconds_of(out / RUNS / cell.name) for cell in in_order(flat_list(cells)))

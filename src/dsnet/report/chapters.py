@@ -88,7 +88,7 @@ def experiment_parts(result: Experiment) -> tuple[list[Block], list[Block], list
     text: list[Block] = [*map(Text, result.text)]
     verdicts: list[Block] = [Table(tables.claims_table(result, "Does it hold?"))] if result.claims else []
     if result.runs:
-        verdicts += [Text(MEANING)] * bool(verdicts)
+        verdicts += [Text(result.rule or MEANING)] * bool(verdicts)
         seeds = ", ".join(map(str, result.seeds))
         text += [Text(f"Mean ± standard deviation over seeds {seeds}.")] * (len(result.seeds) > 1)
     return text, [*map(Table, result.tables)], verdicts, [*map(Figure, result.figures)]

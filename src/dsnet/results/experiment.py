@@ -46,3 +46,4 @@ class Experiment(Typed):
     trained_at: dict[str, int] = field(default_factory=dict)
     trained_seconds: float = 0.0
     bench: Bench | None = None
+    rule: str = ""  # how claims are judged, if not by seed alone

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsnet.experiments.catalogue import networks, routers, uses
+from dsnet.experiments.catalogue import alternatives, networks, routers, uses
 from dsnet.experiments.layout import Experiment
 from dsnet.experiments.simulated import latency, motivation
 
@@ -16,6 +16,14 @@ EXPERIMENTS = {
             "One network with a router against static networks of equal MAdds, each trained by itself.",
             networks.main_tables,
             networks.main_plots,
+        ),
+        Experiment(
+            "alternatives",
+            "What else could be deployed",
+            "One dynamic network against small static networks, trained alone or distilled from its widest "
+            "sub-network, and against single widths of the same supernet.",
+            alternatives.alternatives_tables,
+            compare=alternatives.compare,
         ),
         Experiment(
             "universal",

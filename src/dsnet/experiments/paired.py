@@ -1,0 +1,30 @@
+"""Comparisons that are paired by image: intervals by the bootstrap, and verdicts that ask for more than a sign."""
+
+from __future__ import annotations
+
+import numpy as np
+
+DRAWS = 2000
+RULE = (
+    "Differences are paired by seed and by image, in points for accuracies. A direction holds if every seed shows it "
+    "and the 95 % interval of the mean over seeds, by a bootstrap over the images, excludes zero. It does not hold if "
+    "all of this is true of the opposite direction; otherwise there is no verdict."
+)
+
+
+def interval(differences: np.ndarray, *, draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
+    """The 95 % interval of the mean of differences [seeds, images], by drawing images again with replacement."""
+    each = differences.mean(0)
+    rng = np.random.default_rng(seed)
+    means = np.array([each[rng.integers(len(each), size=len(each))].mean() for _ in range(draws)])
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def verdict(differences: np.ndarray) -> bool | None:
+    """Whether differences [seeds, images] are positive (True) or negative (False) by `RULE`; None without a verdict."""
+    means = differences.mean(1)
+    low, high = interval(differences)
+    if (means > 0).all() and low > 0:
+        return True
+    return False if (means < 0).all() and high < 0 else None
