@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 # `make test CPU_MINUTES=N` fails where it takes more CPU time than that.
 CPU_MINUTES ?=
 
@@ -59,18 +60,18 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-$(VENV)/installed: pyproject.toml
+$(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dsnet needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable .
+	$(INSTALL) '.[train]'
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(INSTALL) '.[dev]'
 	touch $@
 
 $(VENV)/installed-docs: $(VENV)/installed-dev
-	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(INSTALL) '.[docs]'
 	touch $@
 
 clean:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dsnet.errors import import_heavy
 from dsnet.version import __version__
 
 if TYPE_CHECKING:
+    from dsnet.api import Run, evaluate, predict, train
     from dsnet.export.bundle import export_bundle
     from dsnet.export.dynamic import export_onnx
     from dsnet.hub import from_pretrained, push_to_hub, save_pretrained
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
 
 _ROOMS = {
     "DynamicRunner": "dsnet.models",
+    "Run": "dsnet.api",
     "count": "dsnet.models",
     "create_model": "dsnet.models",
+    "evaluate": "dsnet.api",
     "export_bundle": "dsnet.export.bundle",
     "export_onnx": "dsnet.export.dynamic",
     "extract": "dsnet.models",
@@ -27,18 +30,22 @@ _ROOMS = {
     "list_models": "dsnet.models",
     "load": "dsnet.tasks",
     "open_runner": "dsnet.opening",
+    "predict": "dsnet.api",
     "push_to_hub": "dsnet.hub",
     "route": "dsnet.models",
     "save": "dsnet.tasks",
     "save_pretrained": "dsnet.hub",
     "sort_channels": "dsnet.weights.sorting",
+    "train": "dsnet.api",
 }
 
 __all__ = [
     "DynamicRunner",
+    "Run",
     "__version__",
     "count",
     "create_model",
+    "evaluate",
     "export_bundle",
     "export_onnx",
     "extract",
@@ -46,18 +53,24 @@ __all__ = [
     "list_models",
     "load",
     "open_runner",
+    "predict",
     "push_to_hub",
     "route",
     "save",
     "save_pretrained",
     "sort_channels",
+    "train",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use, so that `dsnet --help` does not wait for torch."""
     if name in _ROOMS:
-        return getattr(import_module(_ROOMS[name]), name)
+        return getattr(import_heavy(_ROOMS[name]), name)
     if name in ("nn", "models", "data", "routing", "runtime", "training", "tasks"):
-        return import_module(f"dsnet.{name}")
+        return import_heavy(f"dsnet.{name}")
     raise AttributeError(f"module 'dsnet' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

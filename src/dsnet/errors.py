@@ -1,6 +1,12 @@
-"""The errors of the package, and the check that a value is within its limits."""
+"""The errors of the package, and two checks: that a value is within its limits, and that a package is installed."""
 
 from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+# What the extra `train` brings and the light install leaves out, by the names under which it is imported.
+TRAIN = ("torch", "safetensors", "huggingface_hub", "yaml", "jinja2", "kornia", "sklearn", "matplotlib", "onnx")
 
 
 class CheckpointError(ValueError):
@@ -9,6 +15,10 @@ class CheckpointError(ValueError):
 
 class DataError(ValueError):
     """Data that cannot be used; the message names the file or folder and the remedy."""
+
+
+class NotInstalledError(ImportError):
+    """A package is missing that the light install leaves out; the message has the command that installs it."""
 
 
 class ResultError(ValueError):
@@ -27,3 +37,21 @@ def must(name: str, value: object, holds: bool, limit: str) -> None:
     """Raise a ValueError that names the value and the limit unless `holds`: must("lr", lr, lr > 0, "be positive")."""
     if not holds:
         raise ValueError(f"{name} is {value}; it must {limit}")
+
+
+def what_to_install(error: ImportError) -> str | None:
+    """The sentence that explains a failed import; None if the extra `train` does not bring the package."""
+    package = (error.name or "").partition(".")[0]
+    if package not in TRAIN:
+        return None
+    return f"this needs {package}, which is not installed; install it with: pip install 'dsnet[train]'"
+
+
+def import_heavy(module: str) -> ModuleType:
+    """Import a module of dsnet that needs more than the light install has."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if (sentence := what_to_install(error)) is None:
+            raise
+        raise NotInstalledError(sentence, name=error.name) from error

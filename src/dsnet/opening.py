@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 
+from dsnet.errors import import_heavy
 from dsnet.runtime.onnx import is_artefact, open_onnx
 from dsnet.runtime.runner import Runner
 
@@ -17,8 +17,8 @@ def open_runner(where: str | Path, *, threads: int = 0, eager: bool = False) -> 
     """
     if is_artefact(where):
         return open_onnx(where, threads=threads)
-    net = import_module("dsnet.tasks").load(where)
-    models = import_module("dsnet.models")
+    net = import_heavy("dsnet.tasks").load(where)
+    models = import_heavy("dsnet.models")
     runner: Runner = models.eager(net) if eager else models.DynamicRunner(net.float())
     runner.place = str(where)
     return runner

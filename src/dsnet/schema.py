@@ -27,6 +27,18 @@ WORDS: dict[Any, str] = {
     NoneType: "null",
 }
 EXAMPLES: dict[Any, str] = {int: "[0, 2]", float: "[0.5, 1.0]", str: "[a, b]"}
+# Keys under the names that other programs give them.
+SYNONYMS = {
+    **dict.fromkeys(("learning_rate", "learningrate", "rate"), "lr"),
+    **dict.fromkeys(("batch", "bs"), "batch_size"),
+    **dict.fromkeys(("num_epochs", "epoch"), "epochs"),
+    **dict.fromkeys(("decay", "l2", "wd"), "weight_decay"),
+    **dict.fromkeys(("img_size", "imgsz", "input_size", "resolution", "size"), "image_size"),
+    **dict.fromkeys(("num_workers", "num_threads"), "workers"),
+    **dict.fromkeys(("output", "output_dir", "outdir", "save_dir"), "out"),
+    **dict.fromkeys(("arch", "architecture", "backbone", "model", "network"), "model.name"),
+    **dict.fromkeys(("data", "data_dir", "data_path", "dir", "folder"), "data.root"),
+}
 METAVARS: dict[Any, str] = {int: "N", float: "X", bool: "true|false"}
 
 
@@ -102,12 +114,18 @@ def problem(error: ValidationError, kind: Any, data: object) -> str:
 
 
 def unknown_key(name: str, known: Sequence[str]) -> str:
-    """Say that a name is unknown, and suggest similar names: from the same group first, then from other groups."""
+    """Say that a name is unknown, and suggest names of the same meaning or similar ones, from the same group first."""
     group, _, last = name.rpartition(".")
     beside = [each for each in known if each.rpartition(".")[0] == group]
-    close = similar(last, beside, 0.6) or similar(last, known, 0.8)
+    close = same(last, beside) or same(last, known) or similar(last, beside, 0.6) or similar(last, known, 0.8)
     hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join((beside or known)[:20])}"
     return f"{name!r} is unknown; {hint}"
+
+
+def same(word: str, names: Sequence[str]) -> list[str]:
+    """At most two dotted names that other programs, or other groups, call by this word."""
+    meant = f".{SYNONYMS.get(word.lstrip('-'), word.lstrip('-'))}"
+    return [name for name in names if f".{name.lstrip('-')}".endswith(meant)][:2]
 
 
 def similar(word: str, names: Sequence[str], cutoff: float) -> list[str]:

@@ -154,6 +154,10 @@ def test_wrong_usage_exits_2(words: list[str], capsys: pytest.CaptureFixture[str
         (["info", "x", "--imagesize", "7"], "'--imagesize' is unknown; did you mean --image_size?"),
         (["import", "x"], "missing: --out; see `dsnet import --help`"),
         (["predict"], "missing: run, images; see `dsnet predict --help`"),
+        (["train", "--learning-rate", "1"], "'--learning_rate' is unknown; did you mean --optim.lr or --sgs_optim.lr?"),
+        (["train", "--router", "gate"], "'--router' is unknown; did you mean --sgs.router?"),
+        (["eval", "nowhere", "--budgets", "0.5", "half"], "budget 'half' is not understood"),
+        (["predict", "nowhere", "x.png", "--budget", "50"], "budget '50' has no unit; write 50% or 0.5"),
     ],
 )
 def test_wrong_values_name_value_and_limit(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,23 +15,27 @@ import pytest
 from PIL import Image
 
 import dsnet
+from dsnet.errors import TRAIN
 from dsnet.manifest import Budget, RouterSpec
 from dsnet.models import count
 from dsnet.training.sgs import with_fresh_router
 from support.networks import randomised
 
-REFUSING = """
+ROOT = Path(__file__).parents[2]
+ABSENT = """
 import sys
+from dsnet.errors import TRAIN
 
-class Refuse:
+class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "onnx", "safetensors", "kornia", "sklearn", "matplotlib"):
-            raise ImportError(f"{name} must not be imported")
+        if name.split(".")[0] in TRAIN:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-sys.meta_path.insert(0, Refuse())
+sys.meta_path.insert(0, Absent())
+import dsnet
 from dsnet.cli import main
-sys.exit(main())
 """
+COMMAND = f"{ABSENT}\nsys.exit(main())"
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +58,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def told(folder: Path, *words: str, program: str = REFUSING) -> object:
-    done = subprocess.run([sys.executable, "-c", program, *words, "--json"], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def told(folder: Path, *words: str) -> object:
+    return json.loads(done(folder, [sys.executable, "-c", COMMAND, *words, "--json"]))
+
+
+def done(folder: Path, command: list[str]) -> str:
+    """What a program that must succeed prints."""
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def test_a_file_and_a_bundle_predict_without_torch(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,3 +84,48 @@ def test_a_file_tells_its_widths_without_torch(files: Path, capsys: pytest.Captu
 
     assert main(["info", str(files / "run"), "--json"]) == 0
     assert told(files, "info", "model.onnx") == json.loads(capsys.readouterr().out)
+
+
+def test_what_needs_more_than_the_light_install_says_how_to_install_it(files: Path) -> None:
+    """Every command and every public name: one line with the command that installs the rest."""
+    program = f"""{ABSENT}
+import contextlib, io, re
+from dsnet.cli import COMMANDS
+sentence = r"this needs \\w+, which is not installed; install it with: pip install 'dsnet\\[train\\]'"
+more = {{"info": ["ds_mobilenet_v1"], "predict": ["run", "photos"], "import": ["x.pth", "--out", "y"],
+         "train": [], "models": [], "advise": ["run"], "reproduce": ["main", "--scale", "smoke"]}}
+for name in COMMANDS:
+    words = [name, *more.get(name, ["run"])]
+    with contextlib.redirect_stderr(io.StringIO()) as error, contextlib.redirect_stdout(io.StringIO()):
+        code = main(words)
+    assert code == 2, words
+    assert re.fullmatch(f"dsnet {{name}}: error: {{sentence}}\\n", error.getvalue()), error.getvalue()
+with contextlib.redirect_stderr(io.StringIO()) as error:  # what is written wrongly is told before torch is needed
+    assert main(["eval", "run", "--budgets", "0.5x"]) == 2
+assert "budget '0.5x' is not understood" in error.getvalue()
+light = ["Run", "__version__", "evaluate", "open_runner", "predict", "train"]
+assert dir(dsnet) == sorted(dsnet.__all__)
+for name in dsnet.__all__:
+    try:
+        getattr(dsnet, name)
+        assert name in light, name
+    except ImportError as error:
+        assert re.fullmatch(sentence, str(error)), error
+        assert name not in light, name
+for call in (lambda: dsnet.train("digits"), lambda: dsnet.evaluate("run"), lambda: dsnet.open_runner("run")):
+    try:
+        call()
+        raise AssertionError("torch is absent")
+    except ImportError as error:
+        assert re.fullmatch(sentence, str(error)), error
+answers = dsnet.predict("photos", "model.onnx", budget=0.5)
+assert [one.name in "abcdefg" for one in answers] == [True] * 3
+"""
+    done(files, [sys.executable, "-c", program])
+
+
+def test_the_extra_train_brings_what_the_light_install_leaves_out() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {"PyYAML": "yaml", "scikit-learn": "sklearn"}
+    brought = [re.split("[<>=]", each)[0] for each in project["optional-dependencies"]["train"]]
+    assert sorted(names.get(name, name) for name in brought) == sorted(TRAIN)

@@ -26,6 +26,7 @@ ROOMS = [
     ["runtime"],
     ["prediction"],
     ["opening"],
+    ["api"],
     ["nn"],
     ["models"],
     ["checkpoint"],

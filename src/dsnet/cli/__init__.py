@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
 from importlib import import_module
+
+from dsnet.errors import what_to_install
 
 COMMANDS = {
     "train": "Train a network that chooses its width for each input. Without options it trains on the embedded digits.",
@@ -22,6 +25,7 @@ COMMANDS = {
     "info": "Show the widths of a model with their channels, MAdds and parameters.",
     "import": "Turn pretrained weights, or the authors' released DS-MBNet, into a folder that dsnet loads.",
 }
+ABOUT = "Dynamic slimmable networks: one set of weights, many widths, the width chosen for each input."
 MODULES = {"import": "import_weights", "eval": "evaluate"}
 AS_THEY_ARE = ("--help-all",)
 
@@ -37,19 +41,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     from dsnet.cli.arguments import Parser
 
     name, *words = words
-    module = import_module(f"dsnet.cli.{MODULES.get(name, name)}")
     parser = Parser(prog=f"dsnet {name}", description=COMMANDS[name])
     try:
+        module = import_module(f"dsnet.cli.{MODULES.get(name, name)}")
         module.add_arguments(parser)
         if hasattr(module, "add_flags"):  # flags that depend on the other arguments
             module.add_flags(parser, words)
         if "--seed" not in parser.options:
             parser.add("--seed")
         code = module.run(parser.read(words))
-    except (ValueError, OSError) as error:
-        if os.environ.get("DSNET_DEBUG"):
+    except (ValueError, OSError, ImportError) as error:
+        sentence = what_to_install(error) if isinstance(error, ImportError) else str(error)
+        if sentence is None or os.environ.get("DSNET_DEBUG"):
             raise
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        print(f"{parser.prog}: error: {sentence}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -62,14 +67,15 @@ def without_command(words: Sequence[str]) -> int:
     from dsnet.schema import unknown_key
     from dsnet.version import __version__
 
+    columns = min(100, shutil.get_terminal_size().columns) - 2
     lines = [
-        textwrap.fill(text, 98, initial_indent=f"  {name:<12} ", subsequent_indent=" " * 15)
+        textwrap.fill(text, columns, initial_indent=f"  {name:<12} ", subsequent_indent=" " * 15)
         for name, text in COMMANDS.items()
     ]
     parser = Parser(
         prog="dsnet",
         usage="dsnet COMMAND [options]",
-        description="Dynamic slimmable networks: one set of weights, many widths, the width chosen for each input.",
+        description=textwrap.fill(ABOUT, columns),
         epilog="\n".join(["commands:", *lines, "", "`dsnet COMMAND --help` shows the options of a command."]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any, NoReturn
 
 from dsnet.schema import unknown_key
@@ -30,6 +31,15 @@ SHARED: dict[str, dict[str, Any]] = {
     "--export": {"help": "Also write PREFIX.json, PREFIX.md and figures, for documentation.", "metavar": "PREFIX"},
 }
 NUMBERS = {int: ("N", "a whole number"), float: ("X", "a number")}
+
+
+# Options whose syntax is checked as soon as they are read, in any command, by these functions of `routing.budgets`.
+CHECKS = {
+    "budget": "read_budget",
+    "budgets": "read_budget",
+    "latency": "read_latency",
+    "latency_cap": "read_latency",
+}
 
 
 class Formatter(argparse.HelpFormatter):
@@ -79,6 +89,7 @@ class Parser(argparse.ArgumentParser):
         if missing:
             names = ", ".join(action.option_strings[0] if action.option_strings else action.dest for action in missing)
             self.error(f"missing: {names}; see `{self.prog} --help`")
+        check(args)
         return args
 
     def known(self, words: Sequence[str]) -> argparse.Namespace:
@@ -95,6 +106,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: error: {message}", file=sys.stderr)
         raise SystemExit(2)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse budgets and latencies that are written wrongly, before a command imports torch."""
+    for name, reader in CHECKS.items():
+        if (given := getattr(args, name, None)) is not None:
+            for text in [given] if isinstance(given, str) else given:
+                getattr(import_module("dsnet.routing.budgets"), reader)(text)
 
 
 def number(kind: type[int] | type[float], text: str, *, several: bool) -> float:

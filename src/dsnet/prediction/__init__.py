@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from dsnet.errors import DataError
-from dsnet.images import SUFFIXES, prepare, read_image
+from dsnet.images import prepare
 from dsnet.manifest import Manifest, Policy
 from dsnet.prediction.answers import CONFIDENCE, Answer, answers_of
+from dsnet.prediction.pictures import Picture, name_of, opened
 from dsnet.routing.route import as_array
 from dsnet.runtime.runner import Runner
 from dsnet.space import WidthPath
@@ -19,7 +19,7 @@ from dsnet.space import WidthPath
 
 def predict(
     runner: Runner,
-    files: Sequence[Path],
+    files: Sequence[Picture],
     policy: Policy,
     *,
     path: WidthPath | None = None,
@@ -41,14 +41,14 @@ def predict(
 
 
 def readable(
-    files: Sequence[Path], batch_size: int, refused: list[str] | None
+    files: Sequence[Picture], batch_size: int, refused: list[str] | None
 ) -> Iterator[list[tuple[str, Image.Image]]]:
     """Batches of file names with their images."""
     for start in range(0, len(files), batch_size):
         batch = []
-        for file in files[start : start + batch_size]:
+        for number, file in enumerate(files[start : start + batch_size], start=start):
             try:
-                batch.append((str(file), read_image(file)))
+                batch.append((name_of(file, number), opened(file)))
             except DataError as error:
                 if refused is None:
                     raise
@@ -70,20 +70,3 @@ def as_input(image: Image.Image, manifest: Manifest) -> np.ndarray:
         mean=options.mean,
         std=options.std,
     )
-
-
-def image_files(names: Sequence[str]) -> list[Path]:
-    """The given files, and all images in the given folders and their subfolders, sorted within each folder."""
-    files: list[Path] = []
-    for name in names:
-        place = Path(name)
-        if place.is_dir():
-            inside = sorted(file for file in place.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
-            if not inside:
-                raise DataError(f"{place} holds no images ({', '.join(SUFFIXES)}); give another folder")
-            files += inside
-        elif place.is_file():
-            files.append(place)
-        else:
-            raise DataError(f"{place} does not exist; give image files or folders of them")
-    return files

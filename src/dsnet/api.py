@@ -1,0 +1,189 @@
+"""dsnet in three lines: train a network, evaluate it, and predict images with it.
+
+Predicting with an exported file does not import torch.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dsnet.errors import import_heavy, must
+from dsnet.manifest import Policy
+from dsnet.opening import open_runner
+from dsnet.prediction import predict as predict_pictures
+from dsnet.prediction.answers import CONFIDENCE
+from dsnet.prediction.pictures import Picture, listed
+from dsnet.results import Evaluation
+from dsnet.runtime.onnx import is_artefact
+from dsnet.runtime.runner import Runner
+from dsnet.space import WidthPath
+
+Place = str | os.PathLike[str]  # of a run folder, an ONNX file or a bundle
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained run: its folder, and its evaluation on the test images. It can be given wherever a folder can.
+
+    The evaluation is None in processes other than the first.
+    """
+
+    folder: Path
+    evaluation: Evaluation | None
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+
+def train(
+    data: Place | Mapping[str, Any] | None = None,
+    model: str | Mapping[str, Any] | None = None,
+    out: Place | None = None,
+    *,
+    source: Place | None = None,
+    config: Place | Sequence[Place] = (),
+    resume: Place | None = None,
+    **options: Any,
+) -> Run:
+    """Train a network that chooses its width for each input, as `dsnet train` does. By default on the embedded digits.
+
+    Args:
+        data: A folder of images, the name of a dataset such as digits or cifar10, or the keys of the group `data`.
+        model: A name from `list_models()`, or the keys of the group `model`.
+        out: Folder of the run; by default a new one in runs/.
+        source: Run to start from: fine-tune its network, or train its router with stage="gate".
+        config: YAML files, or names of configs that come with dsnet. The other arguments override them.
+        resume: Folder of a run to continue, bit for bit. It keeps its own config.
+        options: Keys of the config. Groups are dicts: seed=1, optim={"epochs": 30}, or **{"optim.epochs": 30}.
+    """
+    configs, folders = import_heavy("dsnet.runs.config"), import_heavy("dsnet.runs.folder")
+    keys = keys_of(data, model, config, options)
+    if resume is not None:
+        if out is not None or source is not None:
+            raise ValueError(f"resume continues in {os.fspath(resume)} with its own source; leave out and source out")
+        folder, settings = Path(resume), configs.resumed_config(Path(resume), keys)
+    else:
+        begun = None if source is None else os.fspath(source)
+        kind = import_heavy("dsnet.tasks").named(keys.pop("task", None) or task_of(begun)).config
+        settings = configs.new_config(kind, begun, keys)
+        folder = folders.new_folder(settings.run_name) if out is None else Path(out)
+    return Run(folder, import_heavy("dsnet.runs.train").train(settings, folder, resume=resume is not None))
+
+
+def keys_of(
+    data: Place | Mapping[str, Any] | None,
+    model: str | Mapping[str, Any] | None,
+    config: Place | Sequence[Place],
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The keys of a config as a tree, from the arguments of `train`."""
+    room = import_heavy("dsnet.config")
+    files = [config] if isinstance(config, str | os.PathLike) else config
+    layers = [room.read_yaml(room.config_file(os.fspath(file))) for file in files]
+    if isinstance(data, str | os.PathLike):
+        layers.append({"data": {"root" if Path(data).is_dir() else "dataset": os.fspath(data)}})
+    elif data is not None:
+        layers.append({"data": data})
+    if model is not None:
+        layers.append({"model": {"name": model} if isinstance(model, str) else model})
+    tree: dict[str, Any] = room.merged(*layers, *(room.nested({key: value}) for key, value in options.items()))
+    return tree
+
+
+def task_of(source: str | None) -> str:
+    """The task of the run that another one starts from; classification without it."""
+    room = import_heavy("dsnet.config")
+    file = None if source is None else Path(source) / room.CONFIG
+    return str((room.read_yaml(file) if file is not None and file.is_file() else {}).get("task", "classification"))
+
+
+def evaluate(
+    run: Place,
+    *,
+    budgets: Sequence[str | float] | None = None,
+    split: Literal["test", "calibration", "train"] = "test",
+    max_width: int | None = None,
+    sample: int = 16,
+    seed: int = 0,
+    root: Place | None = None,
+    source: Place | None = None,
+    **options: Any,
+) -> Evaluation:
+    """Evaluate every width of a run, an ONNX file or a bundle, and the dynamic network at several budgets.
+
+    The data is that of the run. Nothing is written; `dsnet eval` also writes the result and its figures into the run.
+
+    Args:
+        budgets: Shares of the widest path such as 0.5 or "50%", or MAdds such as "150M"; by default those of the task.
+        max_width: Upper limit of the width index.
+        sample: Number of random paths besides the uniform ones, for networks with several gates.
+        seed: Seed of the random paths.
+        root: Folder of the data, if it has moved since training.
+        source: Run that an ONNX file or a bundle came from; by default the folder that it lies in.
+        options: Options of the task's metric, such as rule="11point" of a detector.
+    """
+    place = Path(run)
+    home = Path(source) if source is not None else place.resolve().parent if is_artefact(place) else place
+    folder = import_heavy("dsnet.runs.folder").RunFolder.of(home)
+    settings, data = folder.opened(None if root is None else os.fspath(root))
+    room = import_heavy("dsnet.runs.evaluate")
+    asked = room.EvalOptions(split, budgets, max_width, sample, seed, options)
+    result: Evaluation = room.evaluate(open_runner(place, eager=True), data, folder.task, settings, asked)
+    return result
+
+
+def predict(
+    images: Picture | Iterable[Picture],
+    run: Place | Runner,
+    *,
+    budget: str | float | None = None,
+    max_width: int | None = None,
+    path: Sequence[int] | None = None,
+    confidence: float = CONFIDENCE,
+    batch_size: int = 64,
+) -> Any:
+    """Classify images or detect objects in them: one answer for one image, a list for a folder or several images.
+
+    An answer is a `Prediction`, the class with its name and confidence, or an `ImageDetections`, the objects with their
+    boxes. Both have the path taken and the MAdds spent.
+
+    Args:
+        images: Files, folders, PIL images, uint8 pixels [H, W, 3] in RGB or [H, W] in grey, or a list of them.
+        run: A run folder, an ONNX file, a bundle, or a runner. Opening takes time: to predict often, give a runner
+            that `open_runner` opened once.
+        budget: Average share of the widest path such as 0.5 or "50%", or MAdds such as "150M".
+        max_width: Upper limit of the width index.
+        path: Run this path for every image instead of routing.
+        confidence: Lowest confidence of detected objects.
+        batch_size: Number of images that run together.
+    """
+    must("batch_size", batch_size, batch_size >= 1, "be at least 1")
+    pictures, single = listed(images)
+    runner = run if isinstance(run, Runner) else open_runner(Path(run))
+    policy, pinned = choice(runner, path, {"budget": budget, "max_width": max_width})
+    if policy.note:
+        warnings.warn(policy.note, stacklevel=2)
+    options = {"batch_size": batch_size, "confidence": confidence}
+    answers = list(predict_pictures(runner, pictures, policy, path=pinned, **options))  # type: ignore[arg-type]
+    return answers[0] if single else answers
+
+
+def choice(runner: Runner, path: Sequence[int] | None, limits: Mapping[str, Any]) -> tuple[Policy, WidthPath | None]:
+    """What to ask of a runner: the policy of these limits, or a path where one is pinned or there is no router."""
+    limited = [name for name, value in limits.items() if value is not None]
+    if path is not None:
+        if limited:
+            raise ValueError(f"a path pins the widths; leave {' and '.join(limited)} out")
+        return Policy(), tuple(path)
+    if runner.manifest.routes:
+        return runner.policy(**limits), None
+    if limited:
+        raise ValueError(
+            f"this {runner.manifest.model} {runner.manifest.why_fixed()}, so it has no {' or '.join(limited)}"
+        )
+    return Policy(), runner.paths[-1]

@@ -1,0 +1,70 @@
+"""The kinds of images that can be given to predict: files, folders, PIL images and arrays of pixels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from dsnet.errors import DataError
+from dsnet.images import SUFFIXES, read_image, to_rgb
+
+Picture = str | os.PathLike[str] | Image.Image | np.ndarray
+
+
+def image_files(names: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """The given files, and all images in the given folders and their subfolders, sorted within each folder."""
+    files: list[Path] = []
+    for name in names:
+        place = Path(name)
+        if place.is_dir():
+            inside = sorted(file for file in place.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+            if not inside:
+                raise DataError(f"{place} holds no images ({', '.join(SUFFIXES)}); give another folder")
+            files += inside
+        elif place.is_file():
+            files.append(place)
+        else:
+            raise DataError(f"{place} does not exist; give image files or folders of them")
+    return files
+
+
+def listed(images: Picture | Iterable[Picture]) -> tuple[list[Picture], bool]:
+    """The images as a list without folders, and whether a single image was given."""
+    if isinstance(images, str | os.PathLike):
+        return list(image_files([images])), not Path(images).is_dir()
+    if isinstance(images, Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4):
+        return [images], True
+    if not isinstance(images, Iterable):
+        raise DataError(f"images is {images!r}; give files, folders, PIL images, arrays of pixels, or a list of them")
+    return [picture for one in images for picture in listed(one)[0]], False
+
+
+def opened(picture: Picture) -> Image.Image:
+    """A picture as an upright RGB image."""
+    if isinstance(picture, np.ndarray):
+        picture = from_pixels(picture)
+    if isinstance(picture, Image.Image):
+        return to_rgb(ImageOps.exif_transpose(picture))
+    return read_image(Path(picture))
+
+
+def from_pixels(pixels: np.ndarray) -> Image.Image:
+    """An image from an array of pixels: [H, W] or [H, W, 1] grey, [H, W, 3] RGB, [H, W, 4] RGB and transparency."""
+    right = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (1, 3, 4))
+    if pixels.dtype != np.uint8 or not right or not pixels.size:
+        raise DataError(
+            f"an array of {pixels.dtype} {list(pixels.shape)} is not an image; give uint8 pixels [H, W, 3] in RGB, or "
+            f"[H, W] in grey. A runner takes normalised float32 batches [B, C, H, W]"
+        )
+    return Image.fromarray(pixels.squeeze(2) if pixels.shape[2:] == (1,) else pixels)
+
+
+def name_of(picture: Picture, number: int) -> str:
+    """The file of a picture, or its number where it has none."""
+    if isinstance(picture, str | os.PathLike):
+        return os.fspath(picture)
+    return str(getattr(picture, "filename", "")) or f"image {number}"
