@@ -157,11 +157,16 @@ def test_damaged_images_are_skipped_listed_and_counted(tmp_path: Path, capsys) -
         "supernet",
     ]
     assert main(["train", "--out", str(tmp_path / "a"), *SHORT, *words]) == 2
-    assert f"{bad} cannot be read as an image" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "1 of 72 images are damaged; replace or remove them; --data.on_corrupt skip passes over" in error
+    assert f"\n  {bad} (its format is unknown or its header damaged)" in error
+    assert not (tmp_path / "a").exists()
     skip = ["--data.on_corrupt", "skip"]
     assert main(["train", "--out", str(tmp_path / "b"), *SHORT, *words, *skip]) == 2
-    assert "are damaged, more than data.max_skipped allows (1.00%)" in capsys.readouterr().err
+    assert "1 of 33 train images are damaged, more than data.max_skipped allows (1.00%)" in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
     assert main(["train", "--out", str(tmp_path / "c"), *SHORT, *words, *skip, "--data.max_skipped", "0.1"]) == 0
+    assert f"1 damaged files are skipped; skipped.txt lists them, such as {bad}" in capsys.readouterr().out
     assert (tmp_path / "c" / "skipped.txt").read_text() == f"{bad}\n"
 
 
@@ -400,7 +405,7 @@ def test_a_stage_that_only_the_config_file_names_is_seen(
     file = tmp_path / "gate.yaml"
     file.write_text("stage: gate\nsgs: {router: gate}\n")
     found: list[ClassificationConfig] = []
-    monkeypatch.setattr(train, "train", lambda config, folder, resume: found.append(config))
+    monkeypatch.setattr(train, "train", lambda config, folder, **_: found.append(config))
     assert main(["train", "--from", str(run), "--config", str(file), *SHORT, "--out", str(tmp_path / "gated")]) == 0
     (config,) = found
     assert (config.stage, config.sgs.router, config.seed) == ("gate", "gate", 3)  # the seed is the source's
@@ -421,3 +426,39 @@ def test_a_printed_config_is_the_config_of_the_run(tmp_path: Path, capsys: pytes
     assert capsys.readouterr().out == printed
     assert "name: ds_resnet_tiny" in printed
     assert not Path("runs/ds_resnet_tiny-digits-seed0").exists()
+
+
+def test_a_run_begins_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    root = make_folder(tmp_path / "pets")
+    monkeypatch.setattr(train, "train_stage", lambda *args, **options: None)
+    monkeypatch.setattr(train, "evaluate", lambda *args: None)
+    monkeypatch.setattr(train.RunFolder, "load", lambda self: torch.nn.Identity())
+    monkeypatch.setattr(train, "eager", lambda net: net)
+    monkeypatch.setattr(train.RunFolder, "record", lambda *args, **options: None)
+    words = ["train", "--data.root", str(root), "--optim.batch_size", "16", "--sgs_optim.batch_size", "16"]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 0
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    data = "pets: 3 classes, 33 training, 3 calibration, 36 test images, 32 px"
+    assert first == f"ds_mobilenet_v1_tiny on {data}, cpu, writes to {tmp_path / 'run'}"
+    assert second.startswith("warning: the calibration split has only 3 images")
+
+
+def test_an_old_run_is_deleted_only_on_request_and_after_all_checks(run: Path, tmp_path: Path, capsys) -> None:
+    (run / "old.txt").write_text("left by the old run")
+    words = ["train", "--out", str(run), *SHORT, "--stage", "supernet"]
+    assert main(words) == 2
+    assert "already holds a run; continue it with --resume" in capsys.readouterr().err
+    pets = make_folder(tmp_path / "pets")
+    (pets / "val" / "cat" / "00.jpg").write_bytes(b"no image")
+    for more in (["--optim.batch_size", "9999"], ["--from", str(run)], ["--data.root", str(pets)]):
+        assert main([*words, "--overwrite", *more]) == 2
+        assert (run / "old.txt").exists(), more
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "config.yaml").write_text("mine")
+    assert main([*words[:2], str(tmp_path / "letters"), *words[3:], "--overwrite"]) == 2
+    assert "holds other files than those of a run" in capsys.readouterr().err
+    assert main(["train", "--overwrite"]) == 2
+    assert main([*words, "--overwrite"]) == 0
+    assert not (run / "old.txt").exists()
+    assert not (run / "gate").exists()
+    assert (run / "model.safetensors").exists()

@@ -66,7 +66,7 @@ def test_groups_stay_together_and_every_class_is_set_aside() -> None:
     kept, aside = by_group(labels, groups, 0.3, seed=0)
     assert not set(groups[kept].tolist()) & set(groups[aside].tolist())
     assert labels[aside].bincount().tolist() == [2, 2]
-    with pytest.raises(DataError, match="class 0 has only 1 images to split"):
+    with pytest.raises(DataError, match="class 0 has only 1 image to split"):
         by_group(labels[4:], groups[4:], 0.3, seed=0)
 
 

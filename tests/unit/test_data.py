@@ -304,7 +304,10 @@ def test_wrong_configs_are_refused() -> None:
         (lambda: AugmentConfig(scale=(0.9, 0.1)), "augment.scale"),
         (lambda: TrainBatches(data.train, 5000, seed=0), "batch size 5000 is larger than the 1295 training images"),
         (lambda: TrainBatches(data.train, 5, seed=0, world=2), "cannot be shared by 2 processes"),
-        (lambda: stratified(torch.tensor([0, 0, 1]), torch.arange(3), 0.1, seed=0), "class 1 has only 1 images"),
+        (
+            lambda: stratified(torch.tensor([0, 0, 1]), torch.arange(3), 0.1, seed=0),
+            "the class 1 has only 1 image to split",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             call()

@@ -52,7 +52,9 @@ def test_exif_orientation_is_honoured(tmp_path: Path) -> None:
 def test_a_bomb_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
     file = tmp_path / "large.png"
     Image.new("1", (3000, 3000)).save(file)
-    with pytest.raises(DataError, match=r"large.png has 3000 x 3000 pixels, more than the limit of 1000000"):
+    with pytest.raises(
+        DataError, match=r"large.png .*3000 x 3000 pixels, more than the limit of 1,000,000\); shrink it$"
+    ):
         read_image(file, max_pixels=1_000_000)
 
 
@@ -60,7 +62,7 @@ def test_a_bomb_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
 def test_other_files_are_refused_by_name(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "bad.jpg"
     file.write_bytes(content)
-    with pytest.raises(DataError, match=r"bad.jpg cannot be read as an image.*on_corrupt"):
+    with pytest.raises(DataError, match=r"bad.jpg cannot be read as an image.*replace or remove it$"):
         read_image(file)
 
 

@@ -33,6 +33,8 @@ def add_places(parser: Parser) -> None:
     parser.add("--from", source, dest="from_", metavar="RUN")
     parser.add("--out", "Folder of the run (default: a new one in runs/).", metavar="FOLDER")
     parser.add("--resume", "Continue the run in this folder, bit for bit.", metavar="FOLDER")
+    overwrite = "Delete the run in the folder of --out, once everything else was checked."
+    parser.add("--overwrite", overwrite, action="store_true")
 
 
 def add_flags(parser: Parser, words: Sequence[str]) -> None:
@@ -90,6 +92,8 @@ def run(args: Namespace) -> int | None:
         raise ValueError(
             f"--resume continues in {args.resume} with the run's own source; leave --out and --from out, or start anew"
         )
+    if args.overwrite and args.out is None:
+        raise ValueError("--overwrite deletes the run in the folder of --out; give --out FOLDER")
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # torchrun --max-restarts
     again = args.out if restarted and args.out and has_begun(Path(args.out)) else None
     if resume := args.resume or again:
@@ -104,7 +108,7 @@ def run(args: Namespace) -> int | None:
             return None
         folder = Path(args.out) if args.out else new_folder(config.run_name)
     try:
-        result = train(config, folder, resume=bool(resume))
+        result = train(config, folder, resume=bool(resume), overwrite=args.overwrite)
     except Interrupted as stop:
         if os.environ.get("RANK", "0") == "0":
             print(f"dsnet train: {stop}", file=sys.stderr)

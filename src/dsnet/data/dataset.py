@@ -6,8 +6,9 @@ Images with labels and images with boxes share these types. This file opens the 
 from __future__ import annotations
 
 import hashlib
+import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,10 +20,16 @@ from PIL import Image
 from torch import Tensor
 
 from dsnet.data.augment import Augment, AugmentConfig, normalise, to_float, to_tensor
+from dsnet.data.folders import open_folder
 from dsnet.data.sources import Arrays, Files, open_source, statistics
 from dsnet.errors import DataError, must
-from dsnet.images import MAX_PIXELS, Fit, Interpolation, centre_crop, random_crop, read_image
+from dsnet.images import MAX_PIXELS, Fit, ImageError, Interpolation, centre_crop, random_crop, read_image
 from dsnet.schema import Typed
+
+TRUSTED = 100  # calibration images; fewer leave an uncertainty of more than 6 points at an accuracy of 90 %
+SKIPPING = "--data.on_corrupt skip passes over files that are damaged or have more than data.max_pixels pixels"
+EMBEDDED = ("digits", "cluttered_digits")
+FILES_ONLY = ("labels", "crop_ratio", "interpolation", "on_corrupt", "max_skipped", "max_pixels")
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,10 @@ class Source(Protocol):
     """Numbered samples."""
 
     def __len__(self) -> int: ...
+
+    def file(self, number: int) -> str | None:
+        """The file of a sample, or None if it is in memory."""
+        ...
 
     def identity(self) -> bytes:
         """Bytes that change with the samples or their labels, but not with the folder that they are in."""
@@ -71,6 +82,10 @@ class Split:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def files(self) -> list[str]:
+        """The files of the samples; none if they are in memory."""
+        return [file for number in self.ids.tolist() if (file := self.source.file(number)) is not None]
+
     def load(self, ids: Tensor, *, seed: int | None = None) -> Batch:
         """Load samples as a batch. With a seed the images are augmented."""
         return self.loader(ids, seed)
@@ -78,7 +93,11 @@ class Split:
 
 @dataclass(frozen=True)
 class Data:
-    """Three splits, and the preprocessing that turns an image file into a network input (see `images.prepare`)."""
+    """Three splits, and the preprocessing that turns an image file into a network input (see `images.prepare`).
+
+    name: What to call the data. counts: Training images of each class, where an image has one class.
+    warnings: What a user should know before training, and beside the results.
+    """
 
     train: Split
     calibration: Split
@@ -91,6 +110,18 @@ class Data:
     fit: Fit
     crop: float
     interpolation: Interpolation
+    name: str = ""
+    counts: tuple[int, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """The data in a few words: its classes, and the images of each split."""
+        classes = f"{len(self.classes)} classes"
+        if self.counts and max(self.counts) > 1.5 * min(self.counts):
+            few, many = (self.classes[self.counts.index(count)] for count in (min(self.counts), max(self.counts)))
+            classes += f" ({few} {min(self.counts):,} to {many} {max(self.counts):,} training images)"
+        sizes = f"{len(self.train):,} training, {len(self.calibration):,} calibration, {len(self.test):,} test images"
+        return f"{self.name}: {classes}, {sizes}, {self.image_size} px"
 
     def split(self, name: str) -> Split:
         splits = {"test": self.test, "calibration": self.calibration, "train": self.train}
@@ -122,17 +153,36 @@ class Reading(Typed):
         must("data.workers", self.workers, self.workers >= 0, "be at least 0")
         must("data.max_skipped", self.max_skipped, 0 <= self.max_skipped <= 1, "be a share in [0, 1]")
 
+    def check_used(self) -> None:
+        """Refuse options that would have no effect. Configs of earlier runs may have such options, new ones may not."""
+
+    def refuse(self, names: Sequence[str], why: str) -> None:
+        """Refuse any of these options that differs from its default."""
+        defaults = type(self)()
+        for name in names:
+            owner, default, key = self, defaults, name
+            if "." in name:
+                group, key = name.split(".")
+                owner, default = getattr(self, group), getattr(defaults, group)
+            if getattr(owner, key) != getattr(default, key):
+                value = getattr(owner, key)
+                raise ValueError(f"data.{name} is {value}, but it would have no effect: {why}; leave it out")
+
 
 @dataclass(frozen=True)
 class DataConfig(Reading):
     """Which images to train on, and how they are split and read.
 
     Args:
-        dataset: Images to train on. A folder holds one folder per class.
-        root: Folder of the image files.
+        dataset: Images to train on. A folder holds one folder per class. By default a folder if root or labels is
+            given, otherwise the embedded digits.
+        root: Folder of the images.
+        labels: CSV file with the columns file and label, and optionally split (train, calibration or test), for
+            files that do not lie in one folder per class. Files are relative to root, or else to the CSV file.
         image_size: Height and width of the images in pixels. By default those of the dataset, or of the model for
             folders.
         calibration: Share of the training images that is set aside to check progress and to calibrate budgets.
+            Raise it if there are fewer than a few hundred such images.
         split_seed: Seed of the choice of calibration images.
         crop_ratio: Share of the short side that the centre crop keeps at evaluation, for folders.
         interpolation: How images of folders are resized.
@@ -143,8 +193,9 @@ class DataConfig(Reading):
         augment: How training images are augmented.
     """
 
-    dataset: Literal["digits", "cluttered_digits", "cifar10", "fashion_mnist", "idx", "folder"] = "digits"
+    dataset: Literal["digits", "cluttered_digits", "cifar10", "fashion_mnist", "idx", "folder"] | None = None
     root: str | None = None
+    labels: str | None = None
     image_size: int | None = None
     calibration: float = 0.1
     split_seed: int = 0
@@ -159,15 +210,43 @@ class DataConfig(Reading):
     def __post_init__(self) -> None:
         super().__post_init__()
         datasets = ("digits", "cluttered_digits", "cifar10", "fashion_mnist", "idx", "folder")
-        if self.dataset not in datasets:
+        if self.kind not in datasets:
             raise ValueError(f"data.dataset {self.dataset!r} is unknown; choose from {', '.join(datasets)}")
-        if self.dataset in ("cifar10", "idx", "folder") and not self.root:
-            raise ValueError(f"data.root is missing: say where the {self.dataset} files are with --data.root FOLDER")
+        if self.kind in ("cifar10", "idx", "folder") and not (self.root or self.labels):
+            raise ValueError(f"data.root is missing: say where the {self.kind} files are with --data.root FOLDER")
         if not 0 < self.calibration < 0.9:
             raise ValueError(f"data.calibration is {self.calibration}; give a share between 0 and 0.9")
         size = self.image_size
         must("data.image_size", size, size is None or size >= 1, "be at least 1, or null")
         must("data.crop_ratio", self.crop_ratio, 0 < self.crop_ratio <= 1, "be a share in (0, 1]")
+
+    @property
+    def kind(self) -> str:
+        """The dataset, also where the config does not name it."""
+        return self.dataset or ("folder" if self.root or self.labels else "digits")
+
+    @property
+    def name(self) -> str:
+        """What to call the data: the dataset, or the name of its folder or CSV file."""
+        if self.kind != "folder":
+            return self.kind
+        return Path(self.root).resolve().name if self.root else Path(self.labels or "").stem
+
+    def check_used(self) -> None:
+        if self.kind in EMBEDDED and self.root:
+            raise ValueError(
+                f"data.root is {self.root}, but {self.kind} are part of the installation; leave data.dataset out to "
+                f"train on the images in {self.root}, or leave data.root out"
+            )
+        if self.kind != "folder":
+            self.refuse(FILES_ONLY, f"it is for image files, and {self.kind} is read as arrays")
+        augment = self.augment
+        if augment.crop != "pad":
+            self.refuse(["augment.pad"], f"it is for augment.crop pad, and augment.crop is {augment.crop}")
+        if augment.crop != "resized":
+            self.refuse(["augment.scale"], f"it is for augment.crop resized, and augment.crop is {augment.crop}")
+        if not augment.randaugment:
+            self.refuse(["augment.magnitude"], "augment.randaugment is 0")
 
 
 def read_files(
@@ -187,9 +266,9 @@ def read_files(
         file = file_of(number)
         try:
             image = read_image(Path(file), max_pixels=options.max_pixels)
-        except DataError:
+        except ImageError as error:
             if options.on_corrupt == "stop":
-                raise
+                raise DataError(f"{error}; {SKIPPING}") from error
             skipped.append(file)
             continue
         images.append(to_tensor(fit(number, image)))
@@ -233,24 +312,34 @@ class Loader:
 
 def open_dataset(config: DataConfig, default_size: int = 224) -> Data:
     """Open images with labels as three splits. Only evaluation reads the test images."""
-    raw = open_source(config.dataset, Path(config.root) if config.root else None)
+    root, labels = (Path(name) if name else None for name in (config.root, config.labels))
+    raw = open_folder(root, labels) if config.kind == "folder" else open_source(config.kind, root)
     size = config.image_size or raw.size or default_size
-    train = raw.train.resized(size) if isinstance(raw.train, Arrays) else raw.train
+    train, held, test = (
+        source.resized(size) if isinstance(source, Arrays) else source
+        for source in (raw.train, raw.calibration, raw.test)
+    )
+    assert train is not None
     ids = torch.arange(len(train))
-    if raw.test is None:
-        ids, test_ids = stratified(train.labels, ids, 0.2, seed=0)
+    if test is None:
+        ids, test_ids = stratified(train.labels, ids, 0.2, seed=0, names=raw.classes)
         test = train
     else:
-        test = raw.test.resized(size) if isinstance(raw.test, Arrays) else raw.test
         test_ids = torch.arange(len(test))
-    if raw.groups is None:
-        train_ids, calibration_ids = stratified(train.labels, ids, config.calibration, seed=config.split_seed)
+    share: float | None = config.calibration
+    if held is not None:
+        config.refuse(["calibration", "split_seed"], "the data brings its own calibration images")
+        train_ids, held_ids, share = ids, torch.arange(len(held)), None
+    elif raw.groups is not None:
+        train_ids, held_ids = by_group(train.labels, raw.groups, config.calibration, seed=config.split_seed)
     else:
-        train_ids, calibration_ids = by_group(train.labels, raw.groups, config.calibration, seed=config.split_seed)
+        split = stratified(train.labels, ids, config.calibration, seed=config.split_seed, names=raw.classes)
+        train_ids, held_ids = split
+    held = train if held is None else held
     mean, std = statistics(train, train_ids)
     return Data(
         Split(Loader(train, config, size, mean, std), train_ids),
-        Split(Loader(train, config, size, mean, std), calibration_ids),
+        Split(Loader(held, config, size, mean, std), held_ids),
         Split(Loader(test, config, size, mean, std), test_ids),
         classes=raw.classes,
         channels=raw.channels,
@@ -260,25 +349,55 @@ def open_dataset(config: DataConfig, default_size: int = 224) -> Data:
         fit="crop",
         crop=config.crop_ratio if isinstance(train, Files) else 1.0,
         interpolation=config.interpolation,
+        name=config.name,
+        counts=tuple(train.labels[train_ids].bincount(minlength=len(raw.classes)).tolist()),
+        warnings=(*raw.warnings, *few_to_calibrate(len(held_ids), len(ids), share, key="data.calibration")),
     )
 
 
-def stratified(labels: Tensor | None, ids: Tensor, share: float, *, seed: int) -> tuple[Tensor, Tensor]:
+def few_to_calibrate(count: int, images: int, share: float | None, *, key: str) -> list[str]:
+    """A warning if there are too few calibration images to trust.
+
+    images: Number of images that calibration images are taken from. share: Share of them that is taken, which the
+    option `key` sets, or None where the data brings its own calibration images.
+    """
+    if count >= TRUSTED:
+        return []
+    error = 100 * 1.96 * (0.9 * 0.1 / max(1, count)) ** 0.5
+    enough = math.ceil(100 * TRUSTED / images) / 100
+    remedy = "add images to it" if share is None else "add training images"
+    if share is not None and enough <= 0.5:
+        remedy = f"set --{key} {max(enough, share):g}, or {remedy}"
+    return [
+        f"the calibration split has only {count} images. An accuracy of 90 % on them is uncertain by {error:.0f} "
+        f"points (95 %), and so are the choice of the best epoch and the budgets; {remedy}"
+    ]
+
+
+def stratified(
+    labels: Tensor | None, ids: Tensor, share: float, *, seed: int, names: Sequence[str] = ()
+) -> tuple[Tensor, Tensor]:
     """Set aside a share of every class, with at least one sample of each.
 
-    labels: Classes of all samples, or None where images have no single class.
+    labels: Classes of all samples, or None where images have no single class. names: Names of the classes.
     Returns the remaining ids and those set aside, both in rising order.
     """
     generator = torch.Generator().manual_seed(seed)
     groups = {"the training split": ids}
     if labels is not None:
         classes = labels[ids]
-        groups = {f"class {label}": ids[classes == label] for label in classes.unique().tolist()}
+        groups = {
+            f"the class {names[label] if names else label}": ids[classes == label]
+            for label in classes.unique().tolist()
+        }
     taken = []
     for name, group in groups.items():
         count = max(1, round(len(group) * share))
         if count >= len(group):
-            raise DataError(f"{name} has only {len(group)} images to split; at least 3 are needed")
+            raise DataError(
+                f"{name} has only {len(group)} image{'s'[: len(group) != 1]} to split; at least 3 are needed for "
+                f"training, calibration and test"
+            )
         taken.append(group[torch.randperm(len(group), generator=generator)[:count]])
     aside = torch.cat(taken).sort().values
     return ids[~torch.isin(ids, aside)], aside

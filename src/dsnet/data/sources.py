@@ -1,4 +1,4 @@
-"""Sources of images with labels: arrays in memory (digits, CIFAR-10, idx files) and folders of image files."""
+"""Sources of images with labels: arrays in memory (digits, CIFAR-10, idx files) and image files (see `folders`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from dsnet.data.cluttered import Drawings, cluttered_digits
 from dsnet.errors import DataError
-from dsnet.images import SUFFIXES
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # where Debian's package installs it
@@ -40,6 +39,9 @@ class Arrays:
             for part in self.images.split(1024)
         ]
         return Arrays(torch.cat(parts), self.labels)
+
+    def file(self, number: int) -> None:
+        """Arrays have no files."""
 
     def identity(self) -> bytes:
         """The labels as bytes, for the fingerprint of the data."""
@@ -68,21 +70,25 @@ class Files:
 
 @dataclass(frozen=True)
 class Raw:
-    """A dataset as it was read. `test` is None where the test images must be taken from `train`.
+    """A dataset as it was read. Test or calibration images that it does not name are taken from `train`.
 
+    size: Side of the images, None for files of any size.
     groups: A number per training image. Images of one group show the same object and stay in one split.
+    warnings: What a user should know before training.
     """
 
     train: Arrays | Files
     test: Arrays | Files | None
     classes: tuple[str, ...]
     channels: int
-    size: int | None  # native side, None for files of any size
+    size: int | None
     groups: Tensor | None = None
+    calibration: Arrays | Files | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def open_source(dataset: str, root: Path | None) -> Raw:
-    """Open a dataset by its name. digits, cluttered_digits and fashion_mnist need no root."""
+    """Open a dataset of arrays by its name. digits, cluttered_digits and fashion_mnist need no root."""
     if dataset == "digits":
         return digits()
     if dataset == "cluttered_digits":
@@ -90,7 +96,7 @@ def open_source(dataset: str, root: Path | None) -> Raw:
     if dataset == "fashion_mnist":
         return fashion_mnist(root)
     assert root is not None  # DataConfig asks for it
-    return {"cifar10": cifar10, "idx": idx, "folder": folder}[dataset](root)
+    return {"cifar10": cifar10, "idx": idx}[dataset](root)
 
 
 def digits() -> Raw:
@@ -175,37 +181,6 @@ def fashion_mnist(root: Path | None) -> Raw:
         raise DataError(f"{root} does not exist; install Debian's dataset-fashion-mnist, or give --data.root FOLDER")
     names = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
     return replace(idx(root), classes=names)
-
-
-def folder(root: Path) -> Raw:
-    """Image files with one folder per class, below train/ and val/ (or valid/ or test/), or directly below `root`."""
-    if not root.is_dir():
-        raise DataError(f"{root} is not a folder; give the folder that holds one folder per class")
-    train_root = root / "train" if (root / "train").is_dir() else root
-    test_root = next((root / name for name in ("val", "valid", "test") if (root / name).is_dir()), None)
-    if train_root == root:
-        test_root = None
-    names = sorted(child.name for child in train_root.iterdir() if child.is_dir() and not child.name.startswith("."))
-    if len(names) < 2:
-        raise DataError(f"{train_root} has {len(names)} class folders; at least 2 are needed")
-
-    def scan(top: Path) -> Files:
-        files: list[str] = []
-        labels: list[int] = []
-        for label, name in enumerate(names):
-            images = sorted(
-                str(file)
-                for file in (top / name).rglob("*")
-                if file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()
-            )
-            if not images:
-                raise DataError(f"{top / name} has no images ({', '.join(SUFFIXES)}); remove it or fill it")
-            files += images
-            labels += [label] * len(images)
-        return Files(tuple(files), torch.tensor(labels), root)
-
-    test = None if test_root is None else scan(test_root)
-    return Raw(scan(train_root), test, tuple(names), channels=3, size=None)
 
 
 def read_bytes(file: Path, hint: str) -> bytes:

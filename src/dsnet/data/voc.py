@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dsnet.data.augment import normalise
 from dsnet.data.boxes import BoxAugmentConfig, augment, inside, padded, resized
-from dsnet.data.dataset import Batch, Data, Reading, Split, read_files, stratified
+from dsnet.data.dataset import Batch, Data, Reading, Split, few_to_calibrate, read_files, stratified
 from dsnet.data.sources import IMAGENET_MEAN, IMAGENET_STD
 from dsnet.errors import DataError, must
 from dsnet.images import MAX_PIXELS, Interpolation
@@ -75,6 +75,15 @@ class DetectionDataConfig(Reading):
             raise ValueError(f"data.classes {self.classes} names a class twice")
         if shared := set(self.test) & {*self.train, *self.calibration}:
             raise ValueError(f"data.test shares the lists {sorted(shared)} with training; test on other images")
+
+    @property
+    def name(self) -> str:
+        """What to call the data: the name of its folder."""
+        return Path(self.root).resolve().name
+
+    def check_used(self) -> None:
+        if self.calibration:
+            self.refuse(["calibration_share", "split_seed"], "data.calibration names the calibration images")
 
 
 @dataclass(frozen=True)
@@ -245,6 +254,7 @@ def open_detection_data(config: DetectionDataConfig) -> Data:
     root = Path(config.root)
     train = read_lists(root, config.train, config.classes)
     test = read_lists(root, config.test, train.classes)
+    share: float | None = None
     if config.calibration:
         held = read_lists(root, config.calibration, train.classes)
         train_ids, held_ids = torch.arange(len(train)), torch.arange(len(held))
@@ -263,4 +273,6 @@ def open_detection_data(config: DetectionDataConfig) -> Data:
         fit="squeeze",
         crop=1.0,
         interpolation=config.interpolation,
+        name=config.name,
+        warnings=tuple(few_to_calibrate(len(held_ids), len(train), share, key="data.calibration_share")),
     )

@@ -80,7 +80,8 @@ def evaluation_blocks(result: Evaluation) -> list[Block]:
 
 
 def warnings(result: Evaluation) -> list[Text]:
-    return [Text(f"Warning: {words}") for words in (result.dynamic.warnings if result.dynamic is not None else ())]
+    routing = result.dynamic.warnings if result.dynamic is not None else ()
+    return [Text(f"Warning: {words}") for words in (*result.warnings, *routing)]
 
 
 def experiment_parts(result: Experiment) -> tuple[list[Block], list[Block], list[Block], list[Block]]:

@@ -97,7 +97,7 @@ def show(tables: Iterable[Table]) -> None:
 def show_evaluation(result: Evaluation, pictures: Sequence[Path] = ()) -> None:
     """Print every table of an evaluation, its warnings, and where its figures are."""
     show(evaluation_tables(result))
-    for warning in result.dynamic.warnings if result.dynamic is not None else ():
+    for warning in (*result.warnings, *(result.dynamic.warnings if result.dynamic is not None else ())):
         print(f"warning: {warning}")
     if pictures:
         print(f"figures: {' '.join(map(str, pictures))}")

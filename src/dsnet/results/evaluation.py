@@ -180,6 +180,7 @@ class Evaluation(Typed):
     examples: tuple[Example, ...] = ()
     training: dict[str, JsonValue] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # about the data; those about the router are in `dynamic`
 
     @property
     def static(self) -> bool:

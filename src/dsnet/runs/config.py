@@ -25,7 +25,9 @@ def new_config(kind: type[RunConfig], source: str | None, keys: Mapping[str, Any
     gate = keys.get("stage") == "gate"
     if gate and source is None:
         raise ValueError("--stage gate needs --from RUN: a router needs a trained network")
-    return resolve(kind, source_keys(kind, source, gate=gate), keys, {"source": source})
+    config = resolve(kind, source_keys(kind, source, gate=gate), keys, {"source": source})
+    config.data.check_used()
+    return config
 
 
 def source_keys(kind: type[RunConfig], source: str | None, *, gate: bool) -> dict[str, Any]:

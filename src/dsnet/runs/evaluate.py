@@ -100,6 +100,7 @@ def evaluate(runner: Runner, data: Data, task: Task, config: RunConfig, asked: E
         examples=scorer.examples(traces, outcome),
         training=training,
         skipped=images.skipped,
+        warnings=data.warnings,
     )
 
 

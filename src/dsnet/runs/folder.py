@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +14,9 @@ from typing import Any
 import torch
 
 from dsnet.checkpoint import MODEL
-from dsnet.config import CONFIG, RunConfig
+from dsnet.config import CONFIG, RunConfig, flat
 from dsnet.data.dataset import Data
-from dsnet.data.splits import check_data, write_splits
+from dsnet.data.splits import SPLITS, check_data, write_splits
 from dsnet.errors import CheckpointError
 from dsnet.files import write_whole
 from dsnet.results import Evaluation
@@ -25,6 +26,7 @@ from dsnet.tasks import GATE, STATE, Plan, Task, load, named, read_config, save
 from dsnet.version import __version__, commit
 
 BENCH = "results/bench.json"
+VERSIONS = "versions.json"
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,37 @@ class RunFolder:
         self.reopen(data)
         return config, data
 
-    def claim(self, config: RunConfig, data: Data, sources: Mapping[str, Any]) -> None:
-        """Write the config, splits, versions and the networks that the run starts from into a new folder."""
+    def check_free(self, config: RunConfig, *, overwrite: bool) -> None:
+        """Refuse a folder that holds another run. With `overwrite`, refuse one whose content may not be deleted."""
         folder = self.folder
-        if (folder / STATE).exists() or (folder / MODEL).exists():
+        if not overwrite:
+            if (folder / STATE).exists() or (folder / MODEL).exists():
+                raise CheckpointError(
+                    f"{folder} already holds a run; continue it with --resume {folder}, delete it with --overwrite, "
+                    f"or choose another --out"
+                )
+            return
+        if not folder.exists() or not any(folder.iterdir()):
+            return
+        if not is_run(folder):
             raise CheckpointError(
-                f"{folder} already holds a run; continue it with --resume {folder}, or choose another --out"
+                f"{folder} holds other files than those of a run, so --overwrite does not delete them; choose "
+                f"another --out"
             )
+        for key, value in flat(config.to_dict()).items():
+            if isinstance(value, str) and value and Path(value).resolve().is_relative_to(folder.resolve()):
+                raise CheckpointError(f"--overwrite would delete {value}, which {key} reads; choose another --out")
+
+    def claim(self, config: RunConfig, data: Data, sources: Mapping[str, Any], *, overwrite: bool = False) -> None:
+        """Write the config, splits, versions and the networks that the run starts from into a new folder.
+
+        overwrite: Delete the run that is in the folder first.
+        """
+        self.check_free(config, overwrite=overwrite)
+        folder = self.folder
         folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.iterdir() if overwrite else ():
+            shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
         versions = {
             "dsnet": __version__,
             "commit": commit(),
@@ -64,7 +89,7 @@ class RunFolder:
             "python": platform.python_version(),
         }
         write_splits(folder, data)
-        write_whole(folder / "versions.json", json.dumps({**versions, "command": sys.argv}, indent=1).encode())
+        write_whole(folder / VERSIONS, json.dumps({**versions, "command": sys.argv}, indent=1).encode())
         write_whole(folder / CONFIG, as_yaml(config).encode())
         for name, net in sources.items():
             save(net, folder / name)
@@ -90,6 +115,11 @@ class RunFolder:
     def record(self, name: str, result: Evaluation, data: Data, *, draw: bool = True) -> list[Path]:
         """Write a result; draw: its figures as well, which are returned."""
         return record(self.folder, name, result, data, draw=draw)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether `dsnet train` wrote this folder."""
+    return all((folder / name).is_file() for name in (CONFIG, SPLITS, VERSIONS))
 
 
 def has_begun(folder: Path) -> bool:

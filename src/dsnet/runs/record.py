@@ -32,8 +32,8 @@ def draw_examples(result: Evaluation, data: Data, file: Path) -> Path:
     """Draw a sheet of example images: with their detections, or those that the router finds easy and hard."""
     part = data.split(result.split)
     if result.objects is not None:
-        files = [Path(part.source.file(example.id)) for example in result.examples]  # type: ignore[attr-defined]
-        return detection_sheet(result, [read_image(name) for name in files], file)
+        files = [name for example in result.examples if (name := part.source.file(example.id)) is not None]
+        return detection_sheet(result, [read_image(Path(name)) for name in files], file)
     groups: dict[str, list[tuple[Image.Image, list[str]]]] = {}
     images = pictures(data, part, [example.id for example in result.examples])
     for example, image in zip(result.examples, images, strict=True):

@@ -13,6 +13,7 @@ from torch import nn
 from dsnet import tasks
 from dsnet.config import RunConfig
 from dsnet.data.batches import TrainBatches
+from dsnet.data.check import check_files
 from dsnet.data.dataset import Data
 from dsnet.errors import TrainingError
 from dsnet.models import eager
@@ -22,21 +23,27 @@ from dsnet.runs.folder import RunFolder
 from dsnet.tasks import Plan
 from dsnet.training import Interrupted, Loop
 from dsnet.training.display import make_display
-from dsnet.training.distributed import barrier, process_group, rank, world
+from dsnet.training.distributed import barrier, device, process_group, rank, world
 
 N = TypeVar("N", bound=nn.Module)
 
 
-def train(config: RunConfig, folder: Path, *, resume: bool = False, draw: bool = True) -> Evaluation | None:
-    """Train what the config asks for, or go on; draw: figures of the result as well.
+def train(
+    config: RunConfig, folder: Path, *, resume: bool = False, overwrite: bool = False, draw: bool = True
+) -> Evaluation | None:
+    """Train what the config asks for, or go on. draw: figures of the result as well.
 
+    overwrite: Delete the run that is in the folder, once all checks have passed.
     Returns the evaluation of the saved network on the test split; processes other than the first return None.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
     task = tasks.named(config.task)
     with process_group():
-        run, data = RunFolder(folder, task), task.open_data(config)
+        run = RunFolder(folder, task)
+        if not resume and rank() == 0:
+            run.check_free(config, overwrite=overwrite)
+        data = task.open_data(config)
         plans = task.plans(config, data, folder)
         left = plans_left(plans, run) if resume else plans
         # Find errors in the config before the folder is touched.
@@ -49,10 +56,13 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False, draw: bool =
             for plan in () if resume else plans:
                 plan.check(net)
             loop = None if left[0].goes_on else make_loop(left[0], net, data, run, config)
+        if rank() == 0:
+            announce(tasks.blank(folder) if resume and left[0].goes_on else net, data, folder)
         if resume:
             run.reopen(data)
         elif rank() == 0:
-            run.claim(config, data, task.sources(config, net))
+            check(data, config)
+            run.claim(config, data, task.sources(config, net), overwrite=overwrite)
         for plan in left:
             barrier()  # wait until the first process has written its files
             train_stage(plan, loop if plan is left[0] else None, data, run, config, resume=resume)
@@ -61,6 +71,20 @@ def train(config: RunConfig, folder: Path, *, resume: bool = False, draw: bool =
         result = evaluate(eager(run.load()), data, task, config)
         run.record("test", result, data, draw=draw)
         return result
+
+
+def announce(net: Any, data: Data, folder: Path) -> None:
+    """Say what is trained on which data, and where the run is written."""
+    processes = f"{world()} processes on " if world() > 1 else ""
+    print(f"{net.spec.name} on {data}, {processes}{device()}, writes to {folder}", flush=True)
+    for warning in data.warnings:
+        print(f"warning: {warning}", flush=True)
+
+
+def check(data: Data, config: RunConfig) -> None:
+    """Check the image files before anything is written. Damaged ones are an error, or counted if they are skipped."""
+    if skipped := check_files(data, config.data):
+        print(f"{len(skipped):,} damaged files are skipped; skipped.txt lists them, such as {skipped[0]}", flush=True)
 
 
 def plans_left(plans: Sequence[Plan[Any]], run: RunFolder) -> Sequence[Plan[Any]]:

@@ -130,7 +130,7 @@ class ClassificationConfig(RunConfig):
 
     @property
     def run_name(self) -> str:
-        name = f"{self.model.name}-{self.data.dataset}-seed{self.seed}"
+        name = f"{self.model.name}-{self.data.name}-seed{self.seed}"
         if self.stage == "gate":
             return f"{name}-{self.sgs.router}-{self.sgs.spec.targets}"
         return name if self.source is None else f"{name}-from-{Path(self.source).name}"

@@ -79,7 +79,7 @@ class Classification:
         return {}
 
     def about(self, config: ClassificationConfig, manifest: Manifest) -> tuple[str, dict[str, Any]]:
-        return config.data.dataset, training_of(config, manifest)
+        return config.data.name, training_of(config, manifest)
 
 
 task = Classification()
@@ -220,6 +220,6 @@ def carried_over(config: ClassificationConfig, data: Data) -> Supernet:
     if rank() == 0:
         where = f"{len(data.train)} training images of {len(data.classes)} classes, {data.image_size} px"
         begun = f"from {config.source}: {len(account.loaded)} tensors loaded"
-        print("\n".join([begun, *account.lines(), f"to {config.data.dataset}: {where}"]))
+        print("\n".join([begun, *account.lines(), f"to {data.name}: {where}"]))
     net.card = card_of(data)
     return net

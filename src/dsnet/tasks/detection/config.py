@@ -86,5 +86,5 @@ class DetectionConfig(RunConfig):
 
     @property
     def run_name(self) -> str:
-        backbone, data = Path(self.source or self.backbone or "none").name, Path(self.data.root).name
+        backbone, data = Path(self.source or self.backbone or "none").name, self.data.name
         return f"fssd-{backbone}-{data}-seed{self.seed}" + ("-gate" if self.stage == "gate" else "")

@@ -65,7 +65,7 @@ class Detection:
 
     def about(self, config: DetectionConfig, manifest: Manifest) -> tuple[str, dict[str, Any]]:
         optim = config.optim
-        return Path(config.data.root).name, {**optim.length, "batch_size": optim.batch_size, "lr": optim.lr}
+        return config.data.name, {**optim.length, "batch_size": optim.batch_size, "lr": optim.lr}
 
 
 task = Detection()

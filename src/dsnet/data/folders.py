@@ -1,0 +1,185 @@
+"""Image files with labels: one folder per class, or a CSV file that names the label of every file."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dsnet.data.sources import Files, Raw
+from dsnet.errors import DataError
+from dsnet.images import SUFFIXES
+
+VALIDATION = ("val", "valid")  # calibration images where there are test images too, otherwise test images
+SPLITS = ("train", "calibration", *VALIDATION, "test")
+SHOWN = 20  # how many files an error lists
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A file, the name of its class, and its split."""
+
+    file: str
+    label: str
+    split: str = "train"
+
+
+def open_folder(root: Path | None, labels: Path | None) -> Raw:
+    """Open the image files below `root`, or those that the CSV file `labels` names."""
+    if labels is not None:
+        return read_labels(labels, root)
+    assert root is not None  # DataConfig asks for it
+    if not root.is_dir():
+        raise DataError(f"{root} is not a folder; give the folder that holds one folder per class")
+    return scan(root)
+
+
+def scan(root: Path) -> Raw:
+    """Find images in one folder per class, below train/ and val/ (or valid/ or test/), or directly below `root`."""
+    split_folders = {"train": root}
+    if (root / "train").is_dir():
+        split_folders = {split: root / split for split in SPLITS if (root / split).is_dir()}
+    names = class_folders(split_folders["train"])
+    if len(names) < 2:
+        raise DataError(f"{split_folders['train']} has {len(names)} class folders; at least 2 are needed")
+    rows = []
+    for split, folder in split_folders.items():
+        for name in sorted({*names, *class_folders(folder)}):
+            images = images_below(folder / name)
+            if split == "train" and not images:
+                raise DataError(f"{folder / name} has no images ({', '.join(SUFFIXES)}); remove it or fill it")
+            rows += [Labelled(file, name, split) for file in images]
+        if not any(row.split == split for row in rows):
+            raise DataError(
+                f"{folder} has no images in class folders such as {folder / names[0]}; fill it or remove it"
+            )
+    return as_raw(rows, names, root, {split: str(folder) for split, folder in split_folders.items()})
+
+
+def class_folders(folder: Path) -> list[str]:
+    return sorted(child.name for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
+
+
+def images_below(folder: Path) -> list[str]:
+    return sorted(
+        str(file)
+        for file in folder.rglob("*")
+        if file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()
+    )
+
+
+def read_labels(labels: Path, root: Path | None) -> Raw:
+    """Read a CSV file with the columns file, label and, if you like, split. Other columns are ignored.
+
+    Files are relative to `root`, or else to the folder of the CSV file, which may itself lie below `root`.
+    """
+    if root is not None and not labels.is_file() and (root / labels.name).is_file():
+        labels = root / labels.name
+    base = root or labels.parent
+    rows: dict[str, tuple[int, Labelled]] = {}
+    missing = []
+    for line, row in read_rows(labels):
+        file, label = (row.get(key) or "" for key in ("file", "label"))
+        split = row.get("split") or "train"
+        where = f"{labels}, line {line}"
+        if not file or not label:
+            raise DataError(f"{where}: the {'label' if file else 'file'} is empty; fill it in, or remove the line")
+        if split not in SPLITS:
+            raise DataError(f"{where}: the split {split!r} is unknown; choose from {', '.join(SPLITS)}")
+        path = os.path.normpath(base / file)
+        if path in rows:
+            raise DataError(f"{where}: {file} is in line {rows[path][0]} already; keep one of the two lines")
+        if not Path(path).is_file():
+            missing.append(f"line {line}: {path}")
+        rows[path] = line, Labelled(path, label, split)
+    if missing:
+        remedy = "mend the column file, or say with --data.root which folder the files are relative to"
+        raise DataError(f"{labels} names {len(missing)} files that do not exist; {remedy}:\n{listed(missing)}")
+    found = [row for _, row in rows.values()]
+    names = ordered({row.label for row in found})
+    if len(names) < 2:
+        raise DataError(f"{labels} has {len(names)} class{'' if names else 'es'}; at least 2 are needed")
+    place = {name: number for number, name in enumerate(names)}
+    found.sort(key=lambda row: place[row.label])  # class by class, as folders are read
+    return as_raw(found, names, base, {split: f"the {split} images of {labels}" for split in SPLITS})
+
+
+def read_rows(file: Path) -> list[tuple[int, dict[str, str]]]:
+    """The rows of a CSV file, each with the number of its line."""
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as text:
+            reader = csv.DictReader(text, skipinitialspace=True)
+            header = [name.strip() for name in reader.fieldnames or ()]
+            if not {"file", "label"} <= set(header):
+                raise DataError(
+                    f"{file}, line 1: the header is {','.join(header) or 'empty'}; it must name the columns file and "
+                    f"label, and may name split: file,label,split"
+                )
+            reader.fieldnames = header
+            return [
+                (reader.line_num, {key: value.strip() for key, value in row.items() if isinstance(value, str)})
+                for row in reader
+            ]
+    except FileNotFoundError:
+        raise DataError(f"{file} does not exist; give the CSV file with the columns file and label") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{file} is not a CSV file in UTF-8 ({error}); save it as one") from error
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """Names in alphabetical order; whole numbers by their value."""
+    names = list(names)
+    return sorted(names, key=(lambda name: (int(name), name)) if all(name.isdecimal() for name in names) else None)
+
+
+def as_raw(rows: Sequence[Labelled], names: Sequence[str], root: Path, places: dict[str, str]) -> Raw:
+    """The splits of labelled files. places: What to call each split in messages."""
+    counts = {split: sum(row.split == split for row in rows) for split in SPLITS}
+    calibration, test = ["calibration"], [split for split in (*VALIDATION, "test") if counts[split]]
+    if "test" in test:
+        calibration += [split for split in test if split in VALIDATION]
+        test = ["test"]
+    if not counts["train"]:
+        raise DataError(f"{places['train']}: there are none; the network learns from the split train")
+    number = {name: label for label, name in enumerate(names)}
+
+    def files(splits: Sequence[str]) -> Files | None:
+        mine = [row for row in rows if row.split in splits]
+        if not mine:
+            return None
+        return Files(tuple(row.file for row in mine), torch.tensor([number[row.label] for row in mine]), root)
+
+    learned = {row.label for row in rows if row.split == "train"}
+    for split in (*calibration, *test):
+        if strange := sorted({row.label for row in rows if row.split == split} - learned):
+            raise DataError(
+                f"{places[split]}: {these(strange)} no training images, so the network cannot learn "
+                f"{'them' if len(strange) > 1 else 'it'}; add training images, correct the name, or take "
+                f"{'them' if len(strange) > 1 else 'it'} out"
+            )
+    train, warnings = files(["train"]), []
+    assert train is not None
+    if test and (absent := [name for name in names if name not in {row.label for row in rows if row.split in test}]):
+        warnings.append(
+            f"{these(absent)} no test images in {places[test[0]]}, so evaluation says nothing about "
+            f"{'them' if len(absent) > 1 else 'it'}; add some"
+        )
+    return Raw(train, files(test), tuple(names), 3, None, calibration=files(calibration), warnings=tuple(warnings))
+
+
+def these(names: Sequence[str]) -> str:
+    """The beginning of a sentence about classes, such as "the class emu has" or "the classes cat, dog and emu have"."""
+    if len(names) == 1:
+        return f"the class {names[0]} has"
+    shown = [*names[:SHOWN], *([f"{len(names) - SHOWN} more"] if len(names) > SHOWN else [])]
+    return f"the classes {', '.join(shown[:-1])} and {shown[-1]} have"
+
+
+def listed(lines: Sequence[str]) -> str:
+    """The first lines below each other, with the number of the rest."""
+    rest = [f"and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else []
+    return "\n".join(f"  {line}" for line in [*lines[:SHOWN], *rest])
