@@ -26,10 +26,11 @@ from torch import Tensor, nn
 from dsnet.bench.candidates import Artefacts, forced_call
 from dsnet.bench.timing import Call, interleaved, machine, ratio, summary
 from dsnet.bench.widths import BenchConfig, bench
+from dsnet.manifest import Policy
 from dsnet.models import Supernet, model_spec
 from dsnet.nn import RouterSpec
 from dsnet.report.tables import markdown_table, widths_table
-from dsnet.runtime.onnx import open_bundle, open_session
+from dsnet.runtime.onnx import FileRunner, knobs, open_bundle, open_session
 from dsnet.schema import plain
 from dsnet.space import WidthPath
 
@@ -77,12 +78,12 @@ def batches(
     with tempfile.TemporaryDirectory() as folder:
         artefacts = Artefacts(net, Path(folder), size)
         bundle = open_bundle(artefacts.bundle(), threads)
-        single = open_session(artefacts.dynamic(), threads)
+        single = FileRunner(artefacts.dynamic(), threads=threads)
         images = [image.numpy() for image in x.split(1)]
 
         def one_by_one() -> list[np.ndarray]:
             return [
-                single.run(["logits"], {IMAGE: image, "pin": np.array(path)})[0]
+                single.session.run(["logits"], {IMAGE: image, **knobs(single.manifest, Policy(), path)})[0]
                 for image, path in zip(images, paths, strict=True)
             ]
 

@@ -166,7 +166,7 @@ def shares_at(manifest: Manifest, madds: float, image_size: int | None = None) -
     if madds <= rows[0].madds:
         return dict(rows[0].shares)
     for a, b in pairwise(rows):
-        if madds < b.madds:
+        if madds < b.madds * (1 - 1e-6):  # a policy's share is in single precision
             part = 0.0 if is_gap(rows, a, b) else (madds - a.madds) / (b.madds - a.madds)
             first, second = dict(a.shares), dict(b.shares)
             mixed = {

@@ -16,7 +16,7 @@ from dsnet.results import Evaluation
 from dsnet.schema import Typed, parse_json, to_json
 from dsnet.space import WidthPath, WidthSpace
 
-FORMAT = 2
+FORMAT = 3
 KEY = "dsnet.manifest"  # its key in an ONNX file's metadata
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
 RouterKind = Literal["gate", "slim_first", "threshold"]
@@ -142,8 +142,8 @@ class Policy(Typed):
         lam: Lambda, the price of the widest network's MAdds in units of the scores. Below zero it favours wide paths.
         max_width: Upper limit of the width index.
         note: A message for the user if the request cannot be met exactly.
-        share: The average MAdds that lambda is expected to spend, as a share of the widest path's; None if lambda was
-            not made from a budget.
+        share: The average MAdds that lambda is expected to spend, as a share of the widest path's, in single precision.
+            An exported file takes it and computes the same lambda. None if lambda was not made from a budget.
     """
 
     lam: float = 0.0
@@ -174,6 +174,7 @@ class Manifest(Typed):
         space: The widths that this network or file can run.
         costs: One table for each image size.
         outputs: Names of the outputs, and their shapes without the batch dimension.
+        inputs: Names of the inputs of an ONNX file.
         routers: The routers that can choose the widths.
         widths: The uniform paths.
         defaults: The policy that is used if none is given.
@@ -188,6 +189,7 @@ class Manifest(Typed):
     space: WidthSpace
     costs: tuple[CostTable, ...]
     outputs: dict[str, tuple[int, ...]]
+    inputs: tuple[str, ...] = ()
     kind: Literal["live", "dynamic", "static", "bundle"] = "live"
     precision: Literal["fp32", "fp16", "int8"] = "fp32"
     routers: tuple[Router, ...] = ()
@@ -215,6 +217,11 @@ class Manifest(Typed):
     def routes(self) -> bool:
         """Whether the network can choose a path for each image."""
         return bool(self.routers) and self.kind != "static"
+
+    @property
+    def pins(self) -> bool:
+        """Whether a path can be pinned; a file that was exported with --simple takes a budget only."""
+        return self.kind != "dynamic" or "pin" in self.inputs
 
     @property
     def table(self) -> CostTable:

@@ -120,8 +120,8 @@ def test_the_page_about_deployment_is_true(
     exec(runner, {})
     opened = dsnet.open_runner("model.onnx")
     for photo in sorted(photos.glob("*.png")):
-        name, path, madds = there["classify"](photo, 300e3)  # type: ignore[operator]
-        routed = opened(as_input(Image.open(photo), opened.manifest)[None], budget=300e3)
+        name, path, madds = there["classify"](photo, 0.4)  # type: ignore[operator]
+        routed = opened(as_input(Image.open(photo), opened.manifest)[None], budget=0.4)
         assert (path, madds) == (routed.paths[0].tolist(), int(routed.madds[0]))
         assert name == opened.manifest.classes[int(routed.logits.argmax())]
 
@@ -283,18 +283,22 @@ def test_interleaving_calls_each_candidate_once_a_round() -> None:
     assert plain(summary([0.001, 0.002, 0.009])) == pytest.approx(expected)
 
 
-def test_other_sizes_and_open_inputs_are_used_like_any_file(
+def test_other_sizes_and_simple_files_are_used_like_any_file(
     run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    large, bare = tmp_path / "large.onnx", tmp_path / "bare.onnx"
+    large, simple = tmp_path / "large.onnx", tmp_path / "simple.onnx"
     assert main(["export", str(run), "--image_size", "24", "--out", str(large)]) == 0
     assert main(["predict", str(large), str(photos)]) == 0
     assert main(["eval", str(large), "--run", str(run)]) == 2
     assert "takes 24-pixel images but the run" in capsys.readouterr().err
-    assert main(["export", str(run), "--no_defaults", "--out", str(bare)]) == 0
-    assert main(["predict", str(bare), str(photos), "--budget", "0.4"]) == 0
-    capsys.readouterr()
-    assert main(["export", str(run), "--no_defaults", "--budget", "0.4"]) == 2
-    assert "leave them out" in capsys.readouterr().err
-    assert main(["export", str(bare)]) == 2
+    assert main(["export", str(run), "--image_size", "24", "--simple", "--out", str(simple)]) == 2
+    assert "has no calibrated budgets at 24 px, so a simple file would have nothing to" in capsys.readouterr().err
+    assert main(["export", str(run), "--simple", "--out", str(simple)]) == 0
+    assert "at the lowest and highest budget differ from PyTorch by" in capsys.readouterr().out
+    expected = printed(capsys, "predict", str(run / "model.onnx"), str(photos), "--budget", "0.4")
+    assert printed(capsys, "predict", str(simple), str(photos), "--budget", "0.4") == expected
+    for words in (["predict", str(simple), str(photos), "--path", "2"], ["eval", str(simple), "--run", str(run)]):
+        assert main(words) == 2
+        assert "was exported with --simple and runs no chosen path" in capsys.readouterr().err
+    assert main(["export", str(simple)]) == 2
     assert "is exported already; give its run folder" in capsys.readouterr().err

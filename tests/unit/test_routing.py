@@ -243,7 +243,7 @@ def test_budgets_are_understood_clamped_and_interpolated() -> None:
     rows = [Budget(1e6 + 1e5 * step, 2.0 - 0.1 * step, 0.5, 32) for step in range(11) if step not in (7, 8)]
     net.card = replace(net.card, budgets=tuple(rows))
     assert policy_for(net.manifest(), "1.25M").lam == pytest.approx(1.75)
-    share = 1.25e6 / table.widest
+    share = float(np.float32(1.25e6 / table.widest))
     assert policy_for(net.manifest(), "1.25M", max_width=3) == Policy(pytest.approx(1.75), 3, share=share)
     assert policy_for(net.manifest(), "1.85M").lam == rows[6].lam  # in a gap: the cheaper neighbour
     assert policy_for(net.manifest(), "1.9M").lam == rows[7].lam

@@ -18,7 +18,7 @@ from dsnet.export.dynamic import export_onnx
 from dsnet.manifest import Policy
 from dsnet.models import DynamicRunner, extract
 from dsnet.results import FileSizes
-from dsnet.runtime.onnx import IMAGE, knobs, open_bundle, open_session
+from dsnet.runtime.onnx import IMAGE, FileRunner, knobs, open_bundle, open_session
 from dsnet.runtime.runner import GroupedRunner
 from dsnet.space import WidthPath
 
@@ -46,9 +46,9 @@ class Artefacts:
         file = self.folder / f"path-{'-'.join(map(str, path))}.onnx"
         return file if file.exists() else export_onnx(self.net, file, path=path, image_size=self.size)
 
-    def dynamic(self, *, defaults: bool = True) -> Path:
-        file = self.folder / ("dynamic.onnx" if defaults else "open.onnx")
-        return file if file.exists() else export_onnx(self.net, file, image_size=self.size, defaults=defaults)
+    def dynamic(self) -> Path:
+        file = self.folder / "dynamic.onnx"
+        return file if file.exists() else export_onnx(self.net, file, image_size=self.size)
 
     def bundle(self) -> Path:
         folder = self.folder / "bundle"
@@ -140,8 +140,8 @@ def onnx_ways(x: Tensor, artefacts: Artefacts, threads: int) -> Ways:
     if len(x) > 1:
         bundle = open_bundle(artefacts.bundle(), threads)
         return static, lambda path: forced_call(bundle, x, [path] * len(x))
-    dynamic = open_session(artefacts.dynamic(), threads)
-    return static, lambda path: partial(dynamic.run, None, {**feed, "pin": np.array(path, np.int64)})
+    dynamic = FileRunner(artefacts.dynamic(), threads=threads)
+    return static, lambda path: partial(dynamic.session.run, None, {**feed, **knobs(dynamic.manifest, Policy(), path)})
 
 
 def openvino_ways(x: Tensor, artefacts: Artefacts, threads: int) -> Ways:
@@ -158,5 +158,5 @@ def openvino_ways(x: Tensor, artefacts: Artefacts, threads: int) -> Ways:
 
     if len(x) > 1 or not manifest.points:
         return static, None
-    dynamic = opened(artefacts.dynamic(defaults=False))
-    return static, lambda path: partial(dynamic, {**feed, **knobs(manifest, Policy(), path)})
+    dynamic, about = opened(artefacts.dynamic()), FileRunner(artefacts.dynamic()).manifest
+    return static, lambda path: partial(dynamic, {**feed, **knobs(about, Policy(), path)})

@@ -20,7 +20,7 @@ from dsnet.results import EqualRun, EqualScore, RoutedTime, RoutedTimes
 from dsnet.routing.budgets import policy_for
 from dsnet.routing.traces import Traces
 from dsnet.runs.folder import RunFolder
-from dsnet.runtime.onnx import IMAGE, open_session
+from dsnet.runtime.onnx import IMAGE, FileRunner, knobs
 from dsnet.tasks import images_of
 
 BUDGETS, IMAGES = 5, 64
@@ -85,8 +85,7 @@ def routed_times(points: Sequence[Operating], images: Tensor, *, threads: int, r
     ]
     calls: dict[Any, Call] = {}
     for number, (point, taken) in enumerate(zip(points, paths, strict=True)):
-        lam = np.array([point.policy.lam], np.float32)
-        calls[number] = file_call(point.artefacts.dynamic(), threads, lam=lam)
+        calls[number] = file_call(point.artefacts.dynamic(), threads, point.policy)
         for path in dict.fromkeys(taken):
             if (point.name, path) not in calls:
                 calls[point.name, path] = file_call(point.artefacts.static(path), threads)
@@ -117,10 +116,11 @@ def routed_times(points: Sequence[Operating], images: Tensor, *, threads: int, r
     return rows
 
 
-def file_call(file: Path, threads: int, **knobs: np.ndarray) -> Call:
+def file_call(file: Path, threads: int, policy: Policy | None = None) -> Call:
     """An ONNX file as a call that takes an image."""
-    session = open_session(file, threads)
-    return lambda image: session.run(None, {IMAGE: image, **knobs})
+    runner = FileRunner(file, threads=threads)
+    feed = knobs(runner.manifest, policy or Policy())
+    return lambda image: runner.session.run(None, {IMAGE: image, **feed})
 
 
 def equal_accuracy(rows: Sequence[RoutedTime], levels: int = 4) -> tuple[EqualScore, ...]:

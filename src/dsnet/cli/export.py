@@ -23,8 +23,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add("--budget", "Default budget of the file: average MAdds per image. It can be changed when the file runs.")
     cap = "Default cap of the file: the largest width index that may run. It can be changed when the file runs."
     parser.add("--max_width", cap, type=int, metavar="INDEX")
-    bare = "Make budget, cap and pinned path required inputs. OpenVINO needs this to change them at run time."
-    parser.add("--no_defaults", bare, action="store_true")
+    simple = "Leave image and budget as the only inputs of the file, for callers that need no cap and no pinned path."
+    parser.add("--simple", simple, action="store_true")
     parser.add("--json")
 
 
@@ -44,15 +44,13 @@ def run(args: Namespace) -> None:
     knobs = {"budget": args.budget, "max_width": args.max_width}
     known = evaluation_of(Path(args.run)) if args.image_size is None else None
     if args.bundle:
-        if args.path is not None or args.no_defaults or any(value is not None for value in knobs.values()):
-            raise ValueError("a bundle takes its budget, cap and path when it runs; leave them out")
+        if args.path is not None or args.simple or any(value is not None for value in knobs.values()):
+            raise ValueError("a bundle takes its budget, cap and path when it runs; leave them and --simple out")
         where = export_bundle(net, args.out or Path(args.run) / "bundle", image_size=args.image_size, evaluation=known)
     else:
         path = None if args.path is None else manifest.parse_path(args.path)
         file, size = out_file(args, path), args.image_size
-        where = export_onnx(
-            net, file, path=path, image_size=size, defaults=not args.no_defaults, evaluation=known, **knobs
-        )
+        where = export_onnx(net, file, path=path, image_size=size, simple=args.simple, evaluation=known, **knobs)
     if args.budget is not None and (note := policy_for(manifest, args.budget).note):
         print(note, file=sys.stderr)
     runner = open_onnx(where)
@@ -65,7 +63,8 @@ def run(args: Namespace) -> None:
     answers = " and ".join(manifest.outputs)
     how = "one at a time" if kind == "dynamic" else "in batches"
     print(f"  takes {runner.manifest.image_size} px images, {how}; gives {answers}")
-    print(f"  {answers} of slimmest and widest path differ from PyTorch by {off:.1e} of their spread")
+    ends = "of slimmest and widest path" if runner.manifest.pins else "at the lowest and highest budget"
+    print(f"  {answers} {ends} differ from PyTorch by {off:.1e} of their spread")
 
 
 def evaluation_of(run: Path) -> Evaluation | None:
@@ -81,8 +80,6 @@ def evaluation_of(run: Path) -> Evaluation | None:
 
 def out_file(args: Namespace, path: WidthPath | None) -> Path:
     """The ONNX file to write."""
-    if args.no_defaults and any(value is not None for value in (path, args.budget, args.max_width)):
-        raise ValueError("--no_defaults leaves budget, cap and path to whoever runs the file; leave them out")
     name = "model.onnx" if path is None else f"path-{'-'.join(map(str, path))}.onnx"
     file = Path(args.out or Path(args.run) / name)
     if file.suffix != ".onnx":

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from dsnet.cost import CostTable
 from dsnet.export.layers import write_call
 from dsnet.export.parts import Branch, PartWriter
 from dsnet.export.writer import FLOAT, INT, IR_VERSION, OPSET, Graph, Model
-from dsnet.manifest import Manifest, Policy, exported, to_metadata
+from dsnet.manifest import Budget, Manifest, Policy, exported, to_metadata
 from dsnet.models.parts import LiveParts, weights_digest
 from dsnet.results import Evaluation
-from dsnet.routing.budgets import policy_for
+from dsnet.routing.budgets import lambdas, policy_for
 from dsnet.routing.policy import Prices
 from dsnet.routing.route import follow
-from dsnet.runtime.onnx import IMAGE
+from dsnet.runtime.onnx import BUDGET, IMAGE, MAX_WIDTH, PIN
 from dsnet.space import WidthPath, WidthSpace
 from dsnet.version import __version__
 
@@ -36,22 +36,22 @@ def export_onnx(
     image_size: int | None = None,
     budget: str | float | None = None,
     max_width: int | None = None,
-    defaults: bool = True,
+    simple: bool = False,
     evaluation: Evaluation | None = None,
 ) -> Path:
     """Write a network as one ONNX file: the dynamic network for one image at a time, or a single path for batches.
 
-    Inputs of a dynamic file: image, lam (float), max_width (int64) and pin (int64 per choice point; -1 lets the router
-    choose). Its outputs: those of the network (logits, or boxes and scores), path, madds, and router_scores of the
-    first decision. A network that has not learned to route becomes a file of all widths; its `pin` input selects the
-    path.
+    Inputs of a dynamic file: image; budget (float, a share of the widest path's MAdds), max_width (int64) and pin
+    (int64 per choice point). A budget or max_width of -1 takes the file's default, and a pin of -1 lets the router
+    choose. Its outputs: those of the network (logits, or boxes and scores), path, madds, and router_scores of all
+    decisions one after another. A file without calibrated budgets has no input `budget`. A network that has not learned
+    to route becomes a file of all widths: `pin` selects the path, and -1 is the widest.
 
     Args:
         path: The path to export; None exports the dynamic network.
-        budget: Sets the default of lam.
-        max_width: Sets the default of max_width.
-        defaults: Whether lam, max_width and pin have defaults. Some runtimes (OpenVINO) turn inputs with defaults into
-            constants; for these, export without defaults and give all inputs.
+        budget: Default budget of the file.
+        max_width: Default max_width of the file.
+        simple: Whether the inputs are image and budget only.
         evaluation: The network's evaluation, which is stored in the file.
     """
     check_weights(net)
@@ -59,18 +59,27 @@ def export_onnx(
     if path is not None or not manifest.points:
         if budget is not None or max_width is not None:
             raise ValueError("a path pins the widths; leave budget and max_width out")
+        if simple:
+            raise ValueError("a file of one path has no input but the image; leave simple out")
         wanted = manifest.space.validate(path or ())
         proto = static_model(net.parts(routed=False), manifest, wanted)
         held = WidthSpace(tuple((width,) for width in wanted))
-        return write_checked(proto, exported(manifest, kind="static", space=held), Path(file))
+        return write_checked(proto, exported(manifest, kind="static", space=held, inputs=(IMAGE,)), Path(file))
     if manifest.router is None and (budget is not None or max_width is not None):
         raise ValueError(f"this {manifest.model} has not learned to route, so it has no budgets")
+    if simple and (manifest.router is None or not manifest.router.budgets):
+        raise ValueError(
+            f"this {manifest.model} has no calibrated budgets at {manifest.image_size} px, so a simple file would have "
+            f"nothing to choose; leave simple out, or export one path"
+        )
     policy = policy_for(net.manifest(image_size), budget, max_width=max_width)
-    writer = DynamicWriter(net.parts(), manifest, policy, defaults=defaults)
+    writer = DynamicWriter(net.parts(), manifest, policy, simple=simple)
     if writer.prices is not None:
         writer.prices.check_cap(max_width)
-    about = exported(manifest, kind="dynamic", space=writer.held, defaults=policy)
-    return write_checked(writer.model(), about, Path(file))
+    proto = writer.model()
+    inputs = tuple(slot.name for slot in proto.graph.input)
+    about = exported(manifest, kind="dynamic", space=writer.held, defaults=policy, inputs=inputs)
+    return write_checked(proto, about, Path(file))
 
 
 def to_export(net: Any, image_size: int | None, evaluation: Evaluation | None) -> Manifest:
@@ -144,17 +153,19 @@ def static_model(live: LiveParts, manifest: Manifest, path: WidthPath) -> onnx.M
 class DynamicWriter(PartWriter):
     """Writes the whole dynamic network as one graph, whose branches slice the weights of the main graph."""
 
-    def __init__(self, live: LiveParts, manifest: Manifest, policy: Policy, *, defaults: bool = True) -> None:
+    def __init__(self, live: LiveParts, manifest: Manifest, policy: Policy, *, simple: bool = False) -> None:
         super().__init__(live)
-        self.manifest, self.policy, self.defaults = manifest, policy, defaults
+        self.manifest, self.policy, self.simple = manifest, policy, simple
         self.table: CostTable = manifest.table
         self.prices = None if self.router is None else Prices(self.table, self.router)
         self.graph = Graph(Model(shared=True))
 
     def model(self) -> onnx.ModelProto:
+        knobs = self.knobs()
         names = self.front(self.graph, IMAGE)
         outputs = (self.write_probing if self.probes else self.write_gates)(names)
-        shapes = {"path": [self.manifest.points], "madds": [], "router_scores": [1, len(self.choices[0])]}
+        decisions = self.choices[:1] if self.probes else self.choices
+        shapes = {"path": [self.manifest.points], "madds": [], "router_scores": [1, sum(map(len, decisions))]}
         shapes |= {name: [1, *shape] for name, shape in self.manifest.outputs.items()}
         infos = []
         for name, output in outputs.items():
@@ -163,23 +174,41 @@ class DynamicWriter(PartWriter):
             infos.append(helper.make_tensor_value_info(name, kind, shapes[name]))
         size = self.manifest.image_size
         image = helper.make_tensor_value_info(IMAGE, FLOAT, [1, self.manifest.in_channels, size, size])
-        return finish(self.graph, self.manifest.model, [image, *self.knobs()], infos)
+        return finish(self.graph, self.manifest.model, [image, *knobs], infos)
 
     def knobs(self) -> list[onnx.ValueInfoProto]:
-        """The inputs besides the image: lambda, the width limit and a pinned path."""
-        pinned = self.manifest.space.widest if self.router is None else (-1,) * len(self.choices)
-        defaults: dict[str, np.ndarray] = {"pin": np.array(pinned, np.int64)}
+        """The inputs besides the image, and the nodes that make lambda and the cap of them."""
+        shapes: dict[str, tuple[int, int]] = {}
         if self.router is not None:
+            if self.router.budgets:
+                shapes[BUDGET] = FLOAT, 1
+                self.lam = self.interpolated(self.router.budgets)
+            else:
+                self.lam = self.graph.constant([self.policy.lam], np.float64)
+            shapes[MAX_WIDTH] = INT, 1
             widest, cap = max(map(max, self.choices)), self.policy.max_width
-            defaults["lam"] = np.array([self.policy.lam], np.float32)
-            defaults["max_width"] = np.array([widest if cap is None else cap], np.int64)
-        infos = []
-        for name, default in defaults.items():
-            kind = FLOAT if name == "lam" else INT
-            infos.append(helper.make_tensor_value_info(name, kind, default.shape))
-            if self.defaults:
-                self.graph.initializers.append(onnx.numpy_helper.from_array(default, name))
-        return infos
+            self.cap = self.fallback(MAX_WIDTH, widest if cap is None else cap)
+        shapes[PIN] = INT, len(self.choices)
+        given = [BUDGET] if self.simple else list(shapes)
+        for name in shapes.keys() - given:  # a constant, which runtimes fold
+            self.graph.initializers.append(numpy_helper.from_array(np.full(shapes[name][1], -1, np.int64), name))
+        return [helper.make_tensor_value_info(name, shapes[name][0], [shapes[name][1]]) for name in given]
+
+    def fallback(self, name: str, default: int) -> str:
+        """An input, or its default if it is negative."""
+        graph = self.graph
+        return graph.op("Where", graph.op("Less", name, graph.constant([0])), graph.constant([default]), name)
+
+    def interpolated(self, budgets: Sequence[Budget]) -> str:
+        """Lambda at the budget, by the operations of `Lambdas.at`; below zero it is the default."""
+        graph, (starts, lams, slopes) = self.graph, lambdas(budgets, self.table)
+        ends = graph.constant([0, *starts], np.float32)
+        passed = graph.op("Cast", graph.op("LessOrEqual", ends, BUDGET), to=INT)
+        place = graph.op("ReduceSum", passed, graph.constant([0]))  # [1]
+        columns = [0, 0, *starts], [self.policy.lam, lams[0], *lams], [0, 0, *slopes]
+        start, lam, slope = (graph.op("Gather", graph.constant(column, np.float64), place) for column in columns)
+        beyond = graph.op("Sub", graph.op("Cast", BUDGET, to=TensorProto.DOUBLE), start)
+        return graph.op("Add", lam, graph.op("Mul", beyond, slope))
 
     def widths_at(self, point: int) -> list[int]:
         assert self.prices is not None
@@ -188,39 +217,41 @@ class DynamicWriter(PartWriter):
     def decision(self, graph: Graph, scores: str, prices: str, point: int) -> str:
         """The position that `decide` takes: the highest score minus lambda times price within the limit; ties go to the
         slimmer width."""
-        double = {"to": TensorProto.DOUBLE}
-        cost = graph.op("Mul", graph.op("Cast", "lam", **double), prices)
-        values = graph.op("Sub", graph.op("Cast", scores, **double), cost)
-        allowed = graph.op("LessOrEqual", graph.constant(self.widths_at(point)), "max_width")
+        cost = graph.op("Mul", self.lam, prices)
+        values = graph.op("Sub", graph.op("Cast", scores, to=TensorProto.DOUBLE), cost)
+        allowed = graph.op("LessOrEqual", graph.constant(self.widths_at(point)), self.cap)
         values = graph.op("Where", allowed, values, graph.constant(-np.inf, np.float64))
         return graph.op("Squeeze", graph.op("ArgMax", values, axis=1, keepdims=0))
 
-    def pinned(self, graph: Graph, point: int) -> tuple[str, str]:
-        """Whether a width is pinned at a choice point, and its position among the allowed widths."""
-        width = graph.op("Gather", "pin", graph.constant(point))
+    def is_pinned(self, graph: Graph, point: int) -> str:
+        return graph.op("GreaterOrEqual", graph.op("Gather", PIN, graph.constant(point)), graph.constant(0))
+
+    def pinned(self, graph: Graph, point: int) -> str:
+        """The position of the pinned width among the allowed widths; without a router, -1 is the widest."""
+        width = graph.op("Gather", PIN, graph.constant(point))
         # Widths that are not in the file get a position out of range, so that pinning them fails.
         positions = [len(self.choices[point])] * len(self.table.steps[point][0])
         for position, allowed in enumerate(self.choices[point]):
             positions[allowed] = position
-        position_of = graph.op("Gather", graph.constant(positions), graph.op("Max", width, graph.constant(0)))
-        return graph.op("GreaterOrEqual", width, graph.constant(0)), position_of
+        return graph.op("Gather", graph.constant(positions), width)
 
     def write_gates(self, names: list[str]) -> dict[str, str]:
         graph, spent = self.graph, self.table
         before: str | None = None
         inputs: Sequence[int] = (0,)
         madds = graph.constant(spent.front.madds)
-        path, first_scores, left = [], None, self.left_of(0, names)
+        path, seen, left = [], [], self.left_of(0, names)
         for point, widths in enumerate(self.choices):
             maps, scores = self.fork_of(names, point)
-            is_pinned, position = self.pinned(graph, point)
+            position = self.pinned(graph, point)
             if self.prices is not None:
                 assert scores is not None
-                first_scores = first_scores or scores
+                seen.append(scores)
                 table = np.stack([self.prices.at(point, w_in) for w_in in inputs])
                 prices = graph.constant(table, np.float64)
                 prices = graph.op("Gather", prices, before or graph.constant(0))
-                position = graph.op("Where", is_pinned, position, self.decision(graph, scores, prices, point))
+                chosen = self.decision(graph, scores, prices, point)
+                position = graph.op("Where", self.is_pinned(graph, point), position, chosen)
             given = self.given(point + 1)
             kinds = [FLOAT] * len(given)
             if before is None:
@@ -242,7 +273,9 @@ class DynamicWriter(PartWriter):
         heads = graph.constant([spent.heads[width].madds for width in inputs])
         outputs = {**self.finish(graph, left), "path": graph.op("Concat", *path, axis=0)}
         outputs["madds"] = graph.op("Add", madds, graph.op("Gather", heads, before))
-        return outputs if first_scores is None else {**outputs, "router_scores": first_scores}
+        if seen:
+            outputs["router_scores"] = seen[0] if len(seen) == 1 else graph.op("Concat", *seen, axis=1)
+        return outputs
 
     def left_of(self, point: int, names: list[str]) -> dict[str, str]:
         """The arrays for `finish` among the outputs of the part that ends at a choice point."""
@@ -254,7 +287,7 @@ class DynamicWriter(PartWriter):
         graph, candidates, table = self.graph, self.pinnable, self.table
         assert self.prices is not None
         free = self.prices.at(0, 0)
-        is_pinned, position = self.pinned(graph, 0)
+        is_pinned, position = self.is_pinned(graph, 0), self.pinned(graph, 0)
 
         def probe(branch: Graph) -> list[str]:
             (logits,) = self.follow(branch, candidates[0], names)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
 
 from dsnet.cost import CostTable
 from dsnet.errors import RoutingError
@@ -191,9 +195,11 @@ def policy_for(
             if sizes
             else f"this {manifest.model} has no calibrated budgets; train it with `dsnet train --stage gate`"
         )
-    table = table or manifest.table
-    policy, madds = _interpolated(rows, parse_budget(budget, table))
-    return replace(policy, max_width=cap, share=madds / table.widest)
+    costs = table or manifest.table
+    madds = parse_budget(budget, costs)
+    curve = lambdas(rows, costs)
+    share = curve.reach(share_of(madds, costs))
+    return Policy(curve.at(share), cap, _note(rows, madds), share)
 
 
 def default_lambda(kind: str, targets: str, budgets: Sequence[Budget], image_size: int) -> float:
@@ -201,22 +207,55 @@ def default_lambda(kind: str, targets: str, budgets: Sequence[Budget], image_siz
     if (targets in ("try_best", "give_up") and kind == "gate") or not budgets:
         return 0.0
     rows = [row for row in budgets if row.image_size == image_size] or list(budgets)
-    return _interpolated(rows, (rows[0].madds + rows[-1].madds) / 2)[0].lam
+    middle = (rows[0].madds + rows[-1].madds) / 2
+    return Lambdas.between([row.madds for row in rows], [row.lam for row in rows]).at(middle)
 
 
-def _interpolated(rows: Sequence[Budget], madds: float) -> tuple[Policy, float]:
-    """The lambda of a budget, with a note if it is out of reach, and the MAdds that it is expected to spend."""
-    if not rows[0].madds <= madds <= rows[-1].madds:
-        end = rows[0] if madds < rows[0].madds else rows[-1]
-        note = (
-            f"budget {madds / 1e6:.4g}M is out of reach: on average this router spends {rows[0].madds / 1e6:.4g}M to "
-            f"{rows[-1].madds / 1e6:.4g}M MAdds; taking {end.madds / 1e6:.4g}M"
-        )
-        return Policy(end.lam, note=note), end.madds
-    for a, b in pairwise(rows):
-        if madds <= b.madds:
-            if madds < b.madds and b.madds - a.madds > GAP * (rows[-1].madds - rows[0].madds):
-                return Policy(a.lam), a.madds  # no lambda spends an amount in between: stay below the budget
-            share = (madds - a.madds) / (b.madds - a.madds)
-            return Policy(a.lam + share * (b.lam - a.lam)), madds
-    return Policy(rows[-1].lam), rows[-1].madds
+def share_of(madds: float, table: CostTable) -> float:
+    """MAdds as a share of the widest path's, rounded to single precision: the form in which exported files take it."""
+    return float(np.float32(madds / table.widest))
+
+
+def lambdas(rows: Sequence[Budget], table: CostTable) -> Lambdas:
+    """Lambda as a function of the budget as a share."""
+    return Lambdas.between([share_of(row.madds, table) for row in rows], [row.lam for row in rows])
+
+
+class Lambdas(NamedTuple):
+    """Lambda as a function of the budget, in linear pieces between calibrated rows; it is constant outside of them.
+
+    An exported file computes it by the same operations in the same order, so that both get the same lambda bit for bit.
+    """
+
+    starts: list[float]
+    lams: list[float]
+    slopes: list[float]
+
+    @classmethod
+    def between(cls, starts: list[float], lams: list[float]) -> Lambdas:
+        """Rows in rising order. In a wide gap no lambda spends an amount in between, so lambda stays that of the row
+        below the budget."""
+        widest = GAP * (starts[-1] - starts[0])
+        ends = zip(pairwise(starts), pairwise(lams), strict=True)
+        slopes = [(to - lam) / (b - a) if 0 < b - a <= widest else 0.0 for (a, b), (lam, to) in ends]
+        return cls(starts, lams, [*slopes, 0.0])
+
+    def reach(self, budget: float) -> float:
+        """The budget, or the nearest row below it (above it, for the first row) where lambda is constant."""
+        place = max(bisect_right(self.starts, budget) - 1, 0)
+        return budget if self.slopes[place] and budget >= self.starts[0] else self.starts[place]
+
+    def at(self, budget: float) -> float:
+        place = bisect_right(self.starts, budget) - 1
+        return self.lams[place] + (budget - self.starts[place]) * self.slopes[place] if place >= 0 else self.lams[0]
+
+
+def _note(rows: Sequence[Budget], madds: float) -> str:
+    """What to tell the user about a budget outside of the calibrated range; empty within it."""
+    if rows[0].madds <= madds <= rows[-1].madds:
+        return ""
+    end = rows[0] if madds < rows[0].madds else rows[-1]
+    return (
+        f"budget {madds / 1e6:.4g}M is out of reach: on average this router spends {rows[0].madds / 1e6:.4g}M to "
+        f"{rows[-1].madds / 1e6:.4g}M MAdds; taking {end.madds / 1e6:.4g}M"
+    )

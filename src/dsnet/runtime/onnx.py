@@ -13,15 +13,17 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from dsnet.errors import CheckpointError
+from dsnet.errors import CheckpointError, RoutingError
 from dsnet.latency import cores
 from dsnet.manifest import Manifest, Policy, from_metadata
-from dsnet.routing.policy import Prices
+from dsnet.routing.budgets import lambdas
+from dsnet.routing.policy import Prices, decide
 from dsnet.routing.route import Fork, Outputs, Routed, Step, as_array
 from dsnet.runtime.runner import GroupedRunner, Runner
 from dsnet.space import WidthPath
 
-IMAGE = "image"
+IMAGE, BUDGET, MAX_WIDTH, PIN = "image", "budget", "max_width", "pin"
+DEFAULT, FREE = -1, -1  # the file's own budget; a width that the router chooses
 BUNDLE, WEIGHTS = "manifest.json", "weights.bin"
 NOTHING = "nothing"  # placeholder output of a part whose outputs are not read
 CHUNK = 8  # images that run together; the maps of more images would not fit into the processor's cache
@@ -51,6 +53,9 @@ class FileRunner(Runner):
         self._manifest = from_metadata(self.file, self.session.get_modelmeta().custom_metadata_map)
         self.runtime = runtime_of(self._manifest.kind)
         self.place, self._threads = str(self.file), threads or cores()
+        router = self._manifest.router
+        budgets = router.budgets if router is not None and BUDGET in self._manifest.inputs else ()
+        self._lambdas = lambdas(budgets, self._manifest.table) if budgets else None
 
     @property
     def manifest(self) -> Manifest:
@@ -66,10 +71,63 @@ class FileRunner(Runner):
 
     def _run(self, x: Any, policy: Policy, prices: Prices) -> Routed:
         names = [*self.manifest.outputs, "path", "madds", "router_scores"]
-        rows = self._each(x, self._knobs(policy, (-1,) * self.manifest.points), names)
+        if self._computes(policy):
+            rows = self._each(x, knobs(self.manifest, policy), names)
+        else:
+            rows = [self._decided(image, policy, prices, names) for image in np.split(contiguous(x), len(x))]
         *answers, paths, madds, scores = (np.stack(column) for column in zip(*rows, strict=True))
         outputs = dict(zip(self.manifest.outputs, (finite(answer[:, 0]) for answer in answers), strict=True))
-        return Routed(outputs, paths, madds, [scores[:, 0]])
+        return Routed(outputs, paths, madds, self._by_decision(scores[:, 0]))
+
+    def _computes(self, policy: Policy) -> bool:
+        """Whether the file computes the policy's lambda itself, as its default or from the policy's budget."""
+        default = self.manifest.defaults
+        known = policy.lam == default.lam if policy.share is None else policy.lam == self._lambda_at(policy.share)
+        if not self.manifest.pins and (policy.max_width != default.max_width or not known):
+            raise RoutingError(
+                f"{self.file} was exported with --simple: it takes a budget, but no other max_width than "
+                f"{default.max_width} and no lambda; export it again without --simple"
+            )
+        return known
+
+    def _lambda_at(self, budget: float) -> float | None:
+        return None if self._lambdas is None else self._lambdas.at(budget)
+
+    def _decided(self, image: np.ndarray, policy: Policy, prices: Prices, names: Sequence[str]) -> list[np.ndarray]:
+        """Route an image at a lambda that the file does not know: decide here, by the scores that the file returns, and
+        pin what it decided otherwise."""
+        router, free = prices.router, (FREE,) * self.manifest.points
+
+        def run(pin: WidthPath) -> tuple[list[np.ndarray], WidthPath, np.ndarray]:
+            ((*answers, path, _, scores),) = self._each(image, knobs(self.manifest, policy, pin), names)
+            return answers, tuple(path.tolist()), scores
+
+        def decided(path: WidthPath, scores: np.ndarray) -> WidthPath:
+            """The path up to the first decision that differs from it; the scores behind that are not known yet."""
+            if router.probes:
+                allowed = prices.allowed(0, policy.max_width)
+                return router.candidates[decide(scores, prices.at(0, 0), policy, allowed)[0]]
+            for point, seen in enumerate(self._by_decision(scores)):
+                at = prices.at(point, path[point - 1] if point else 0)
+                position = decide(seen, at, policy, prices.allowed(point, policy.max_width))[0]
+                if (width := router.routing.choices[point][position]) != path[point]:
+                    return (*path[:point], width, *free[point + 1 :])
+            return path
+
+        answers, path, scores = run(free)
+        for _ in free:
+            if (pin := decided(path, scores)) == path:
+                break
+            answers, path, seen = run(pin)
+            scores = scores if router.probes else seen  # a pinned path is not probed
+        return [*answers, np.array(path, np.int64), np.array(prices.spent(path), np.int64), scores]
+
+    def _by_decision(self, scores: np.ndarray) -> list[np.ndarray]:
+        """The scores [B, R] of each decision; the file returns them one after another."""
+        router = self.manifest.router
+        assert router is not None
+        ends = np.cumsum([len(widths) for widths in router.routing.choices])
+        return [scores] if router.probes else np.split(scores, ends[:-1], axis=1)
 
     def _survey(self, x: Any, paths: Sequence[WidthPath], *, scored: bool) -> tuple[list[Outputs], Any | None]:
         manifest, scores = self.manifest, None
@@ -80,29 +138,37 @@ class FileRunner(Runner):
         extra = ["router_scores"] if scored and manifest.router is not None and not manifest.router.probes else []
         answers: list[Outputs] = []
         for path in paths:
-            rows = self._each(x, self._knobs(Policy(), path), [*names, *extra])
+            rows = self._each(x, knobs(manifest, manifest.defaults, path), [*names, *extra])
             columns = [np.concatenate(column) for column in zip(*rows, strict=True)]
             answers.append(dict(zip(names, map(finite, columns[: len(names)]), strict=True)))
             scores = columns[-1] if extra else None
         if scored and not extra:
-            scores = self._run(x, Policy(), self.prices(x.shape[-1])).scores[0]
-        return answers, scores
+            scores = np.concatenate(
+                [row[0] for row in self._each(x, knobs(manifest, manifest.defaults), ["router_scores"])]
+            )
+        return answers, None if scores is None else self._by_decision(scores)[0]
+
+    def _held(self, path: Sequence[int]) -> WidthPath:
+        if not self.manifest.pins:
+            raise ValueError(
+                f"{self.file} was exported with --simple and runs no chosen path; export it again without --simple"
+            )
+        return super()._held(path)
 
     def _each(self, x: Any, feed: Mapping[str, np.ndarray], outputs: Sequence[str]) -> list[list[np.ndarray]]:
         """Run the images one by one, and return the outputs of each."""
         return [self.session.run(list(outputs), {IMAGE: image, **feed}) for image in np.split(contiguous(x), len(x))]
 
-    def _knobs(self, policy: Policy, pin: WidthPath) -> dict[str, np.ndarray]:
-        return knobs(self.manifest, policy, pin)
 
-
-def knobs(manifest: Manifest, policy: Policy, pin: WidthPath) -> dict[str, np.ndarray]:
-    """All inputs except the image. They are always given, because a file may have no defaults for them."""
-    feed = {"pin": np.array(pin, np.int64)}
-    if manifest.router is not None:
-        cap = max(manifest.router.routing.widest) if policy.max_width is None else policy.max_width
-        feed |= {"lam": np.array([policy.lam], np.float32), "max_width": np.array([cap], np.int64)}
-    return feed
+def knobs(manifest: Manifest, policy: Policy, pin: WidthPath = ()) -> dict[str, np.ndarray]:
+    """The inputs of a dynamic file besides the image. Without a pinned path, the router chooses."""
+    widest = max(manifest.space.widest, default=0)
+    feed: dict[str, np.ndarray] = {
+        BUDGET: np.array([DEFAULT if policy.share is None else policy.share], np.float32),
+        MAX_WIDTH: np.array([widest if policy.max_width is None else policy.max_width], np.int64),
+        PIN: np.array(pin or (FREE,) * manifest.points, np.int64),
+    }
+    return {name: held for name, held in feed.items() if name in manifest.inputs}
 
 
 def open_bundle(folder: Path, threads: int = 0) -> GroupedRunner:
@@ -232,7 +298,6 @@ def open_session(file: Path, threads: int = 0) -> ort.InferenceSession:
     that too, but it spins while idle, and every session in the process that does not use it fails.
     """
     options = ort.SessionOptions()
-    options.log_severity_level = 3  # otherwise it warns about inputs that have defaults
     options.intra_op_num_threads = threads
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if not file.is_file():
