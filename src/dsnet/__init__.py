@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from dsnet.hub import from_pretrained, push_to_hub, save_pretrained
     from dsnet.models import DynamicRunner, count, create_model, extract, list_models, route
     from dsnet.opening import open_runner
+    from dsnet.routing.tracking import BudgetTracker
     from dsnet.tasks import load, save
     from dsnet.weights.sorting import sort_channels
 
 _ROOMS = {
+    "BudgetTracker": "dsnet.routing.tracking",
     "DynamicRunner": "dsnet.models",
     "Run": "dsnet.api",
     "count": "dsnet.models",
@@ -40,6 +42,7 @@ _ROOMS = {
 }
 
 __all__ = [
+    "BudgetTracker",
     "DynamicRunner",
     "Run",
     "__version__",

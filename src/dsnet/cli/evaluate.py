@@ -22,6 +22,10 @@ def add_arguments(parser: Parser) -> None:
     budgets = "Average MAdds of the dynamic network, such as 150M, or shares of the widest such as 0.5 (default: five)."
     parser.add("--budgets", budgets, nargs="+", metavar="BUDGET")
     parser.add("--max_width")
+    drift = (
+        "Also evaluate the budgets on corrupted copies of the images (noise, blur, JPEG): asked against spent MAdds."
+    )
+    parser.add("--drift", drift, action="store_true")
     parser.add("--static")
     rule = "How a detector's average precision is computed; VOC 2007 uses 11point (default: that of the run)."
     parser.add("--rule", rule, choices=("area", "11point"))
@@ -35,10 +39,12 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: Namespace) -> None:
     from dsnet.opening import open_runner
+    from dsnet.report.drift import drift_tables
     from dsnet.report.export import draw, export
     from dsnet.report.seeds import together
-    from dsnet.report.tables import print_json, show_evaluation
+    from dsnet.report.tables import print_json, show, show_evaluation
     from dsnet.results import Evaluations, as_json
+    from dsnet.runs.drift import with_drift
     from dsnet.runs.evaluate import EvalOptions, evaluate
     from dsnet.runs.folder import RunFolder
     from dsnet.runs.record import draw_examples
@@ -51,7 +57,10 @@ def run(args: Namespace) -> None:
         place, label = run_of(where, args)
         folder = RunFolder.of(place)
         config, data = folder.opened(args.root)
-        result = evaluate(open_runner(where, eager=True), data, folder.task, config, asked)
+        runner = open_runner(where, eager=True)
+        result = evaluate(runner, data, folder.task, config, asked)
+        if args.drift:
+            result = with_drift(result, runner, data, folder.task, config, max_width=args.max_width)
         pictures = folder.record(label, result, data)
         results.append(result)
     shown = together(results)
@@ -64,6 +73,7 @@ def run(args: Namespace) -> None:
     else:
         for number, result in enumerate(shown, start=1):
             show_evaluation(result, pictures if number == len(shown) else ())
+            show(drift_tables(result))
     if args.export:
         prefix = Path(args.export)
         sheet = None

@@ -108,3 +108,10 @@ def to_float(images: Tensor) -> Tensor:
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     shape = (1, -1, 1, 1)
     return (images - images.new_tensor(mean).view(shape)) / images.new_tensor(std).view(shape)
+
+
+def to_pixels(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Undo `normalise` and `to_float`: uint8 images."""
+    shape = (1, -1, 1, 1)
+    shares = images * images.new_tensor(std).view(shape) + images.new_tensor(mean).view(shape)
+    return (255 * shares.clamp(0, 1)).round().byte()

@@ -10,11 +10,16 @@ from dataclasses import dataclass, field, replace
 from dsnet.prediction.answers import CONFIDENCE
 from dsnet.report import charts, tables
 from dsnet.report.document import Block, Chapter, Document, Figure, Images, Picture, Table, Text, made_by, missing
+from dsnet.report.drift import drift_tables
 from dsnet.report.page import anchor
 from dsnet.report.seeds import combine, kind
 from dsnet.results import Bench, Evaluation, Experiment
 
 DIFFICULTY = "Easy: the slimmest width is right. Dependent: only wider ones are. Hard: no width is."
+DRIFT = (
+    "A budget is an average over the calibration images. On corrupted copies of the test images the router spends more "
+    "or less; `--budget_tracking` corrects the budget while it runs."
+)
 IDEAL = "Ideal: the same path as a static network of the same runtime. Times vary from run to run; compare the ratios."
 MEANING = (
     "Differences are paired by seed, in points for accuracies. A direction holds if every seed shows it; it has no "
@@ -76,7 +81,8 @@ def evaluation_blocks(result: Evaluation) -> list[Block]:
     """Every table and warning of an evaluation, and how the network was trained."""
     paths, *others = tables.evaluation_tables(result)
     trained = Text(f"Training: {json.dumps(result.training)}.")
-    return [Table(replace(paths, title="")), *map(Table, others), *warnings(result), trained]
+    tabled = [Table(replace(paths, title="")), *map(Table, [*others, *drift_tables(result)])]
+    return [*tabled, *warnings(result), trained]
 
 
 def warnings(result: Evaluation) -> list[Text]:
@@ -126,6 +132,8 @@ def sections(run: Run) -> dict[str, Sequence[Block]]:
     if result is not None and result.static:
         return {"Accuracy": scores(run), **ends}
     titled = {"Accuracy against MAdds": scores(run), "Gate distributions": gates(run)}
+    if result is not None and result.drift:
+        titled["Budgets on other images"] = [Text(DRIFT), *map(Table, drift_tables(result))]
     if result is None or result.objects is None:
         titled |= {"Easy and hard images": pictures(run), "Routes per class": routes(run)}
     elif run.sheet is not None:

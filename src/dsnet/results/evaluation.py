@@ -127,6 +127,30 @@ class Dynamic(Typed):
 
 
 @dataclass(frozen=True)
+class DriftBudget(Typed):
+    """One budget on images that the router was not calibrated on: what it spent and scored, without and with tracking.
+
+    asked: The budget in MAdds.
+    """
+
+    name: str
+    asked: float
+    spent: Stat
+    score: Stat
+    tracked_spent: Stat
+    tracked_score: Stat
+
+
+@dataclass(frozen=True)
+class Drift(Typed):
+    """The widest path and the dynamic network on one kind of images, such as `noise 15%`."""
+
+    images: str
+    widest: Stat
+    budgets: tuple[DriftBudget, ...]
+
+
+@dataclass(frozen=True)
 class Box(Typed):
     """An object: its class, its box (left, top, right, bottom) as shares of the image, and its score if detected."""
 
@@ -177,6 +201,7 @@ class Evaluation(Typed):
     objects: int | None = None
     options: dict[str, str | float] = field(default_factory=dict)
     dynamic: Dynamic | None = None
+    drift: tuple[Drift, ...] = ()
     examples: tuple[Example, ...] = ()
     training: dict[str, JsonValue] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()

@@ -188,24 +188,25 @@ class Traces:
         """The metric of an outcome."""
         return self.scorer.along(outcome.paths)
 
-    def at(self, policy: Policy) -> Outcome:
-        """The route of every image under a policy, and its cost."""
-        paths, unknown = self._walk(policy)
+    def at(self, policy: Policy, some: np.ndarray | None = None) -> Outcome:
+        """The route of every image, or of the images of some rows, under a policy, and its cost."""
+        some = np.arange(len(self)) if some is None else some
+        paths, unknown = self._walk(policy, some)
         if len(unknown):
             self._run(unknown, policy)
-            paths, unknown = self._walk(policy)
+            paths, unknown = self._walk(policy, some)
             assert not len(unknown)
-        madds = np.zeros(len(self), np.int64)
+        madds = np.zeros(len(some), np.int64)
         for path, rows in by_path(paths):
             madds[rows] = self.prices.spent(path)
         return Outcome(paths, madds)
 
-    def _walk(self, policy: Policy) -> tuple[np.ndarray, np.ndarray]:
+    def _walk(self, policy: Policy, some: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Paths [N, points] from recorded scores, and the rows whose scores or outputs have not been recorded yet."""
         router, prices = self.router, self.prices
         assert router is not None
         if router.probes:
-            chosen = decide(self.scores[()], prices.at(0, 0), policy, prices.allowed(0, policy.max_width))
+            chosen = decide(self.scores[()][some], prices.at(0, 0), policy, prices.allowed(0, policy.max_width))
             return np.array(router.candidates, np.int64)[chosen], np.zeros(0, np.int64)
         routing = router.routing.choices
         paths = np.zeros((len(self), len(routing)), np.int64)
@@ -229,8 +230,8 @@ class Traces:
                 paths[group, point] = width
                 descend(group, (*prefix, width))
 
-        descend(np.arange(len(self)), ())
-        return paths, np.concatenate(unknown)
+        descend(some, ())
+        return paths[some], np.concatenate(unknown)
 
     def _run(self, rows: np.ndarray, policy: Policy) -> None:
         """Run images under a policy, and record their scores and outputs."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 
+from dsnet.data.augment import to_pixels
 from dsnet.data.dataset import Data, Split
 from dsnet.files import write_whole
 from dsnet.images import read_image
@@ -46,7 +47,5 @@ def draw_examples(result: Evaluation, data: Data, file: Path) -> Path:
 def pictures(data: Data, part: Split, ids: Sequence[int]) -> list[Image.Image]:
     """Images of a split as pictures, with the normalisation undone."""
     images = part.load(torch.tensor(ids, dtype=torch.long)).images
-    shape = [1, -1, 1, 1]
-    plain = images * torch.tensor(data.std).view(shape) + torch.tensor(data.mean).view(shape)
-    pixels = (255 * plain.clamp(0, 1)).round().byte().permute(0, 2, 3, 1).numpy()
+    pixels = to_pixels(images, data.mean, data.std).permute(0, 2, 3, 1).numpy()
     return [Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image) for image in pixels]
