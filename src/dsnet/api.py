@@ -70,7 +70,8 @@ def train(
     else:
         begun = None if source is None else os.fspath(source)
         kind = import_heavy("dsnet.tasks").named(keys.pop("task", None) or task_of(begun)).config
-        settings = configs.new_config(kind, begun, keys)
+        recipe = None if config else configs.recipe_for(kind, begun, keys)
+        settings = configs.new_config(kind, begun, keys, recipe=recipe)
         folder = folders.new_folder(settings.run_name) if out is None else Path(out)
     return Run(folder, import_heavy("dsnet.runs.train").train(settings, folder, resume=resume is not None))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -234,7 +235,7 @@ def test_every_config_in_the_repository_is_valid(file: Path) -> None:
     if file.stem == "transfer_small":  # the model is that of the source
         assert "model" not in content
         return
-    assert file.stem.endswith(config.model.name) or file.stem == "digits"
+    assert file.stem.endswith(config.model.name) or file.stem in ("digits", "folder")
     assert content["model"]["name"] == config.model.name
 
 
@@ -462,3 +463,41 @@ def test_an_old_run_is_deleted_only_on_request_and_after_all_checks(run: Path, t
     assert not (run / "old.txt").exists()
     assert not (run / "gate").exists()
     assert (run / "model.safetensors").exists()
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    """The config that a command would train with."""
+    assert main(["train", *words, "--print_config"]) == 0
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+def test_a_folder_has_a_recipe_that_options_override(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = yaml.safe_load((CONFIGS / "folder.yaml").read_text())
+    found = printed(capsys, "--data.root", str(tmp_path))
+    assert found["data"]["root"] == str(tmp_path)
+    for group in ("ieb", "optim", "sgs_optim"):
+        assert found[group] == {**found[group], **recipe[group]}
+    assert found["data"]["augment"] == {**found["data"]["augment"], **recipe["data"]["augment"]}
+    given = [
+        "--optim.epochs",
+        "3",
+        "--data.augment.crop",
+        "none",
+        "--data.image_size",
+        "32",
+        "--ieb.class_weights",
+        "none",
+    ]
+    found = printed(capsys, "--data.root", str(tmp_path), *given)
+    assert (found["optim"]["epochs"], found["optim"]["steps"]) == (3, None)
+    assert (found["data"]["augment"]["crop"], found["data"]["image_size"]) == ("none", 32)
+    assert found["ieb"]["class_weights"] == "none"
+
+
+def test_other_data_another_config_and_another_run_have_no_recipe(trained: Path, tmp_path: Path, capsys) -> None:
+    plain = printed(capsys)
+    assert plain["optim"]["epochs"] == 25
+    named = printed(capsys, "--config", "smoke/digits", "--data.dataset", "folder", "--data.root", str(tmp_path))
+    tuned = printed(capsys, "--from", str(trained), "--data.root", str(tmp_path))
+    for other in (named, tuned):
+        assert (other["optim"]["steps"], other["data"]["augment"]) == (None, plain["data"]["augment"])

@@ -83,7 +83,7 @@ def task_of(args: Namespace) -> str:
 
 
 def run(args: Namespace) -> int | None:
-    from dsnet.runs.config import as_yaml, new_config, resumed_config
+    from dsnet.runs.config import as_yaml, new_config, recipe_for, resumed_config
     from dsnet.runs.folder import has_begun, new_folder
     from dsnet.runs.train import train
     from dsnet.training import Interrupted
@@ -102,10 +102,14 @@ def run(args: Namespace) -> int | None:
     elif int(os.environ.get("WORLD_SIZE", "1")) > 1 and not args.out:
         raise ValueError("several processes must agree on a folder; give --out FOLDER")
     else:
-        config = new_config(args.kind, args.from_, keys_of(args))
+        keys = keys_of(args)
+        recipe = None if args.config else recipe_for(args.kind, args.from_, keys)
+        config = new_config(args.kind, args.from_, keys, recipe=recipe)
         if args.print_config:
             print(as_yaml(config), end="")
             return None
+        if recipe is not None and os.environ.get("RANK", "0") == "0":
+            print(f"recipe: {recipe} (--print_config shows it, options override it, --config names another)")
         folder = Path(args.out) if args.out else new_folder(config.run_name)
     try:
         result = train(config, folder, resume=bool(resume), overwrite=args.overwrite)

@@ -28,6 +28,8 @@ LATER: Keys = {  # keys by their endings that were added later. At these values 
     "optim.betas": (0.9, 0.999),
     "optim.warmup_steps": None,
     "optim.patience": None,
+    "data.labels": None,
+    "ieb.labels": 0.0,
     "ieb.mixup": 0.0,
     "ieb.class_weights": "none",
     "ieb.distillation": 0.7,

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from dsnet.checkpoint import MODEL, read_description
-from dsnet.config import CONFIG, RunConfig, read_yaml, resolve
+from dsnet.config import CONFIG, RunConfig, packaged, read_yaml, resolve
 from dsnet.tasks import read_config
 
 
@@ -20,14 +20,41 @@ def as_yaml(config: RunConfig) -> str:
     return yaml.safe_dump(json.loads(json.dumps(config.to_dict())), sort_keys=False)  # tuples become lists
 
 
-def new_config(kind: type[RunConfig], source: str | None, keys: Mapping[str, Any]) -> RunConfig:
-    """The config of a new run: defaults, overridden by keys of the source run, overridden by `keys`."""
+def new_config(
+    kind: type[RunConfig], source: str | None, keys: Mapping[str, Any], *, recipe: str | None = None
+) -> RunConfig:
+    """The config of a new run: defaults, overridden by a recipe, by keys of the source run, and by `keys`.
+
+    recipe: Name of a packaged config, as `recipe_for` gives it.
+    """
     gate = keys.get("stage") == "gate"
     if gate and source is None:
         raise ValueError("--stage gate needs --from RUN: a router needs a trained network")
-    config = resolve(kind, source_keys(kind, source, gate=gate), keys, {"source": source})
+    layers = recipe_keys(recipe, keys), source_keys(kind, source, gate=gate), keys, {"source": source}
+    config = resolve(kind, *layers)
     config.data.check_used()
     return config
+
+
+def recipe_for(kind: type[RunConfig], source: str | None, keys: Mapping[str, Any]) -> str | None:
+    """The packaged config that a run on a folder of images starts from if the user names none. None for other runs,
+    and for runs that start from another one."""
+    data = keys.get("data") or {}
+    named, place = data.get("dataset"), data.get("root") or data.get("labels")
+    is_folder = named == "folder" or (named is None and place is not None)
+    return kind.RECIPE if is_folder and source is None else None
+
+
+def recipe_keys(recipe: str | None, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a packaged config, without the place of its data. If `keys` crop differently, the options of its crop
+    are left out."""
+    if recipe is None:
+        return {}
+    found = read_yaml(packaged()[recipe])
+    del found["data"]["root"]
+    if "crop" in ((keys.get("data") or {}).get("augment") or {}):
+        del found["data"]["augment"]["scale"]
+    return found
 
 
 def source_keys(kind: type[RunConfig], source: str | None, *, gate: bool) -> dict[str, Any]:

@@ -72,6 +72,7 @@ class ClassificationConfig(RunConfig):
         recalibration: Number of training images from which batch-norm statistics are recomputed at the end.
     """
 
+    RECIPE: ClassVar[str | None] = "folder"
     BASIC: ClassVar[tuple[str, ...]] = (
         "data.dataset",
         "data.root",
