@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from dsnet.bench.timing import interleaved, machine
+from dsnet.bench.timing import interleaved
 from dsnet.export import dynamic, layers
 from dsnet.export.dynamic import export_onnx
 from dsnet.export.writer import Graph
+from dsnet.latency.timing import machine
 from dsnet.models import create_model
 from dsnet.nn import SliceGroupNorm
 from dsnet.nn.norm import EPS

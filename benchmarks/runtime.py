@@ -24,12 +24,15 @@ import torch
 from torch import Tensor, nn
 
 from dsnet.bench.candidates import Artefacts, forced_call
-from dsnet.bench.timing import Call, interleaved, machine, ratio, summary
-from dsnet.bench.widths import BenchConfig, bench
+from dsnet.bench.timing import interleaved
+from dsnet.bench.widths import bench
+from dsnet.latency.files import BenchConfig
+from dsnet.latency.timing import Call, machine, ratio, summary
 from dsnet.manifest import Policy
 from dsnet.models import Supernet, model_spec
 from dsnet.nn import RouterSpec
-from dsnet.report.tables import markdown_table, widths_table
+from dsnet.report.bench import width_tables
+from dsnet.report.tables import markdown_table
 from dsnet.runtime.onnx import FileRunner, knobs, open_bundle, open_session
 from dsnet.schema import plain
 from dsnet.space import WidthPath
@@ -150,7 +153,7 @@ def main() -> None:
     lines = ["# What dynamic inference costs", ""]
     for name in ("ds_mobilenet_v1", "ds_resnet50"):
         found = results[name]
-        table = widths_table(found)
+        (table,) = width_tables(found)
         lines += [
             f"## {name}, {found.image_size} px, one image, one thread",
             "",

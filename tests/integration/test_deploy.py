@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,15 @@ import torch
 from PIL import Image
 
 import dsnet
+from dsnet import latency, open_runner
 from dsnet.bench.runs import climbing, equal_accuracy
 from dsnet.cli import main
 from dsnet.config import CONFIG
 from dsnet.models import eager
 from dsnet.prediction import as_input
-from dsnet.results import RoutedTime, Times
+from dsnet.report.bench import bench_tables
+from dsnet.report.tables import show
+from dsnet.results import Bench, Evaluation, RoutedTime, Times, read
 from dsnet.schema import plain
 from dsnet.tasks import read_config
 from dsnet.tasks.classification.task import task
@@ -175,29 +179,60 @@ def test_export_says_what_it_wrote(run: Path, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_bench_measures_widths_and_budgets(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["bench", str(run), "--repeats", "3", "--batch_sizes", "1", "4", "--against", "mobilenet_v1:0.25"]
-    result = printed(capsys, *words, "--export", str(tmp_path / "bench"), "--image_size", "32")
+    words = ["bench", str(run), "--repeats", "3", "--batch_sizes", "1", "4", "--against", "mobilenet_v1_tiny:0.5"]
+    result = printed(capsys, *words, "--export", str(tmp_path / "bench"), "--runtimes", "eager", "runner", "onnx")
     rows = result["widths"]["rows"]  # type: ignore[index]
     assert {(row["runtime"], row["batch"]) for row in rows} == {
         (name, batch) for name in ("static", "eager", "runner", "static onnx", "onnx") for batch in (1, 4)
     }
     for row in rows:
-        assert 0 < row["times"]["p50"] <= row["times"]["p95"]
+        assert 0 < row["times"]["p50"] <= row["times"]["p95"] <= row["times"]["p99"]
         assert row["images_per_second"] == pytest.approx(row["batch"] / row["times"]["p50"] * 1e3)
         assert (row["ratio"] is None) == row["runtime"].startswith("static")
     assert result["widths"]["files"]["dynamic"] > 1000  # type: ignore[index]
-    assert {row["model"] for row in result["widths"]["against"]} == {"mobilenet_v1:0.25"}  # type: ignore[index]
+    assert {row["model"] for row in result["widths"]["against"]} == {"mobilenet_v1_tiny:0.5"}  # type: ignore[index]
     routed = result["routed"]["rows"]  # type: ignore[index]
-    assert [row["asked"] for row in routed] == sorted(row["asked"] for row in routed)
     assert all(row["ideal"] > 0 for row in routed)
     assert json.loads((run / "results" / "bench.json").read_text()) == result
     for suffix in (".json", ".md", ".png"):
         assert (tmp_path / f"bench{suffix}").stat().st_size > 100
 
 
-def test_bench_takes_files_and_compares_routers(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_has_the_paths_budgets_and_accuracies_of_eval(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bench = read(trained / "results" / "bench.json", Bench)
+    result = read(trained / "results" / "test.json", Evaluation)
+    (deployed,) = bench.deployed
+    fixed = [row for row in deployed.rows if row.path is not None]
+    assert {row.path: (row.madds, row.score) for row in fixed} == {
+        row.path: (row.madds, row.score.mean) for row in result.rows
+    }
+    routed = [row for row in deployed.rows if row.path is None]
+    assert [(row.asked, row.madds, row.score) for row in routed] == [
+        (row.asked, row.madds.mean, row.score.mean) for row in result.dynamic.rows
+    ]
+    assert not any(row.computed for row in routed)
+    show(bench_tables(bench))
+    for line in capsys.readouterr().out.splitlines():
+        assert len(line.rstrip()) <= 80, line
+
+
+def test_bench_of_a_file_fills_the_same_table_and_compares_routers(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     result = printed(capsys, "bench", str(run / "model.onnx"), "--repeats", "3", "--paths", "all")
     assert [row["path"] for row in result["widths"]["rows"]] == [[k] for k in range(6)]  # type: ignore[index]
+    (deployed,) = result["deployed"]  # type: ignore[index]
+    assert deployed["images"] == 64
+    assert all(row["score"] is not None and not row["computed"] for row in deployed["rows"])
+    alone = Path(shutil.copy(run / "model.onnx", tmp_path / "alone.onnx"))
+    assert main(["bench", str(alone), "--repeats", "3"]) == 0  # there are no images beside it
+    text = capsys.readouterr().out
+    assert text.count(" * ") == 5 + 1
+    assert "* computed" in text
+    runner = open_runner(alone, threads=1)
+    held = latency.find(runner.setting())
+    assert held is not None
+    assert {row.path for row in held.rows if row.routed is not None} == {(k,) for k in range(6)}
     assert main(["bench", str(run), "--repeats", "2", "--routers", str(run), "--runtimes", "onnx"]) == 0
     assert "interleaved rounds" in capsys.readouterr().out
     compared = json.loads((run / "results" / "bench.json").read_text())
@@ -272,14 +307,14 @@ def test_equal_accuracy_is_interpolated_between_operating_points() -> None:
 
 
 def test_interleaving_calls_each_candidate_once_a_round() -> None:
-    from dsnet.bench.timing import interleaved, summary
+    from dsnet.latency.timing import interleaved, summary
 
     calls: list[str] = []
     times = interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 20, warmup=1)
     assert {name: len(found) for name, found in times.items()} == {"a": 20, "b": 20}
     rounds = ["".join(calls[k : k + 4]) for k in range(2, len(calls), 4)]
     assert set(rounds) == {"aabb", "bbaa"}
-    expected = {"mean": 4.0, "p50": 2.0, "p95": float(np.quantile([1, 2, 9], 0.95))}
+    expected = {"mean": 4.0, "p50": 2.0, "p95": float(np.quantile([1, 2, 9], 0.95)), "p99": 8.86}
     assert plain(summary([0.001, 0.002, 0.009])) == pytest.approx(expected)
 
 

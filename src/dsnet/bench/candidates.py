@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dsnet.bench.timing import Call, resident
+from dsnet.bench.timing import resident
 from dsnet.export.bundle import export_bundle
 from dsnet.export.dynamic import export_onnx
+from dsnet.latency.files import AGAIN, IDEALS
+from dsnet.latency.timing import Call
 from dsnet.manifest import Policy
 from dsnet.models import DynamicRunner, extract
 from dsnet.results import FileSizes
@@ -22,15 +24,6 @@ from dsnet.runtime.onnx import IMAGE, FileRunner, knobs, open_bundle, open_sessi
 from dsnet.runtime.runner import GroupedRunner
 from dsnet.space import WidthPath
 
-# The reference for each runtime: the same path as a static network in the same runtime.
-IDEALS = {
-    "eager": "static",
-    "runner": "static",
-    "compiled": "static compiled",
-    "onnx": "static onnx",
-    "openvino": "static openvino",
-}
-AGAIN = " again"  # the ideal is timed twice; the ratio of both shows the noise
 Ways = tuple[Callable[[WidthPath], Call], Callable[[WidthPath], Call] | None]
 
 

@@ -1,10 +1,11 @@
-"""Latency of routers on the test images of their runs, at several budgets and at equal scores."""
+"""Latency of runs: their widths and budgets with accuracy, and routers at several budgets and at equal scores."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,114 +14,198 @@ import torch
 from torch import Tensor
 
 from dsnet.bench.candidates import Artefacts
-from dsnet.bench.timing import Call, interleaved, machine, summary
+from dsnet.bench.timing import interleaved, torch_threads
+from dsnet.errors import ResultError
+from dsnet.latency import threads_text
+from dsnet.latency.files import BenchConfig, bench_budgets
+from dsnet.latency.measure import TRIED, Operating, budgets_of, measure, noise, uniform_paths
+from dsnet.latency.timing import Call, machine, summary
 from dsnet.manifest import Policy
-from dsnet.models import eager, route
-from dsnet.results import EqualRun, EqualScore, RoutedTime, RoutedTimes
+from dsnet.models import DynamicRunner, eager, route
+from dsnet.results import (
+    DeployedTimes,
+    EqualRun,
+    EqualScore,
+    Evaluation,
+    Latency,
+    RoutedTime,
+    RoutedTimes,
+    read,
+)
 from dsnet.routing.budgets import policy_for
 from dsnet.routing.traces import Traces
 from dsnet.runs.folder import RunFolder
-from dsnet.runtime.onnx import IMAGE, FileRunner, knobs
+from dsnet.runtime.onnx import FileRunner
+from dsnet.space import WidthPath
 from dsnet.tasks import images_of
 
-BUDGETS, IMAGES = 5, 64
+IMAGES = 64
 
 
 @dataclass(frozen=True)
-class Operating:
-    """A network at one of its budgets.
-
-    `name` is the run that the network came from; `traces` are those of its whole test split, or None.
-    """
+class Benched:
+    """A run that is measured: its network in the forms that are timed, its evaluation, and the traces of its whole test
+    split if it has to be scored."""
 
     name: str
     artefacts: Artefacts
+    evaluation: Evaluation | None = None
+    traces: Traces | None = None
+
+
+@dataclass(frozen=True)
+class AtBudget:
+    """A run at one of its budgets."""
+
+    run: Benched
+    point: Operating
     policy: Policy
-    asked: float
-    traces: Traces | None
+
+
+def evaluation_of(run: Path) -> Evaluation | None:
+    """The evaluation of a run on its test images, or None if there is none."""
+    try:
+        return read(run / "results" / "test.json", Evaluation)
+    except ResultError:
+        return None
+
+
+def sample_images(run: Path, root: str | None) -> Tensor:
+    """A few test images of a run [N, C, S, S], spread over the split."""
+    _, data = RunFolder.of(run).opened(root)
+    places = torch.linspace(0, len(data.test) - 1, min(IMAGES, len(data.test))).long()
+    images: Tensor = data.test.load(data.test.ids[places]).images
+    return images
+
+
+def bench_deployed(
+    run: Benched, config: BenchConfig, images: Tensor | None, routed: RoutedTimes | None
+) -> tuple[list[Latency], list[DeployedTimes]]:
+    """The latency tables of a run, and accuracy and milliseconds of its widths and budgets.
+
+    In ONNX Runtime, fixed widths are files of their own, as they would be deployed. routed: known times of budgets.
+    """
+    tables, ways = [], []
+    artefacts, onnx = run.artefacts, "onnx" in config.runtimes
+    x = torch.from_numpy(noise(artefacts.manifest, TRIED)) if images is None else images
+    known: dict[str, Any] = {"images": images, "evaluation": run.evaluation}
+    for threads in config.threads:
+        if "runner" in config.runtimes:
+            with torch_threads(threads):
+                runner = DynamicRunner(artefacts.net)
+                table = measure(runner, repeats=config.repeats, images=x, what=f"PyTorch, {threads_text(threads)}")
+                tables.append(table)
+                ways += [] if onnx else [bench_budgets(runner, table, config, **known)]
+        if onnx:
+            file = FileRunner(
+                artefacts.dynamic() if artefacts.manifest.points else artefacts.static(()), threads=threads
+            )
+            fixed = {path: fixed_call(artefacts, path, threads, x) for path in uniform_paths(file.manifest)}
+            what = f"ONNX Runtime, {threads_text(threads)}"
+            table = measure(file, repeats=config.repeats, images=x, fixed=fixed, what=what)
+            rows = [] if routed is None else [row for row in routed.rows if row.name == run.name]
+            times = {row.asked: row.times for row in rows if row.threads == threads}
+            tables.append(table)
+            ways.append(bench_budgets(file, table, config, measured=times, **known))
+    return tables, ways
+
+
+def fixed_call(artefacts: Artefacts, path: WidthPath, threads: int, images: Tensor) -> Call:
+    """A call that runs a path from a file of its own."""
+    return partial(FileRunner(artefacts.static(path), threads=threads).run_path, images[:1].numpy(), path)
 
 
 def bench_runs(
-    folders: Sequence[str], *, root: str | None = None, scored: bool = False, threads: int = 1, rounds: int = 1
+    first: Benched, others: Sequence[str], images: Tensor, *, root: str | None = None, threads: int = 1, rounds: int = 1
 ) -> RoutedTimes:
     """Latency of dynamic networks on a sample of test images.
 
-    With `scored`, the networks are also scored on the whole split and compared at equal scores.
+    With other runs, the networks are compared at equal scores. Runs without an evaluation are scored for that.
     """
-    points: list[Operating] = []
-    sample: Tensor | None = None
     with tempfile.TemporaryDirectory() as scratch:
-        for number, name in enumerate(folders):
-            folder = RunFolder.of(Path(name))
-            net, task = folder.load().float(), folder.task
-            manifest = net.manifest()
+        runs = [first]
+        for number, name in enumerate(others):
+            net = RunFolder.of(Path(name)).load().float()
+            artefacts = Artefacts(net, Path(scratch) / str(number), first.artefacts.size)
+            runs.append(Benched(name, artefacts, evaluation_of(Path(name))))
+        points = []
+        for run in runs:
+            manifest = run.artefacts.manifest
             if manifest.router is None or not manifest.router.budgets:
-                raise ValueError(f"{name} has no calibrated router; train it with `dsnet train --stage gate`")
-            config, data = folder.opened(root)
-            if sample is None:
-                places = torch.linspace(0, len(data.test) - 1, min(IMAGES, len(data.test))).long()
-                sample = data.test.load(data.test.ids[places]).images
-            artefacts, traces = Artefacts(net, Path(scratch) / str(number), data.image_size), None
-            if scored:
-                split = images_of(task, data, "test", config)
-                scorer = task.scorer(manifest, task.options(config, {}))
-                traces = Traces(eager(net), split.batches(), scorer, load=split.load)
-            budgets = manifest.router.budgets
-            for asked in np.linspace(budgets[0].madds, budgets[-1].madds, BUDGETS).tolist():
-                points.append(Operating(name, artefacts, policy_for(manifest, asked), asked, traces))
-        assert sample is not None
-        rows = routed_times(points, sample, threads=threads, rounds=rounds)
-    equal = equal_accuracy(rows) if scored else ()
-    model = points[0].artefacts.manifest.model
-    return RoutedTimes(model, len(sample), rounds, tuple(rows), machine(), equal, task.metric)
+                raise ValueError(f"{run.name} has no calibrated router; train it with `dsnet train --stage gate`")
+            if others and run.evaluation is None:
+                run = replace(run, traces=traces_of(run, root))
+            for point in budgets_of(manifest, run.evaluation):
+                points.append(AtBudget(run, point, policy_for(manifest, point.asked)))
+        rows = routed_times(points, images, threads=threads, rounds=rounds)
+    metric = RunFolder.of(Path(first.name)).task.metric
+    equal = equal_accuracy(rows) if others else ()
+    return RoutedTimes(first.artefacts.manifest.model, len(images), rounds, tuple(rows), machine(), equal, metric)
 
 
-def routed_times(points: Sequence[Operating], images: Tensor, *, threads: int, rounds: int) -> list[RoutedTime]:
-    """One row per operating point: every image `rounds` times, one at a time, in ONNX Runtime.
+def traces_of(run: Benched, root: str | None) -> Traces:
+    """The traces of a run on its whole test split."""
+    folder = RunFolder.of(Path(run.name))
+    config, data = folder.opened(root)
+    split = images_of(folder.task, data, "test", config)
+    scorer = folder.task.scorer(run.artefacts.manifest, folder.task.options(config, {}))
+    return Traces(eager(run.artefacts.net), split.batches(), scorer, load=split.load)
+
+
+def routed_times(points: Sequence[AtBudget], images: Tensor, *, threads: int, rounds: int) -> list[RoutedTime]:
+    """One row per run and budget: every image `rounds` times, one at a time, in ONNX Runtime.
 
     `ideal` is the time of static networks for the same paths, as if the path of each image were known beforehand.
     """
-    paths = [
-        [tuple(path) for path in route(point.artefacts.net, images, point.policy).paths.tolist()] for point in points
-    ]
+    paths = [[tuple(path) for path in route(at.run.artefacts.net, images, at.policy).paths.tolist()] for at in points]
     calls: dict[Any, Call] = {}
-    for number, (point, taken) in enumerate(zip(points, paths, strict=True)):
-        calls[number] = file_call(point.artefacts.dynamic(), threads, point.policy)
+    files: dict[str, FileRunner] = {}
+    for number, (at, taken) in enumerate(zip(points, paths, strict=True)):
+        name, artefacts = at.run.name, at.run.artefacts
+        if name not in files:
+            files[name] = FileRunner(artefacts.dynamic(), threads=threads)
+        calls[number] = partial(_routed, files[name], at.policy)
         for path in dict.fromkeys(taken):
-            if (point.name, path) not in calls:
-                calls[point.name, path] = file_call(point.artefacts.static(path), threads)
+            if (name, path) not in calls:
+                calls[name, path] = partial(_fixed, FileRunner(artefacts.static(path), threads=threads), path)
     inputs = [(image.numpy(),) for image in images.split(1)]
-    times = {key: summary(found) for key, found in interleaved(calls, rounds, warmup=0, inputs=inputs).items()}
+    what = f"{len(points)} budgets, {len(images)} test images, {threads_text(threads)}"
+    times = {
+        key: summary(found) for key, found in interleaved(calls, rounds, warmup=1, inputs=inputs, what=what).items()
+    }
     rows = []
-    for number, (point, taken) in enumerate(zip(points, paths, strict=True)):
-        router, table = point.artefacts.manifest.router, point.artefacts.table
-        ideal = float(np.mean([times[point.name, path].mean for path in taken]))
+    for number, (at, taken) in enumerate(zip(points, paths, strict=True)):
+        router, table = at.run.artefacts.manifest.router, at.run.artefacts.table
+        ideal = float(np.mean([times[at.run.name, path].mean for path in taken]))
         row = RoutedTime(
-            name=point.name,
+            name=at.run.name,
             router=router.spec.kind,
             targets=router.spec.targets,
             runtime="onnx",
             threads=threads,
-            asked=point.asked,
-            lam=point.policy.lam,
+            asked=at.point.asked,
+            lam=at.policy.lam,
             madds=float(np.mean([table.madds(path, dynamic=True) for path in taken])),
             paths=len(set(taken)),
             times=times[number],
             ideal=ideal,
             ratio=times[number].mean / ideal,
+            score=at.point.score,
+            madds_split=at.point.madds,
         )
-        if point.traces is not None:
-            outcome = point.traces.at(point.policy)
-            row = replace(row, score=point.traces.score(outcome), madds_split=outcome.spent)
+        if at.run.traces is not None:
+            outcome = at.run.traces.at(at.policy)
+            row = replace(row, score=at.run.traces.score(outcome), madds_split=outcome.spent)
         rows.append(row)
     return rows
 
 
-def file_call(file: Path, threads: int, policy: Policy | None = None) -> Call:
-    """An ONNX file as a call that takes an image."""
-    runner = FileRunner(file, threads=threads)
-    feed = knobs(runner.manifest, policy or Policy())
-    return lambda image: runner.session.run(None, {IMAGE: image, **feed})
+def _routed(runner: FileRunner, policy: Policy, image: np.ndarray) -> Any:
+    return runner.run(image, policy)
+
+
+def _fixed(runner: FileRunner, path: WidthPath, image: np.ndarray) -> Any:
+    return runner.run_path(image, path)
 
 
 def equal_accuracy(rows: Sequence[RoutedTime], levels: int = 4) -> tuple[EqualScore, ...]:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from dsnet.bench.candidates import eager_call, static_call
-from dsnet.bench.timing import Call, interleaved, machine, ratio, summary, torch_threads
+from dsnet.bench.timing import interleaved, torch_threads
+from dsnet.latency.timing import Call, machine, ratio, summary
 from dsnet.models import DynamicRunner, Supernet, create_model, extract
 from dsnet.nn import SliceConv2d
 from dsnet.nn.slicing import Width, index
@@ -37,7 +38,7 @@ def table1(
         "ideal again": static_call(extract(net, slimmest, fold=True), x),
     }
     with torch_threads(threads):
-        times = interleaved(calls, repeats)
+        times = interleaved(calls, repeats, what="Table 1")
     paper = {name: ms / PAPER["ideal"] for name, ms in PAPER.items()}
     rows = [Way(name, summary(found), ratio(found, times["ideal"]), paper.get(name)) for name, found in times.items()]
     return Table1(model, size, batch, threads, tuple(rows), machine())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 import sys
+import tempfile
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +14,20 @@ from typing import TYPE_CHECKING, Any
 from dsnet.cli.arguments import Parser
 
 if TYPE_CHECKING:
-    from dsnet.results import RoutedTimes
+    import numpy as np
+    from torch import Tensor
+
+    from dsnet.latency.files import BenchConfig
+    from dsnet.results import Bench
 
 
 def add_arguments(parser: Parser) -> None:
     parser.add("model", "A name from `dsnet models`, a run folder, an ONNX file or a bundle.")
     how = "How to run the network: eager (slices weights at every call), runner, compiled, onnx or openvino."
-    parser.add("--runtimes", how, nargs="+", default=["eager", "runner", "onnx"], metavar="NAME")
-    paths = "Paths to time, such as 0 7 13 or 0,0,0,0; `all` times every width (default: slimmest, middle and widest)."
+    parser.add("--runtimes", how, nargs="+", default=["runner", "onnx"], metavar="NAME")
+    paths = (
+        "Paths to compare with their ideal, such as 0 7 13 or 0,0,0,0, or `all` (default: slimmest, middle, widest)."
+    )
     parser.add("--paths", paths, nargs="+", metavar="PATH")
     parser.add("--threads", "Numbers of threads to measure with.", nargs="+", type=int, default=[1])
     parser.add("--batch_sizes", "Numbers of images per call.", nargs="+", type=int, default=[1])
@@ -38,14 +46,11 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: Namespace) -> None:
-    from dsnet.bench.table1 import table1
-    from dsnet.bench.widths import BenchConfig, bench, bench_file
-    from dsnet.config import CONFIG
-    from dsnet.models import list_models
-    from dsnet.report.export import export
-    from dsnet.report.tables import bench_tables, print_json, show
-    from dsnet.results import Bench, as_json, write
-    from dsnet.runs.folder import BENCH
+    from dsnet import latency
+    from dsnet.latency.files import BenchConfig
+    from dsnet.report.bench import bench_tables
+    from dsnet.report.tables import print_json, show
+    from dsnet.results import Bench, as_json
     from dsnet.runtime.onnx import is_artefact
 
     config = BenchConfig(
@@ -57,26 +62,86 @@ def run(args: Namespace) -> None:
         repeats=args.repeats,
         against=tuple(args.against),
     )
-    result, is_run = Bench(shlex.join(["dsnet", *without_places(sys.argv[1:])])), False
-    if is_artefact(args.model):
-        if args.routers is not None or args.against:
-            raise ValueError(f"{args.model} is a file: --routers and --against need the run it came from")
-        result = replace(result, widths=bench_file(args.model, config))
-    else:
-        net = network(args.model)
-        is_run = args.model not in list_models()
-        routes = is_run and net.manifest(args.image_size).routes
-        result = replace(result, widths=bench(net, config), routed=routed(args) if routes else None)
-    if args.table1:
-        result = replace(result, table1=table1(threads=args.threads[0], repeats=args.repeats))
-    if is_run and (Path(args.model) / CONFIG).is_file():  # `dsnet report` finds it there
-        write(result, Path(args.model) / BENCH)
+    result = Bench(shlex.join(["dsnet", *without_places(sys.argv[1:])]))
+    result = of_file(args, config, result) if is_artefact(args.model) else of_network(args, config, result)
+    for table in result.latency:
+        try:
+            latency.keep(table)
+        except OSError as error:  # what was measured is shown all the same
+            print(f"warning: {error.strerror}", file=sys.stderr)
     if args.export:
+        from dsnet.report.export import export
+
         export(result, Path(args.export))
     if args.json:
         print_json(as_json(result))
     else:
         show(bench_tables(result))
+        if result.latency:
+            print(f"latency tables for --latency: {latency.folder()}")
+
+
+def of_file(args: Namespace, config: BenchConfig, result: Bench) -> Bench:
+    """Measure an ONNX file or a bundle. Its dynamic network is measured with images if its run or --root has them."""
+    from dsnet.latency.files import bench_file
+    from dsnet.runtime.onnx import open_onnx
+
+    if args.routers is not None or args.against or args.table1:
+        raise ValueError(f"{args.model} is a file: --routers, --against and --table1 need the run it came from")
+    evaluation = open_onnx(args.model).manifest.evaluation
+    images = images_beside(args) if importlib.util.find_spec("torch") else None
+    widths, tables, ways = bench_file(
+        lambda threads: open_onnx(args.model, threads=threads), config, images=images, evaluation=evaluation
+    )
+    return replace(result, widths=widths, latency=tuple(tables), deployed=tuple(ways))
+
+
+def images_beside(args: Namespace) -> np.ndarray | None:
+    """Test images of the run in whose folder a file lies. Without a run or its data, a note is printed."""
+    from dsnet.bench.runs import sample_images
+    from dsnet.config import CONFIG
+    from dsnet.runtime.onnx import open_onnx
+
+    run, manifest = Path(args.model).resolve().parent, open_onnx(args.model).manifest
+    if not manifest.routes or not (run / CONFIG).is_file():
+        return None
+    try:
+        images = sample_images(run, args.root).numpy()
+    except (ValueError, OSError) as error:
+        print(f"the budgets are computed, not measured: {error}", file=sys.stderr)
+        return None
+    return images if images.shape[-1] == manifest.image_size else None
+
+
+def of_network(args: Namespace, config: BenchConfig, result: Bench) -> Bench:
+    """Measure a run, or a new network of a name."""
+    from dsnet.bench.candidates import Artefacts
+    from dsnet.bench.runs import Benched, bench_deployed, bench_runs, evaluation_of
+    from dsnet.bench.table1 import table1
+    from dsnet.bench.widths import bench_widths
+    from dsnet.config import CONFIG
+    from dsnet.models import list_models
+    from dsnet.results import write
+    from dsnet.runs.folder import BENCH
+
+    net, run = network(args.model), Path(args.model)
+    is_run = args.model not in list_models()
+    with tempfile.TemporaryDirectory() as folder:
+        artefacts = Artefacts(net, Path(folder), args.image_size)
+        result = replace(result, widths=bench_widths(artefacts, config))
+        if is_run:
+            benched = Benched(args.model, artefacts, evaluation_of(run) if args.image_size is None else None)
+            images, routed = sample(args) if artefacts.manifest.routes else None, None
+            if images is not None and "onnx" in config.runtimes:
+                how = {"root": args.root, "threads": config.threads[0], "rounds": config.rounds}
+                routed = bench_runs(benched, args.routers or [], images, **how)
+            tables, ways = bench_deployed(benched, config, images, routed)
+            result = replace(result, routed=routed, latency=tuple(tables), deployed=tuple(ways))
+    if args.table1:
+        result = replace(result, table1=table1(threads=args.threads[0], repeats=args.repeats))
+    if is_run and (run / CONFIG).is_file():  # `dsnet report` finds it there
+        write(result, run / BENCH)
+    return result
 
 
 def without_places(words: list[str]) -> list[str]:
@@ -99,15 +164,15 @@ def network(name: str) -> Any:
     return (replace(spec, router=RouterSpec()) if gated else spec).build().eval()
 
 
-def routed(args: Namespace) -> RoutedTimes | None:
-    """Time the dynamic network on its own test images. Without the data, print a note and return None."""
-    from dsnet.bench.runs import bench_runs
+def sample(args: Namespace) -> Tensor | None:
+    """Test images of a run. Without its data, a note is printed."""
+    from dsnet.bench.runs import sample_images
 
-    how = {"root": args.root, "threads": args.threads[0], "rounds": max(1, args.repeats // 30)}
     try:
-        return bench_runs([args.model, *(args.routers or [])], scored=args.routers is not None, **how)
+        images = sample_images(Path(args.model), args.root)
     except (ValueError, OSError) as error:
         if args.routers is not None:
             raise
-        print(f"the dynamic network is left out: {error}", file=sys.stderr)
+        print(f"the budgets are computed, not measured: {error}", file=sys.stderr)
         return None
+    return images if args.image_size in (None, images.shape[-1]) else None

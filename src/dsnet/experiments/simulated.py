@@ -6,9 +6,10 @@ import math
 from dataclasses import replace
 
 from dsnet.bench.table1 import PAPER, table1
-from dsnet.bench.widths import BenchConfig, bench
+from dsnet.bench.widths import bench
 from dsnet.experiments.layout import Findings
 from dsnet.experiments.recipe import Scale
+from dsnet.latency.files import BenchConfig
 from dsnet.models import Supernet, model_spec
 from dsnet.nn import RouterSpec
 from dsnet.report.tables import human, path_name
@@ -73,7 +74,8 @@ def latency(scale: Scale) -> Findings:
     how, pairs = scale.latency, scale.latency.pairs
     ways = table1(image_size=how.table1, repeats=how.repeats)
     net = Supernet(replace(model_spec(how.model), router=RouterSpec("gate", "try_best"))).eval()
-    found = bench(net, BenchConfig(repeats=how.repeats, paths=tuple(pairs), against=tuple(pairs.values())))
+    runtimes = ("eager", "runner", "onnx")
+    found = bench(net, BenchConfig(runtimes, tuple(pairs), repeats=how.repeats, against=tuple(pairs.values())))
     first = tuple(
         (row.way, f"{row.times.p50:.2f}", f"{row.ratio:.2f}", f"{row.paper:.2f}" if row.paper else "")
         for row in ways.rows

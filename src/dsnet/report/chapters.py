@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from dsnet.prediction.answers import CONFIDENCE
 from dsnet.report import charts, tables
+from dsnet.report.bench import bench_tables
 from dsnet.report.document import Block, Chapter, Document, Figure, Images, Picture, Table, Text, made_by, missing
 from dsnet.report.drift import drift_tables
 from dsnet.report.page import anchor
@@ -197,7 +198,7 @@ def latency(run: Run) -> list[Block]:
     if run.bench is None:
         return [missing("latency against ideal", run.remedy("bench", "dsnet bench"))]
     figures = map(Figure, charts.latency(run.bench))
-    return [*figures, Text(IDEAL), *(Table(table, "folded") for table in tables.bench_tables(run.bench))]
+    return [*figures, Text(IDEAL), *(Table(table, "folded") for table in bench_tables(run.bench))]
 
 
 def training(run: Run) -> list[Block]:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dsnet.report import charts, figures
+from dsnet.report.bench import bench_tables
 from dsnet.report.chapters import evaluation_blocks, examples_note, experiment_parts
 from dsnet.report.document import Block, Chapter, Document, Figure, Images, Picture, Table, Text, made_by
 from dsnet.report.markdown import write_markdown
-from dsnet.report.tables import bench_tables, title
+from dsnet.report.tables import title
 from dsnet.results import Bench, Evaluation, Evaluations, Experiment, Result, write
 
 

@@ -18,11 +18,8 @@ from dsnet.results import (
     Experiment,
     Measure,
     PathRow,
-    RoutedTimes,
     Stat,
     Table,
-    Table1,
-    WidthTimes,
 )
 from dsnet.schema import plain
 from dsnet.space import WidthPath
@@ -295,102 +292,6 @@ def saving(rows: Sequence[PathRow], row: BudgetRow) -> float:
     """
     corners = concave([(path_row.madds, path_row.score.mean, path_row.path) for path_row in rows if path_row.uniform])
     return 1 - row.madds.mean / cost_of(corners, row.score.mean)
-
-
-# Benchmarks
-
-
-def bench_tables(bench: Bench) -> list[Table]:
-    """The tables of a benchmark."""
-    tables = []
-    if (widths := bench.widths) is not None:
-        tables.append(widths_table(widths))
-        if widths.against:
-            columns = {"<static network": lambda row: row.model, **SETTING, **TIMES}
-            tables.append(filled("static networks that could run instead, as ONNX files", widths.against, columns))
-    if (routed := bench.routed) is not None:
-        tables.append(routed_table(routed))
-        if routed.equal:
-            tables.append(equal_table(routed))
-    return tables if bench.table1 is None else [*tables, table1_table(bench.table1)]
-
-
-def ratio(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
-
-
-SETTING: dict[str, Callable[[Any], str]] = {
-    "threads": lambda row: str(row.threads),
-    "batch": lambda row: str(row.batch),
-    "MAdds": lambda row: human(row.madds),
-}
-TIMES: dict[str, Callable[[Any], str]] = {
-    "mean ms": lambda row: f"{row.times.mean:.2f}",
-    "p50": lambda row: f"{row.times.p50:.2f}",
-    "p95": lambda row: f"{row.times.p95:.2f}",
-}
-TO_IDEAL: dict[str, Callable[[Any], str]] = {"to ideal": lambda row: ratio(row.ratio)}
-
-
-def widths_table(widths: WidthTimes) -> Table:
-    columns = {
-        "<runtime": lambda row: row.runtime,
-        "<path": lambda row: path_name(row.path),
-        **SETTING,
-        **TIMES,
-        "images/s": lambda row: f"{row.images_per_second:.1f}",
-        **TO_IDEAL,
-        "A/A": lambda row: ratio(row.noise),
-    }
-    notes = [
-        "To ideal: time relative to the same path built statically in the same runtime (extracted, folded), median of "
-        "rounds. A/A: that ideal measured twice."
-    ]
-    for row in widths.speed_up:
-        where = f"{row.runtime}, {row.threads} threads, batch {row.batch}"
-        faster = f"slimmest {row.realised:.2f}x as fast as widest, MAdds {row.madds:.2f}x"
-        notes.append(f"{where}: {faster} ({row.share:.0%}).")
-    if (files := widths.files) is not None:
-        notes.append(
-            f"Dynamic file: {human(files.dynamic)} bytes, {files.dynamic / files.widest:.3f}x the widest's; "
-            f"loaded in {files.load_seconds:.2f} s, taking {human(files.load_bytes)} bytes of memory "
-            f"({files.load_bytes / files.dynamic:.1f}x the file)."
-        )
-    where = f"{widths.model}, {widths.image_size} px, {widths.repeats} interleaved rounds"
-    return filled(where, widths.rows, columns, "\n".join(notes))
-
-
-def routed_table(routed: RoutedTimes) -> Table:
-    columns = {
-        "<run": lambda row: row.name,
-        "<router": lambda row: f"{row.router} {row.targets}",
-        "budget": lambda row: human(row.asked),
-        "MAdds": lambda row: human(row.madds),
-        routed.metric.name: lambda row: "" if row.score is None else format(row.score, routed.metric.form),
-        **TIMES,
-        "ideal ms": lambda row: f"{row.ideal:.2f}",
-        **TO_IDEAL,
-    }
-    where = f"dynamic {routed.model}, {routed.images} test images one by one, {routed.rounds} times"
-    note = "Ideal: time of the chosen paths as static networks of the same runtime, without any routing."
-    return filled(where, routed.rows, columns, note)
-
-
-def equal_table(routed: RoutedTimes) -> Table:
-    rows = tuple(
-        (format(level.score, routed.metric.form), name, f"{run.ms:.3f}", human(run.madds), ratio(run.ratio))
-        for level in routed.equal
-        for name, run in level.runs.items()
-    )
-    columns = (routed.metric.name, "<run", "ms", "MAdds", "time to first")
-    return Table("at equal accuracy", columns, rows, "Interpolated between budgets.")
-
-
-def table1_table(table1: Table1) -> Table:
-    columns = {"<way": lambda row: row.way, **TIMES, **TO_IDEAL, "paper, to ideal": lambda row: ratio(row.paper)}
-    where = f"{table1.model} at its slimmest, {table1.image_size} px, batch {table1.batch}, {table1.threads} threads"
-    note = "The paper's figures are milliseconds on a GPU, relative to its ideal. Ideal here: extracted and folded."
-    return filled(f"Table 1: {where}", table1.rows, columns, note)
 
 
 # Experiments

@@ -11,6 +11,8 @@ from dsnet.files import write_whole
 from dsnet.results.base import Made, Measure, Metric, Stat, made
 from dsnet.results.bench import (
     Bench,
+    DeployedTime,
+    DeployedTimes,
     EqualRun,
     EqualScore,
     FileSizes,
@@ -58,6 +60,8 @@ __all__ = [
     "Chart",
     "Claim",
     "ClassRow",
+    "DeployedTime",
+    "DeployedTimes",
     "Dot",
     "Drift",
     "DriftBudget",

@@ -180,14 +180,15 @@ class PathTime(Typed):
     """Time of one path for a single image.
 
     Args:
-        fixed: The path alone, pinned.
+        fixed: The path alone: as a file of its own if the run was measured, else pinned in the dynamic file. None if it
+            cannot be pinned.
         routed: The path as the router runs it: with the router, and with the slimmest path if that runs first. None if
             the router never takes this path.
         spread: Quantiles of `routed`, at equal distances.
     """
 
     path: WidthPath
-    fixed: Times
+    fixed: Times | None = None
     routed: Times | None = None
     spread: tuple[float, ...] = ()
 
@@ -204,9 +205,44 @@ class Latency(Typed):
 
 
 @dataclass(frozen=True)
+class DeployedTime(Typed):
+    """One way to deploy a network: a fixed path, or the dynamic network at a budget.
+
+    Args:
+        path: The fixed path; None for the dynamic network.
+        name: Name of the budget, such as M; may be empty.
+        asked: The budget in MAdds; None for a fixed path.
+        madds: Average MAdds, and `score` the score, of the evaluation, if there is one.
+        computed: Whether the times were computed from shares of paths, because there were no images to measure with.
+    """
+
+    path: WidthPath | None
+    madds: float
+    times: Times
+    name: str = ""
+    asked: float | None = None
+    score: float | None = None
+    computed: bool = False
+
+
+@dataclass(frozen=True)
+class DeployedTimes(Typed):
+    """Accuracy and milliseconds of every fixed path and of the dynamic network at the budgets of the evaluation.
+
+    images: number of test images with which the dynamic network was measured.
+    """
+
+    setting: Setting
+    rows: tuple[DeployedTime, ...]
+    images: int = 0
+    metric: Metric | None = None
+
+
+@dataclass(frozen=True)
 class Bench(Typed):
     command: str
     widths: WidthTimes | None = None
     routed: RoutedTimes | None = None
     table1: Table1 | None = None
     latency: tuple[Latency, ...] = ()
+    deployed: tuple[DeployedTimes, ...] = ()

@@ -12,13 +12,14 @@ import numpy as np
 import torch
 
 from dsnet.bench.candidates import Artefacts
-from dsnet.bench.timing import Call, interleaved
+from dsnet.bench.timing import interleaved
 from dsnet.experiments.catalogue.networks import SLIM_FIRST, SUPERNET, TOP1
 from dsnet.experiments.grid import Finished
 from dsnet.experiments.layout import Column, Findings, Form, Row, Runs, Table, shown
 from dsnet.experiments.measures import series, widest, widest_madds
 from dsnet.experiments.paired import RULE, interval, verdict
 from dsnet.experiments.recipe import Recipe, Scale
+from dsnet.latency.timing import Call
 from dsnet.models import eager
 from dsnet.results import Chart, Claim
 from dsnet.results import Table as ResultTable

@@ -1,0 +1,108 @@
+"""Timing. Candidates are interleaved, so that a disturbance of the machine affects all of them."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dsnet.results import Made, Times, made
+
+Call = Callable[..., Any]
+Advance = Callable[[], None]
+K = TypeVar("K")
+EVERY = 15.0  # seconds between lines of progress where there is no terminal
+
+
+def interleaved(
+    calls: Mapping[K, Call],
+    repeats: int,
+    *,
+    warmup: int = 2,
+    inputs: Sequence[tuple[Any, ...]] = ((),),
+    clock: Callable[..., float] | None = None,
+    what: str = "",
+) -> dict[K, list[float]]:
+    """Time every call once per round, in a new random order each round, and return seconds.
+
+    Each repeat has one round per entry of `inputs`. An untimed call precedes each timed one, because a network in use
+    finds its own weights in the processor's cache rather than those of another candidate.
+
+    clock: times one call; `seconds` by default. what: what is timed, if progress is to be shown.
+    """
+    clock = clock or seconds
+    for call in calls.values():
+        for _ in range(warmup):
+            call(*inputs[0])
+    times: dict[K, list[float]] = {key: [] for key in calls}
+    order, rng = list(calls), random.Random(0)
+    with progress(what, repeats * len(inputs)) as advance:
+        for _ in range(repeats):
+            for given in inputs:
+                rng.shuffle(order)
+                for key in order:
+                    calls[key](*given)
+                    times[key].append(clock(calls[key], *given))
+                advance()
+    return times
+
+
+def seconds(call: Call, *given: Any) -> float:
+    """Time one call."""
+    begun = time.perf_counter()
+    call(*given)
+    return time.perf_counter() - begun
+
+
+@contextmanager
+def progress(what: str, rounds: int) -> Iterator[Advance]:
+    """Shows how many rounds were timed: a bar on a terminal, else a line now and then. Nothing without `what`."""
+    if not what:
+        yield lambda: None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(what, total=rounds)
+            yield lambda: bar.advance(task)
+    else:
+        done, printed = 0, time.monotonic()
+
+        def advance() -> None:
+            nonlocal done, printed
+            done += 1
+            if time.monotonic() - printed >= EVERY:
+                printed = time.monotonic()
+                print(f"{what}: {done} of {rounds} rounds", file=sys.stderr, flush=True)
+
+        yield advance
+
+
+def ratio(times: Sequence[float], ideal: Sequence[float]) -> float:
+    """Median ratio of a candidate's time to the ideal's in the same round. Slow phases of the machine cancel out."""
+    return float(np.median(np.asarray(times) / np.asarray(ideal)))
+
+
+def summary(times: Sequence[float]) -> Times:
+    """Mean, median, 95th and 99th percentile in milliseconds."""
+    ms = np.asarray(times) * 1e3
+    return Times(float(ms.mean()), *(float(q) for q in np.quantile(ms, (0.5, 0.95, 0.99))))
+
+
+def machine() -> Made:
+    """The machine and the versions of the libraries that times were measured with."""
+    found: dict[str, Any] = {}
+    for name in ("torch", "onnxruntime"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return made(**found)
