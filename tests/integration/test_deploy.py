@@ -318,6 +318,14 @@ def test_interleaving_calls_each_candidate_once_a_round() -> None:
     assert plain(summary([0.001, 0.002, 0.009])) == pytest.approx(expected)
 
 
+def test_interrupted_calls_are_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter([0, 1, 1, 1, *(0, 1) * 9])  # interrupted, quiet; then always interrupted
+    monkeypatch.setattr(timing, "interruptions", lambda: next(counts))
+    took = iter(range(10))
+    assert timing.undisturbed(lambda call: next(took), lambda: None) == 1
+    assert timing.undisturbed(lambda call: next(took), lambda: None) == 1 + timing.TRIES
+
+
 def test_other_sizes_and_simple_files_are_used_like_any_file(
     run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,9 +14,15 @@ import numpy as np
 
 from dsnet.results import Made, Times, made
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 Call = Callable[..., Any]
 Advance = Callable[[], None]
 K = TypeVar("K")
+TRIES = 5
 EVERY = 15.0  # seconds between lines of progress where there is no terminal
 
 
@@ -32,7 +38,8 @@ def interleaved(
     """Time every call once per round, in a new random order each round, and return seconds.
 
     Each repeat has one round per entry of `inputs`. An untimed call precedes each timed one, because a network in use
-    finds its own weights in the processor's cache rather than those of another candidate.
+    finds its own weights in the processor's cache rather than those of another candidate. A call that the system
+    interrupted for another program is timed again, up to `TRIES` times.
 
     clock: times one call; `seconds` by default. what: what is timed, if progress is to be shown.
     """
@@ -48,9 +55,24 @@ def interleaved(
                 rng.shuffle(order)
                 for key in order:
                     calls[key](*given)
-                    times[key].append(clock(calls[key], *given))
+                    times[key].append(undisturbed(clock, calls[key], *given))
                 advance()
     return times
+
+
+def undisturbed(clock: Callable[..., float], call: Call, *given: Any) -> float:
+    """The time of a call during which no other program took the processor, if one of a few attempts succeeds."""
+    for _ in range(TRIES):
+        before = interruptions()
+        took = clock(call, *given)
+        if interruptions() == before:
+            break
+    return took
+
+
+def interruptions() -> int:
+    """How often the system took the processor from this process; 0 where that is not known."""
+    return 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def seconds(call: Call, *given: Any) -> float:

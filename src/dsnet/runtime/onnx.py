@@ -69,6 +69,10 @@ class FileRunner(Runner):
     def threads(self) -> int:
         return self._threads
 
+    @property
+    def timed(self) -> str:
+        return self.runtime if self.manifest.pins else f"{self.runtime}, simple"
+
     def _run(self, x: Any, policy: Policy, prices: Prices) -> Routed:
         names = [*self.manifest.outputs, "path", "madds", "router_scores"]
         if self._computes(policy):
