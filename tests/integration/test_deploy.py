@@ -17,6 +17,7 @@ from dsnet import latency, open_runner
 from dsnet.bench.runs import climbing, equal_accuracy
 from dsnet.cli import main
 from dsnet.config import CONFIG
+from dsnet.latency import timing
 from dsnet.models import eager
 from dsnet.prediction import as_input
 from dsnet.report.bench import bench_tables
