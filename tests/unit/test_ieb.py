@@ -207,11 +207,3 @@ def test_the_guide_is_neither_trained_nor_in_training_mode() -> None:
     assert not any(module.training for module in guide.modules())
     sum(stage(images(net, 2), LABELS, Drawn([]), net).values()).backward()
     assert all(parameter.grad is None for parameter in guide.parameters())
-
-
-def test_sub_networks_learn_labels_beside_the_teacher() -> None:
-    found, _, _ = losses("ieb", labels=0.25)
-    plain, _, _ = losses("ieb")
-    own = -(math.log(0.5) + math.log(0.9)) / 2  # of the slimmest
-    assert found["slimmest"].item() == pytest.approx(0.25 * own + 0.75 * plain["slimmest"].item(), rel=1e-6)
-    assert found["widest"].item() == plain["widest"].item()

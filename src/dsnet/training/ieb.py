@@ -31,8 +31,6 @@ class IEBConfig(Typed):
         temperature: Number that student and teacher logits are divided by before they are compared.
         scale_gradients: Multiply the distillation losses by the square of the temperature.
         momentum: Momentum of the moving average. It warms up over the first steps.
-        labels: Weight of the labels in the losses of the sub-networks that learn from the teacher; the teacher has the
-            rest. The teacher of a fresh network knows nothing for the first steps; with labels they learn all the same.
         mixup: Strength of mixup, the alpha of its Beta distribution; 0.2 is usual, 0 switches it off. Each image is
             blended with another one of its batch. The widest learns both labels; the others learn what the teacher
             says about the blended images.
@@ -46,7 +44,6 @@ class IEBConfig(Typed):
     temperature: float = 1.0
     scale_gradients: bool = False
     momentum: float = 0.97
-    labels: float = 0.0
     mixup: float = 0.0
     class_weights: Literal["none", "balanced"] = "none"
     distillation: float = 0.7
@@ -57,7 +54,6 @@ class IEBConfig(Typed):
         must("ieb.paths", self.paths, self.paths >= 0, "be at least 0")
         must("ieb.temperature", self.temperature, self.temperature > 0, "be positive")
         must("ieb.momentum", self.momentum, 0 <= self.momentum < 1, "lie in [0, 1)")
-        must("ieb.labels", self.labels, 0 <= self.labels <= 1, "lie in [0, 1]")
         must("ieb.mixup", self.mixup, 0 <= self.mixup <= 10, "lie in [0, 10]; 0.2 is usual")
         must("ieb.distillation", self.distillation, 0 <= self.distillation <= 1, "lie in [0, 1]")
         if self.class_weights not in ("none", "balanced"):
@@ -142,8 +138,8 @@ class IEB(Stage[Supernet]):
         wide_probs, slim_probs = self.targets(images, wide, paths, teacher)
         losses = self.widest_losses(images, wide, labels, share)
         for number, logits in enumerate(middle, start=1):
-            losses[f"random{number}"] = self.taught(logits, wide_probs, labels, share)
-        losses["slimmest"] = self.taught(slim, slim_probs, labels, share)
+            losses[f"random{number}"] = self.distil(logits, wide_probs)
+        losses["slimmest"] = self.distil(slim, slim_probs)
         return losses
 
     def widest_losses(self, images: Tensor, logits: Tensor, labels: Tensor, share: float) -> dict[str, Tensor]:
@@ -155,11 +151,6 @@ class IEB(Stage[Supernet]):
             target_probs = self.soften(self.guide(images, self.guide.space.widest))
         weight = self.config.distillation
         return {"widest": (1 - weight) * loss, "distilled": weight * self.distil(logits, target_probs)}
-
-    def taught(self, logits: Tensor, target_probs: Tensor, labels: Tensor, share: float) -> Tensor:
-        """The loss of a sub-network on the teacher's answers and, as far as the config says, on the labels."""
-        loss, weight = self.distil(logits, target_probs), self.config.labels
-        return weight * self.label_loss(logits, labels, share) + (1 - weight) * loss if weight else loss
 
     def label_loss(self, logits: Tensor, labels: Tensor, share: float) -> Tensor:
         """The loss on the labels. Of blended images, the labels of both count by their share."""
