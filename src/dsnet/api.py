@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from dsnet.errors import import_heavy, must
 from dsnet.manifest import Policy
-from dsnet.opening import open_runner
+from dsnet.opening import open_runner, open_timed
 from dsnet.prediction import predict as predict_pictures
 from dsnet.prediction.answers import CONFIDENCE
 from dsnet.prediction.pictures import Picture, listed
@@ -145,6 +145,8 @@ def predict(
     budget: str | float | None = None,
     max_width: int | None = None,
     path: Sequence[int] | None = None,
+    latency: str | None = None,
+    latency_cap: str | None = None,
     confidence: float = CONFIDENCE,
     batch_size: int = 64,
 ) -> Any:
@@ -160,16 +162,20 @@ def predict(
         budget: Average share of the widest path such as 0.5 or "50%", or MAdds such as "150M".
         max_width: Upper limit of the width index.
         path: Run this path for every image instead of routing.
+        latency: Mean time to spend per image instead of a budget, such as "5ms"; images then run one at a time.
+        latency_cap: Time that no image may exceed. Both times need a table that `dsnet bench` measured.
         confidence: Lowest confidence of detected objects.
         batch_size: Number of images that run together.
     """
     must("batch_size", batch_size, batch_size >= 1, "be at least 1")
     pictures, single = listed(images)
-    runner = run if isinstance(run, Runner) else open_runner(Path(run))
-    policy, pinned = choice(runner, path, {"budget": budget, "max_width": max_width})
+    timed = latency is not None or latency_cap is not None
+    runner = run if isinstance(run, Runner) else (open_timed if timed else open_runner)(Path(run))
+    limits = {"budget": budget, "max_width": max_width, "latency": latency, "latency_cap": latency_cap}
+    policy, pinned = choice(runner, path, limits)
     if policy.note:
         warnings.warn(policy.note, stacklevel=2)
-    options = {"batch_size": batch_size, "confidence": confidence}
+    options = {"batch_size": 1 if timed else batch_size, "confidence": confidence}
     answers = list(predict_pictures(runner, pictures, policy, path=pinned, **options))  # type: ignore[arg-type]
     return answers[0] if single else answers
 

@@ -22,7 +22,7 @@ from dsnet.models import eager
 from dsnet.prediction import as_input
 from dsnet.report.bench import bench_tables
 from dsnet.report.tables import show
-from dsnet.results import Bench, Evaluation, RoutedTime, Times, read
+from dsnet.results import Bench, Evaluation, Latency, Made, PathTime, RoutedTime, Times, read
 from dsnet.schema import plain
 from dsnet.tasks import read_config
 from dsnet.tasks.classification.task import task
@@ -238,6 +238,62 @@ def test_bench_of_a_file_fills_the_same_table_and_compares_routers(
     assert "interleaved rounds" in capsys.readouterr().out
     compared = json.loads((run / "results" / "bench.json").read_text())
     assert all(0 <= row["score"] <= 1 for row in compared["routed"]["rows"])  # type: ignore[index]
+
+
+# milliseconds
+
+
+@pytest.fixture
+def clocked(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Latency:
+    """A latency table of model.onnx with one thread in which width k takes k + 1 ms, and 0.4 ms more now and then."""
+    monkeypatch.setenv(latency.FOLDER, str(tmp_path / "cache"))
+    runner = open_runner(trained / "model.onnx", threads=1)
+    times = [Times(1.0 + k, 1.0 + k, 1.4 + k, 1.4 + k) for k in range(6)]
+    rows = tuple(PathTime((k,), one, one, (one.mean,) * latency.SPREAD) for k, one in enumerate(times))
+    table = Latency(runner.setting(), runner.manifest.model, rows, 30, Made())
+    latency.keep(table)
+    return table
+
+
+def test_a_latency_sets_the_defaults_of_a_file(
+    trained: Path, clocked: Latency, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "timed.onnx"
+    words = ["export", str(trained), "--out", str(out), "--latency", "2.5ms", "--latency-cap", "4ms"]
+    assert main(words) == 0
+    assert "defaults of the file: a budget of " in capsys.readouterr().err
+    runner = open_runner(out)
+    policy = runner.policy()
+    assert policy.max_width == 2  # width 3 takes 4.4 ms now and then
+    times = latency.expected(runner.manifest, clocked, policy)
+    assert times is not None
+    assert times.mean == pytest.approx(2.5, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--latency", "5"], "latency '5' is not understood; write a time with its unit, such as 5ms"),
+        (["--latency", "5ms", "--budget", "0.5"], "latency 5ms and budget 0.5 both set what is spent"),
+        (["--latency-cap", "0.5ms"], "a latency cap of 0.5 ms cannot be kept: the slimmest path takes 1.4 ms"),
+        (["--latency", "5ms", "--path", "2"], "--path pins the widths; leave --latency out"),
+        (["--latency", "5ms", "--bundle"], "a bundle takes its budget, cap and path when it runs"),
+    ],
+)
+def test_latencies_that_cannot_be_met_are_refused(
+    words: list[str], message: str, trained: Path, clocked: Latency, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(trained), "--out", str(tmp_path / "never.onnx"), *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert not list(tmp_path.glob("never*"))
+
+
+def test_python_takes_a_latency(trained: Path, clocked: Latency, photos: Path) -> None:
+    files = sorted(photos.iterdir())
+    found = dsnet.predict(files, trained / "model.onnx", latency_cap="3.5ms", latency="9s")
+    assert max(answer.path for answer in found) <= (2,)
 
 
 @pytest.mark.parametrize(

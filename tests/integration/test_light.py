@@ -79,6 +79,12 @@ def test_a_file_and_a_bundle_predict_without_torch(files: Path, capsys: pytest.C
         assert [(row["label"], row["path"], row["madds"]) for row in found] == expected  # type: ignore[attr-defined]
 
 
+def test_a_file_is_timed_without_torch(files: Path) -> None:
+    result = told(files, "bench", "model.onnx", "--repeats", "2")
+    (table,) = result["latency"]  # type: ignore[index]
+    assert [row["path"] for row in table["rows"]] == [[width] for width in range(6)]
+
+
 def test_a_file_tells_its_widths_without_torch(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from dsnet.cli import main
 

@@ -88,24 +88,25 @@ def bench_deployed(
     tables, ways = [], []
     artefacts, onnx = run.artefacts, "onnx" in config.runtimes
     x = torch.from_numpy(noise(artefacts.manifest, TRIED)) if images is None else images
-    known: dict[str, Any] = {"images": images, "evaluation": run.evaluation}
     for threads in config.threads:
         if "runner" in config.runtimes:
             with torch_threads(threads):
                 runner = DynamicRunner(artefacts.net)
                 table = measure(runner, repeats=config.repeats, images=x, what=f"PyTorch, {threads_text(threads)}")
                 tables.append(table)
-                ways += [] if onnx else [bench_budgets(runner, table, config, **known)]
+                ways += [] if onnx else [bench_budgets(runner, table, config, images=images, evaluation=run.evaluation)]
         if onnx:
             file = FileRunner(
                 artefacts.dynamic() if artefacts.manifest.points else artefacts.static(()), threads=threads
             )
             fixed = {path: fixed_call(artefacts, path, threads, x) for path in uniform_paths(file.manifest)}
             what = f"ONNX Runtime, {threads_text(threads)}"
-            table = measure(file, repeats=config.repeats, images=x, fixed=fixed, what=what)
+            table = measure(file, repeats=config.repeats, images=x.numpy(), fixed=fixed, what=what)
             rows = [] if routed is None else [row for row in routed.rows if row.name == run.name]
             times = {row.asked: row.times for row in rows if row.threads == threads}
             tables.append(table)
+            arrays = None if images is None else images.numpy()
+            known: dict[str, Any] = {"images": arrays, "evaluation": run.evaluation}
             ways.append(bench_budgets(file, table, config, measured=times, **known))
     return tables, ways
 

@@ -20,7 +20,7 @@ COMMANDS = {
     "bench": "Measure latency and throughput of every width and of the dynamic network, next to static networks.",
     "report": "Show runs on one HTML page: accuracy against MAdds, gates, routes of images, latency and training.",
     "reproduce": "Run the paper's experiments and compare the results with the paper's claims.",
-    "recalibrate": "Recompute the batch-norm statistics of every width.",
+    "recalibrate": "Recompute the batch-norm statistics of every width and the budgets of the router.",
     "models": "List the models with their choice points, paths, MAdds and parameters.",
     "info": "Show the widths of a model with their channels, MAdds and parameters.",
     "import": "Turn pretrained weights, or the authors' released DS-MBNet, into a folder that dsnet loads.",

@@ -18,6 +18,14 @@ SHARED: dict[str, dict[str, Any]] = {
         "help": "Average MAdds to spend per image, such as 150M, or a share of the widest such as 0.5 or 50%%."
     },
     "--max_width": {"help": "Largest width index that may run; 0 is the slimmest.", "type": int, "metavar": "INDEX"},
+    "--latency": {
+        "help": "Mean time to spend per image instead of a budget, such as 5ms. Needs `dsnet bench` on this machine.",
+        "metavar": "TIME",
+    },
+    "--latency_cap": {
+        "help": "Time that no image may exceed, such as 8ms: wider paths are not taken. Needs `dsnet bench` as well.",
+        "metavar": "TIME",
+    },
     "--image_size": {"help": "Height and width of the input, in pixels.", "type": int},
     "--static": {
         "help": "Evaluated runs of static networks. They are drawn in the same figures.",

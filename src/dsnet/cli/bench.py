@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 import sys
 import tempfile
@@ -89,7 +88,7 @@ def of_file(args: Namespace, config: BenchConfig, result: Bench) -> Bench:
     if args.routers is not None or args.against or args.table1:
         raise ValueError(f"{args.model} is a file: --routers, --against and --table1 need the run it came from")
     evaluation = open_onnx(args.model).manifest.evaluation
-    images = images_beside(args) if importlib.util.find_spec("torch") else None
+    images = images_beside(args)
     widths, tables, ways = bench_file(
         lambda threads: open_onnx(args.model, threads=threads), config, images=images, evaluation=evaluation
     )
@@ -97,18 +96,18 @@ def of_file(args: Namespace, config: BenchConfig, result: Bench) -> Bench:
 
 
 def images_beside(args: Namespace) -> np.ndarray | None:
-    """Test images of the run in whose folder a file lies. Without a run or its data, a note is printed."""
-    from dsnet.bench.runs import sample_images
-    from dsnet.config import CONFIG
+    """Test images of the run in whose folder a file lies. Without a run, its data or torch, a note is printed."""
     from dsnet.runtime.onnx import open_onnx
 
     run, manifest = Path(args.model).resolve().parent, open_onnx(args.model).manifest
-    if not manifest.routes or not (run / CONFIG).is_file():
+    if not manifest.routes:
         return None
     try:
+        from dsnet.bench.runs import sample_images
+
         images = sample_images(run, args.root).numpy()
-    except (ValueError, OSError) as error:
-        print(f"the budgets are computed, not measured: {error}", file=sys.stderr)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"the times of budgets are computed, not measured: {error}", file=sys.stderr)
         return None
     return images if images.shape[-1] == manifest.image_size else None
 
@@ -173,6 +172,6 @@ def sample(args: Namespace) -> Tensor | None:
     except (ValueError, OSError) as error:
         if args.routers is not None:
             raise
-        print(f"the budgets are computed, not measured: {error}", file=sys.stderr)
+        print(f"the times of budgets are computed, not measured: {error}", file=sys.stderr)
         return None
     return images if args.image_size in (None, images.shape[-1]) else None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dsnet.cli.arguments import Parser
 
 if TYPE_CHECKING:
-    from dsnet.results import Evaluation
+    from dsnet.manifest import Manifest, Policy
+    from dsnet.results import Evaluation, Latency
     from dsnet.space import WidthPath
 
 
@@ -23,6 +24,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add("--budget", "Default budget of the file: average MAdds per image. It can be changed when the file runs.")
     cap = "Default cap of the file: the largest width index that may run. It can be changed when the file runs."
     parser.add("--max_width", cap, type=int, metavar="INDEX")
+    parser.add("--latency", "Set the default budget by a mean time per image, such as 5ms. Needs `dsnet bench RUN`.")
+    parser.add("--latency_cap", "Set the default cap by a time that no image may exceed. Needs `dsnet bench RUN`.")
     simple = "Leave image and budget as the only inputs of the file, for callers that need no cap and no pinned path."
     parser.add("--simple", simple, action="store_true")
     parser.add("--json")
@@ -33,7 +36,6 @@ def run(args: Namespace) -> None:
     from dsnet.export.check import difference
     from dsnet.export.dynamic import export_onnx
     from dsnet.report.tables import human, print_json
-    from dsnet.routing.budgets import policy_for
     from dsnet.runtime.onnx import is_artefact, open_onnx
     from dsnet.tasks import load
 
@@ -41,18 +43,30 @@ def run(args: Namespace) -> None:
         raise ValueError(f"{args.run} is exported already; give its run folder")
     net = load(args.run).float()
     manifest = net.manifest(args.image_size)
-    knobs = {"budget": args.budget, "max_width": args.max_width}
+    asked = {name: getattr(args, name) for name in ("budget", "max_width", "latency", "latency_cap")}
+    given = any(value is not None for value in asked.values())
     known = evaluation_of(Path(args.run)) if args.image_size is None else None
     if args.bundle:
-        if args.path is not None or args.simple or any(value is not None for value in knobs.values()):
+        if args.path is not None or args.simple or given:
             raise ValueError("a bundle takes its budget, cap and path when it runs; leave them and --simple out")
         where = export_bundle(net, args.out or Path(args.run) / "bundle", image_size=args.image_size, evaluation=known)
     else:
         path = None if args.path is None else manifest.parse_path(args.path)
         file, size = out_file(args, path), args.image_size
-        where = export_onnx(net, file, path=path, image_size=size, simple=args.simple, evaluation=known, **knobs)
-    if args.budget is not None and (note := policy_for(manifest, args.budget).note):
-        print(note, file=sys.stderr)
+        budget, cap = args.budget, args.max_width
+        if given:
+            if path is not None or not manifest.routes:
+                why = "--path pins the widths" if path is not None else f"{args.run} {manifest.why_fixed()}"
+                raise ValueError(f"{why}; leave {' and '.join(f'--{name}' for name in asked if asked[name])} out")
+            policy, table = policy_of(args, net, manifest)
+            budget = budget if args.latency is None else (policy.share or 0.0) * manifest.table.widest
+            cap = policy.max_width
+            if policy.note:
+                print(policy.note, file=sys.stderr)
+            if table is not None:
+                print(told(manifest, table, policy), file=sys.stderr)
+        knobs = {"budget": budget, "max_width": cap, "simple": args.simple}
+        where = export_onnx(net, file, path=path, image_size=size, evaluation=known, **knobs)
     runner = open_onnx(where)
     off, kind, held = difference(net, runner), runner.manifest.kind, len(runner.paths)
     size = sum(file.stat().st_size for file in ([where] if where.is_file() else where.iterdir()))
@@ -65,6 +79,35 @@ def run(args: Namespace) -> None:
     print(f"  takes {runner.manifest.image_size} px images, {how}; gives {answers}")
     ends = "of slimmest and widest path" if runner.manifest.pins else "at the lowest and highest budget"
     print(f"  {answers} {ends} differ from PyTorch by {off:.1e} of their spread")
+
+
+def policy_of(args: Namespace, net: Any, manifest: Manifest) -> tuple[Policy, Latency | None]:
+    """The default policy of the file, and the latency table that it was made from."""
+    from dsnet.latency import cpu, policy_in, require_any
+    from dsnet.models.parts import weights_digest
+    from dsnet.results import Setting
+    from dsnet.routing.budgets import policy_for
+    from dsnet.runtime.onnx import runtime_of
+
+    if args.latency is None and args.latency_cap is None:
+        return policy_for(manifest, args.budget, max_width=args.max_width), None
+    setting = Setting(weights_digest(net), manifest.image_size, runtime_of("dynamic"), 1, cpu())
+    held = require_any(setting, args.run)
+    limits = {"latency": args.latency, "latency_cap": args.latency_cap}
+    return policy_in(manifest, held, **limits, budget=args.budget, max_width=args.max_width), held
+
+
+def told(manifest: Manifest, held: Latency, policy: Policy) -> str:
+    """What a latency became, as a line for the user."""
+    from dsnet.latency import expected, threads_text
+    from dsnet.report.tables import human
+
+    words = [] if policy.max_width is None else [f"widths up to {policy.max_width}"]
+    times = expected(manifest, held, policy) if policy.share is not None else None
+    if times is not None and policy.share is not None:
+        madds = human(policy.share * manifest.table.widest)
+        words.insert(0, f"a budget of {madds} MAdds, {times.mean:.3g} ms on average")
+    return f"defaults of the file: {', '.join(words)} (measured with {threads_text(held.setting.threads)})"
 
 
 def evaluation_of(run: Path) -> Evaluation | None:

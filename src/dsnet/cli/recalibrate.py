@@ -1,4 +1,4 @@
-"""dsnet recalibrate: recompute the batch-norm statistics of every width."""
+"""dsnet recalibrate: recompute the batch-norm statistics of every width, and the budgets of the router."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ def run(args: Namespace) -> None:
     if args.images is not None:
         config = replace(config, recalibration=args.images)
     batches = recalibrate(net, calibration_images(data, config, seed=args.seed))
-    if batches == 0:
-        print(f"{net.spec.name} has no batch norm: there is nothing to recalibrate")
+    if batches == 0 and net.spec.router is None:
+        print(f"{net.spec.name} has no batch norm and no router: there is nothing to recalibrate")
         return
     if net.spec.router is not None:
         net = calibrated(task, net, data, config)
     save(net, folder)
-    print(f"{folder}: statistics of {net.space.size} widths averaged over {batches} batches; weights are unchanged")
+    if batches:
+        print(f"{folder}: statistics of {net.space.size} widths averaged over {batches} batches; weights are unchanged")
     if net.spec.router is not None:
         print(f"{folder}: budgets of the router recalibrated")
