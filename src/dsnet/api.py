@@ -15,9 +15,9 @@ from typing import Any, Literal
 from dsnet.errors import import_heavy, must
 from dsnet.manifest import Policy
 from dsnet.opening import open_runner, open_timed
+from dsnet.pictures import Picture, listed
 from dsnet.prediction import predict as predict_pictures
 from dsnet.prediction.answers import CONFIDENCE
-from dsnet.prediction.pictures import Picture, listed
 from dsnet.results import Evaluation
 from dsnet.runtime.onnx import is_artefact
 from dsnet.runtime.runner import Runner

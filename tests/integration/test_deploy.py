@@ -19,7 +19,7 @@ from dsnet.cli import main
 from dsnet.config import CONFIG
 from dsnet.latency import timing
 from dsnet.models import eager
-from dsnet.prediction import as_input
+from dsnet.pictures import as_input
 from dsnet.report.bench import bench_tables
 from dsnet.report.tables import show
 from dsnet.results import Bench, Evaluation, Latency, Made, PathTime, RoutedTime, Times, read

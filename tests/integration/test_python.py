@@ -66,6 +66,20 @@ def test_predict_gives_what_the_command_prints(
     ]
 
 
+@pytest.mark.parametrize("name", ["", "model.onnx", "bundle"])
+def test_runners_take_image_files(trained: Path, photos: Path, name: str) -> None:
+    runner = dsnet.open_runner(trained / name)
+    answers = dsnet.predict(photos, runner, budget=0.4)
+    routed = runner(photos, budget=0.4)
+    assert routed.logits.argmax(1).tolist() == [answer.label for answer in answers]
+    assert routed.madds.tolist() == [answer.madds for answer in answers]
+    (path,) = runner(str(photos / "a.png"), path=(1,)).paths.tolist()
+    assert path == [1]
+    assert len(runner([], path=(1,)).logits) == 0
+    with pytest.raises(ValueError, match=r"input is uint8 .* or give files or PIL images"):
+        runner(np.zeros((1, 1, 16, 16), np.uint8))
+
+
 def test_one_image_has_one_answer_and_many_have_a_list(trained: Path, photos: Path) -> None:
     runner, pixels = dsnet.open_runner(trained / "model.onnx"), np.zeros((20, 30, 3), np.uint8)
     one = dsnet.predict(photos / "a.png", runner)

@@ -21,6 +21,7 @@ ROOMS = [
     ["space", "schema"],
     ["cost", "hull", "results"],
     ["manifest"],
+    ["pictures"],
     ["routing"],
     ["latency"],
     ["runtime"],

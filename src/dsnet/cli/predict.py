@@ -26,9 +26,9 @@ def run(args: Namespace) -> int:
     from dsnet.images import read_image
     from dsnet.manifest import Policy
     from dsnet.opening import open_runner
+    from dsnet.pictures import image_files
     from dsnet.prediction import predict
     from dsnet.prediction.answers import CONFIDENCE, ImageDetections, drawn, finds_boxes, plain
-    from dsnet.prediction.pictures import image_files
     from dsnet.report.tables import human, print_json, print_table
 
     must("--batch_size", args.batch_size, args.batch_size >= 1, "be at least 1")

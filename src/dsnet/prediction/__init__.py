@@ -8,10 +8,9 @@ import numpy as np
 from PIL import Image
 
 from dsnet.errors import DataError
-from dsnet.images import prepare
-from dsnet.manifest import Manifest, Policy
+from dsnet.manifest import Policy
+from dsnet.pictures import Picture, as_input, name_of, opened
 from dsnet.prediction.answers import CONFIDENCE, Answer, answers_of
-from dsnet.prediction.pictures import Picture, name_of, opened
 from dsnet.routing.route import as_array
 from dsnet.runtime.runner import Runner
 from dsnet.space import WidthPath
@@ -55,18 +54,3 @@ def readable(
                 refused.append(str(error))
         if batch:
             yield batch
-
-
-def as_input(image: Image.Image, manifest: Manifest) -> np.ndarray:
-    """Turn an image into the network's input [C, S, S]."""
-    options = manifest.preprocessing
-    return prepare(
-        image,
-        size=manifest.image_size,
-        channels=manifest.in_channels,
-        fit=options.fit,
-        crop=options.crop,
-        interpolation=options.interpolation,
-        mean=options.mean,
-        std=options.std,
-    )

@@ -11,6 +11,7 @@ import numpy as np
 from dsnet.cost import CostTable
 from dsnet.latency import cpu, policy_in, require
 from dsnet.manifest import Manifest, Policy
+from dsnet.pictures import as_batch
 from dsnet.results import Setting
 from dsnet.routing.budgets import policy_for
 from dsnet.routing.policy import Prices
@@ -69,14 +70,18 @@ class Runner:
         latency: str | None = None,
         latency_cap: str | None = None,
     ) -> Routed:
-        """Run normalised images [B, C, H, W], each along its own path, or all of them along a pinned one.
+        """Run images, each along its own path, or all of them along a pinned one.
 
+        x: normalised images [B, C, H, W] as an array or tensor; or files, folders or PIL images, which are prepared as
+            the manifest says.
         budget: average MAdds to spend, such as '150M', or a share of the widest path's such as 0.5 or '50%'.
         max_width: upper limit of the width index.
         latency: mean time to spend instead of a budget, such as '5ms', for images that run one at a time.
         latency_cap: time that no image may exceed; wider paths are not taken. Both times need a table that `dsnet
             bench` measured on this machine.
         """
+        if not hasattr(x, "dtype"):
+            x = as_batch(x, self.manifest)
         asked = (budget, max_width, x.shape[-1], latency, latency_cap)
         if path is None:
             policy = self.policy(*asked)
@@ -164,7 +169,7 @@ class Runner:
         if kind != "float32":
             raise ValueError(
                 f"input is {kind} but {manifest.model!r} runs in float32; convert it, and normalise it as "
-                f"the model's card says (dsnet.images.prepare does for an image)"
+                f"the model's card says, or give files or PIL images"
             )
         finite = np.isfinite(float(x.sum())) if len(x) else True
         if not finite and not np.isfinite(as_array(x)).all():

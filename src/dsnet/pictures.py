@@ -1,4 +1,4 @@
-"""The kinds of images that can be given to predict: files, folders, PIL images and arrays of pixels."""
+"""From files, folders, PIL images and arrays of pixels to the input of a network, as its manifest says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from dsnet.errors import DataError
-from dsnet.images import SUFFIXES, read_image, to_rgb
+from dsnet.images import SUFFIXES, prepare, read_image, to_rgb
+from dsnet.manifest import Manifest
 
 Picture = str | os.PathLike[str] | Image.Image | np.ndarray
 
@@ -68,3 +69,26 @@ def name_of(picture: Picture, number: int) -> str:
     if isinstance(picture, str | os.PathLike):
         return os.fspath(picture)
     return str(getattr(picture, "filename", "")) or f"image {number}"
+
+
+def as_input(image: Image.Image, manifest: Manifest) -> np.ndarray:
+    """Turn an image into the network's input [C, S, S]."""
+    options = manifest.preprocessing
+    return prepare(
+        image,
+        size=manifest.image_size,
+        channels=manifest.in_channels,
+        fit=options.fit,
+        crop=options.crop,
+        interpolation=options.interpolation,
+        mean=options.mean,
+        std=options.std,
+    )
+
+
+def as_batch(images: Picture | Iterable[Picture], manifest: Manifest) -> np.ndarray:
+    """Turn images into the network's input [B, C, S, S]."""
+    pictures, _ = listed(images)
+    if not pictures:
+        return np.zeros((0, manifest.in_channels, manifest.image_size, manifest.image_size), np.float32)
+    return np.stack([as_input(opened(picture), manifest) for picture in pictures])
