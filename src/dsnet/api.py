@@ -48,6 +48,7 @@ def train(
     source: Place | None = None,
     config: Place | Sequence[Place] = (),
     resume: Place | None = None,
+    overwrite: bool = False,
     **options: Any,
 ) -> Run:
     """Train a network that chooses its width for each input, as `dsnet train` does. By default on the embedded digits.
@@ -59,6 +60,7 @@ def train(
         source: Run to start from: fine-tune its network, or train its router with stage="gate".
         config: YAML files, or names of configs that come with dsnet. The other arguments override them.
         resume: Folder of a run to continue, bit for bit. It keeps its own config.
+        overwrite: Delete the run that is in the folder `out`, once all checks have passed.
         options: Keys of the config. Groups are dicts: seed=1, optim={"epochs": 30}, or **{"optim.epochs": 30}.
     """
     configs, folders = import_heavy("dsnet.runs.config"), import_heavy("dsnet.runs.folder")
@@ -73,7 +75,8 @@ def train(
         recipe = None if config else configs.recipe_for(kind, begun, keys)
         settings = configs.new_config(kind, begun, keys, recipe=recipe)
         folder = folders.new_folder(settings.run_name) if out is None else Path(out)
-    return Run(folder, import_heavy("dsnet.runs.train").train(settings, folder, resume=resume is not None))
+    how = {"resume": resume is not None, "overwrite": overwrite}
+    return Run(folder, import_heavy("dsnet.runs.train").train(settings, folder, **how))
 
 
 def keys_of(

@@ -132,16 +132,16 @@ def test_train_reads_its_arguments_like_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(training, "train", lambda config, folder, resume: asked.append((config, folder, resume)))
+    monkeypatch.setattr(training, "train", lambda config, folder, **how: asked.append((config, folder, how)))
     monkeypatch.chdir(tmp_path)
     words = ["--data.dataset", "digits", "--model.name", "ds_resnet_tiny", "--seed", "4", "--optim.epochs", "3"]
     assert main(["train", "--config", "digits", *words, "--optim.lr", "0.3", "--print_config"]) == 0
     expected = yaml.safe_load(capsys.readouterr().out)
     groups = {"optim": {"epochs": 3}, "optim.lr": 0.3}
     run = dsnet.train("digits", "ds_resnet_tiny", config="digits", seed=4, **groups)
-    (config, folder, resume), *_ = asked
+    (config, folder, how), *_ = asked
     assert json.loads(json.dumps(config.to_dict())) == expected
-    assert (run.folder, run.evaluation, resume) == (folder, None, False)
+    assert (run.folder, run.evaluation, how) == (folder, None, {"resume": False, "overwrite": False})
     assert folder == Path("runs/ds_resnet_tiny-digits-seed4")
     with pytest.raises(ValueError, match=r"'learning_rate' is unknown; did you mean optim\.lr"):
         dsnet.train("digits", learning_rate=0.1)
@@ -166,7 +166,7 @@ def test_the_page_about_python_runs(
 ) -> None:
     """The training is not done again: the shared run is put where it would be."""
 
-    def copied(config: Any, folder: Path, resume: bool) -> Evaluation:
+    def copied(config: Any, folder: Path, **how: bool) -> Evaluation:
         assert (config.data.root, config.optim.epochs) == ("pets", 30)
         return read(shutil.copytree(trained, folder) / "results" / "test.json", Evaluation)
 
