@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from dsnet.space import WidthPath
 
@@ -23,11 +22,3 @@ def concave(points: Sequence[Corner]) -> list[Corner]:
 
 def slope(a: Corner, b: Corner) -> float:
     return (b[1] - a[1]) / (b[0] - a[0])
-
-
-def cost_of(corners: Sequence[Corner], score: float) -> float:
-    """The MAdds at which the hull reaches a score; scores outside the hull get the MAdds of the nearest end."""
-    for (x0, y0, _), (x1, y1, _) in pairwise(corners):
-        if y0 <= score < y1:
-            return x0 + (score - y0) / (y1 - y0) * (x1 - x0)
-    return corners[-1][0] if score >= corners[-1][1] else corners[0][0]

@@ -20,6 +20,7 @@ from dsnet.manifest import Budget, RouterSpec
 from dsnet.models import count
 from dsnet.training.sgs import with_fresh_router
 from support.networks import randomised
+from support.results import compared
 
 ROOT = Path(__file__).parents[2]
 ABSENT = """
@@ -48,7 +49,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     budgets = tuple(Budget(table.madds(path, dynamic=True), lam, 0.5, 32) for path, lam in ends)
     net.card = replace(net.card, classes=tuple("abcdefg"), budgets=budgets)
     dsnet.save(net, folder / "run")
-    dsnet.export_onnx(net, folder / "model.onnx")
+    dsnet.export_onnx(net, folder / "model.onnx", evaluation=compared([-0.2, -0.1, -0.001, 0.0, 0.0]))
     dsnet.export_bundle(net, folder / "bundle")
     rng = np.random.default_rng(0)
     for number in range(3):
@@ -92,6 +93,15 @@ def test_a_file_tells_its_widths_without_torch(files: Path, capsys: pytest.Captu
     assert told(files, "info", "model.onnx") == json.loads(capsys.readouterr().out)
 
 
+def test_a_file_is_advised_on_without_torch(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from dsnet.cli import main
+
+    found = told(files, "advise", "model.onnx", "--budget", "0.7")
+    assert main(["advise", str(files / "model.onnx"), "--budget", "0.7", "--json"]) == 0
+    expected = json.loads(capsys.readouterr().out)
+    assert found == {**expected, "place": "model.onnx", "command": "dsnet predict model.onnx PHOTOS --path 3"}
+
+
 def test_what_needs_more_than_the_light_install_says_how_to_install_it(files: Path) -> None:
     """Every command and every public name: one line with the command that installs the rest."""
     program = f"""{ABSENT}
@@ -99,8 +109,10 @@ import contextlib, io, re
 from dsnet.cli import COMMANDS
 sentence = r"this needs \\w+, which is not installed; install it with: pip install 'dsnet\\[train\\]'"
 more = {{"info": ["ds_mobilenet_v1"], "predict": ["run", "photos"], "import": ["x.pth", "--out", "y"],
-         "train": [], "models": [], "advise": ["run"], "reproduce": ["main", "--scale", "smoke"]}}
+         "train": [], "models": [], "reproduce": ["main", "--scale", "smoke"]}}
 for name in COMMANDS:
+    if name == "advise":  # it reads results only
+        continue
     words = [name, *more.get(name, ["run"])]
     with contextlib.redirect_stderr(io.StringIO()) as error, contextlib.redirect_stdout(io.StringIO()):
         code = main(words)

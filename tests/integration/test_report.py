@@ -125,7 +125,7 @@ def test_a_whole_run_has_every_part(run: Path, capsys: pytest.CaptureFixture[str
     page = checked(file)
     assert "Missing" not in page.text
     figures = drawn(file)
-    assert len(figures) == 10  # accuracy, three of routes, two latencies, losses and calibrations of two stages
+    assert len(figures) == 12  # accuracy, three of routes, two confusions, two latencies, curves of two stages
     result = json.loads((run / "results" / "test.json").read_text())
     assert figures["ds_mobilenet_v1_tiny, digits test"] == 6 + 5  # widths, budgets
     assert all(figures.values())
@@ -204,7 +204,7 @@ def test_a_run_with_a_part_missing_says_so_and_shows_the_others(run: Path, part:
     left = drawn(file)
     assert set(left) <= set(whole)
     assert all(left.values())
-    assert len(left) >= (10 if "data" in part or part in ("config", "routes", "splits") else 5)
+    assert len(left) >= (12 if "data" in part or part in ("config", "routes", "splits") else 5)
     if part.startswith(("odd", "torn r", "old")):
         assert f"{run}/results/" in page.text  # the file, and what brings it
     if part in ("bench", "classes", "result", "routes", "odd result", "old result", "torn result", "odd bench"):
@@ -339,7 +339,7 @@ def test_a_browser_shows_the_page_without_errors_or_requests(run: Path) -> None:
     dom, console, asked = browsed(file, "--dump-dom")
     assert console == []
     assert asked == []
-    assert dom.count("<svg") == 10
+    assert dom.count("<svg") == 12
     for scheme, colour, other in (("1", LIGHT, DARK), ("0", DARK, LIGHT)):
         picture = run / f"shot{scheme}.png"
         size = ["--window-size=1200,3500", f"--blink-settings=preferredColorScheme={scheme}"]

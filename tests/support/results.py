@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 from dsnet.results import (
     Box,
     BudgetRow,
     ClassRow,
+    Difference,
     Dynamic,
     Evaluation,
     Example,
@@ -31,6 +34,31 @@ def budget(asked: float, score: float) -> BudgetRow:
     gates = (Gate((0.25, 0.75), 0.8),)
     gain = Stat(100 * (score - 0.5))
     return BudgetRow("", asked, 0.1, "", spent, spent, spent, Stat(score), Stat(0.5), gain, 0.2, gates, groups)
+
+
+def difference(mean: float, half: float = 0.005) -> Difference:
+    return Difference(mean, (mean - half,), (mean + half,))
+
+
+def compared(
+    widths: Sequence[float], routed: Sequence[tuple[float, float]] = ((0.3, -0.01), (0.6, 0.0)), full: float = 0.9
+) -> Evaluation:
+    """An evaluation with paired differences to the full network, whose intervals reach half a point to either side.
+
+    widths: differences of the fixed widths, evenly spaced in MAdds. routed: shares of MAdds and differences of budgets.
+    """
+    lost = [*widths, 0.0]
+    rows = tuple(
+        PathRow(32, (k,), 1000 * (k + 1), 10, (k + 1) / len(lost), Stat(full + each), {}, {}, difference(each))
+        for k, each in enumerate(lost)
+    )
+    rows = (*rows[:-1], replace(rows[-1], to_full=None))
+    budgets = []
+    for share, each in routed:
+        row = replace(budget(share * rows[-1].madds, full + each), madds=Stat(share * rows[-1].madds))
+        budgets.append(replace(row, to_paths=tuple(difference(each - other) for other in lost)))
+    dynamic = Dynamic("slim_first", "correctness", (), tuple(budgets)) if routed else None
+    return replace(evaluation(), metric=Metric("top-1", ".2%"), images=2000, rows=rows, dynamic=dynamic)
 
 
 def evaluation(seed: int = 0, shift: float = 0.0) -> Evaluation:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from dsnet.tasks.detection import precision
-from dsnet.tasks.detection.precision import Detections, Truth, average_precision, mean_average_precision
+from dsnet.tasks.detection.precision import (
+    Detections,
+    Truth,
+    average_precision,
+    mean_average_precision,
+    ranked,
+    resampled,
+)
 
 FAR = (100.0, 100.0, 110.0, 110.0)
 BOX = (0.0, 0.0, 10.0, 10.0)
@@ -174,3 +182,23 @@ def test_cocos_precision_at_one_overlap_is_nearly_vocs() -> None:
         assert 0.02 < vocs < 0.95
         assert figures[name] == pytest.approx(vocs, abs=0.02)
     assert figures["map75"] < figures["map"] < figures["map50"]
+
+
+@pytest.mark.parametrize("rule", ["area", "11point"])
+def test_a_resampled_set_scores_as_if_its_images_were_written_out(rule: str) -> None:
+    rng = np.random.default_rng(0)
+    truths, mine = [], []
+    for _ in range(12):
+        boxes = [tuple(corner + float(rng.uniform(0, 4)) for corner in BOX) for _ in range(4)]
+        truths.append(truth(*((boxes[k], int(rng.integers(3)), bool(rng.random() < 0.2)) for k in range(2))))
+        mine.append(found(*((box, float(rng.random()), int(rng.integers(3))) for box in boxes)))
+    times = np.concatenate([np.ones((1, 12), np.int64), rng.multinomial(12, [1 / 12] * 12, size=4)])
+    rankings = [ranked(mine, truths, label, overlap=0.5) for label in range(3)]
+    for score, counts in zip(resampled(rankings, times, rule=rule), times, strict=True):  # type: ignore[arg-type]
+        rows = [row for row, count in enumerate(counts.tolist()) for _ in range(count)]
+        written = [mine[row] for row in rows], [truths[row] for row in rows]
+        expected, _ = mean_average_precision(*written, 3, rule=rule)  # type: ignore[arg-type]
+        assert score == pytest.approx(expected, abs=1e-3 if rule == "area" else 0.05)  # copies of an image tie
+    assert resampled(rankings, times[:1], rule=rule)[0] == pytest.approx(  # type: ignore[arg-type]
+        mean_average_precision(mine, truths, 3, rule=rule)[0]  # type: ignore[arg-type]
+    )

@@ -125,7 +125,7 @@ def test_a_perfect_detector_has_a_precision_of_one(traces: Traces) -> None:
 def test_evaluation_has_a_row_per_width_and_per_budget(traces: Traces) -> None:
     detector = traces.runner.parts.owner
     detector.card = replace(detector.card, budgets=calibrate(traces, 5))
-    rows = [row_of(traces, path) for path in detector.space.uniform]
+    rows = [row_of(traces, path, detector.space.widest) for path in detector.space.uniform]
     assert all(sum(row.parts.values()) == row.madds for row in rows)
     assert all(list(row.more) == ["a", "b", "c"] for row in rows)
     dynamic = evaluate_dynamic(traces)

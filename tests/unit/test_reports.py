@@ -9,7 +9,6 @@ import pytest
 from dsnet.report.charts import accuracy, classes, gates, latency
 from dsnet.report.document import made_by
 from dsnet.report.page import ticked
-from dsnet.report.tables import saving
 from dsnet.results import (
     Bench,
     BudgetRow,
@@ -43,21 +42,6 @@ def evaluation(metric: Metric = TOP1, **more: Any) -> Evaluation:
     known: dict[str, Any] = {"rows": tuple(rows((10, 0.5), (30, 0.7))), "made": Made()}
     known |= {"model": "m", **more}
     return Evaluation("a task", metric, dataset="d", split="test", images=5, image_size=32, seeds=(0,), **known)
-
-
-@pytest.mark.parametrize(
-    ("madds", "top1", "saved"),
-    [
-        (10, 0.6, 0.5),  # between the corners at 10 and 30, where the hull reaches 0.6 at 20
-        (30, 0.6, -0.5),
-        (15, 0.9, 0.5),  # better than all: against the best, at 30
-        (10, 0.4, 0.0),  # worse than all: against the slimmest, at 10
-    ],
-)
-def test_madds_saved_at_equal_accuracy(madds: int, top1: float, saved: float) -> None:
-    uniform = rows((10, 0.5), (20, 0.52), (30, 0.7), (40, 0.69))
-    other = PathRow(32, (0, 1), 15, 1, 1.0, Stat(0.99))  # not uniform: not what one would have without a router
-    assert saving([*uniform, other], budget_row(madds, top1)) == pytest.approx(saved)
 
 
 def test_of_many_classes_the_extremes_are_drawn() -> None:

@@ -20,7 +20,7 @@ from dsnet.report.tables import (
     title,
 )
 from dsnet.results import BudgetRow, Dynamic, Evaluation, Evaluations, Gate, Stat, read
-from support.results import detection, evaluation
+from support.results import compared, detection, evaluation
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ["cifar10_ds_mobilenet_v1_tiny", "cifar10_ds_resnet_tiny", "digits", "bccd", "voc_subset"]
@@ -77,21 +77,34 @@ def test_seeds_have_deviations_and_say_so() -> None:
     assert paths_table(both).rows[0][4] == "5.00% ± 7.07%"
     table = budgets_table(both)
     assert table is not None
-    assert table.rows[0][4:7] == ("55.00% ± 7.07%", "50.00% ± 0.00%", "+5.00 ± 7.07")
+    assert table.rows[0][3:5] == ("55.00% ± 7.07%", "+5.00 ± 7.07")
     assert "± standard deviation over seeds" in table.note
-    assert table.note.endswith("Images per width and difficulty are the first seed's.")
+    assert table.note.endswith("Shares of images are the first seed's.")
+
+
+def test_differences_to_the_full_network_are_a_column_where_they_are_known() -> None:
+    result = compared([-0.2, 0.0])
+    table = paths_table(result)
+    assert (table.columns[-1], [row[-1] for row in table.rows]) == ("to full", ["-20.00", "equal", ""])
+    budgets = budgets_table(result)
+    assert budgets is not None
+    assert [row[budgets.columns.index("to full")] for row in budgets.rows] == ["-1.00", "equal"]
+    two = replace(compared([-0.2, -0.1]), seeds=(1,))
+    both = paths_table(combine([compared([-0.2, -0.003]), two]))
+    assert [row[-1] for row in both.rows] == ["-20.00", "equal", ""]  # -10 points in one seed, equal in the other
 
 
 def test_budgets_by_cost_and_by_name() -> None:
     table = budgets_table(evaluation())
     assert table is not None
-    assert table.rows[1] == ("250", "252", "252", "252", "60.00%", "50.00%", "+10.00 ± 0.20", "25% 75%")
-    assert table.note.startswith("Gain: points above the concave hull of the uniform sub-networks")
+    assert table.columns == ("budget", "MAdds", "p95", "top-1", "gain", "<per width, %")
+    assert table.rows[1] == ("250", "252", "252", "60.00%", "+10.00 ± 0.20", "25 75")
+    assert "Gain: points above the concave hull of the uniform sub-networks" in table.note
     assert "An oracle that picks the narrowest right width would reach 80.0% at 120." in table.note
     named = budgets_table(routed())
     assert named is not None
-    assert named.columns == ("budget", "MAdds", "p50", "p95", "mAP", "uniform", "<images per width, first gate")
-    assert named.rows[0] == ("S", "80", "80", "80", "0.410", "0.400", "40% 60%")
+    assert named.columns == ("budget", "MAdds", "p95", "mAP", "uniform", "<per width, %")
+    assert named.rows[0] == ("S", "80", "80", "0.410", "0.400", "40 60")
     assert named.note.startswith("S, M, L: a quarter")
     assert budgets_table(detection()) is None
 
@@ -116,9 +129,9 @@ def test_a_run_is_one_row_of_an_overview() -> None:
         table = summary_table("digits", [("run", result), ("another", result)])
         assert {len(row) for row in table.rows} == {len(table.columns)}
     (row,) = summary_table("digits", [("run", evaluation())]).rows
-    assert row == ("run", "ds_tiny", "gate, try_best", "0.00", "30.00", "60.00", "252", "50.00", "+10.00 ± 0.20")
+    assert row == ("run", "ds_tiny", "gate, try_best", "30.00", "0.00", "60.00", "63%", "", "+10.00 ± 0.20")
     (row,) = summary_table("voc", [("run", routed())]).rows
-    assert row == ("run", "fssd", "gate, kl", "0.500", "0.500", "0.410", "80", "0.400", "")
+    assert row == ("run", "fssd", "gate, kl", "0.500", "0.500", "0.410", "80%", "", "")
 
 
 def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

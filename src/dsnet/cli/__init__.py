@@ -18,6 +18,7 @@ COMMANDS = {
     "predict": "Classify images, or detect objects in them. Shows the path that each image took and its MAdds.",
     "export": "Write a run as ONNX: the dynamic network in one file, a single path, or a bundle for batches.",
     "bench": "Measure latency and throughput of every width and of the dynamic network, next to static networks.",
+    "advise": "Say which width or budget of a trained model to deploy, and with which command.",
     "report": "Show runs on one HTML page: accuracy against MAdds, gates, routes of images, latency and training.",
     "reproduce": "Run the paper's experiments and compare the results with the paper's claims.",
     "recalibrate": "Recompute the batch-norm statistics of every width and the budgets of the router.",

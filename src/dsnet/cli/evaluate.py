@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dsnet.cli.arguments import Parser
 
 if TYPE_CHECKING:
+    from dsnet.report.advice import Kind
     from dsnet.results import Evaluation
 
 
@@ -38,7 +39,9 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: Namespace) -> None:
+    from dsnet.cli.advise import bench_of
     from dsnet.opening import open_runner
+    from dsnet.report.advice import show_advice
     from dsnet.report.drift import drift_tables
     from dsnet.report.export import draw, export
     from dsnet.report.seeds import together
@@ -48,6 +51,7 @@ def run(args: Namespace) -> None:
     from dsnet.runs.evaluate import EvalOptions, evaluate
     from dsnet.runs.folder import RunFolder
     from dsnet.runs.record import draw_examples
+    from dsnet.runtime.onnx import is_artefact
 
     options = {"rule": args.rule, "overlap": args.overlap}
     asked = EvalOptions(args.split, args.budgets, args.max_width, args.sample, args.seed, options)
@@ -74,6 +78,9 @@ def run(args: Namespace) -> None:
         for number, result in enumerate(shown, start=1):
             show_evaluation(result, pictures if number == len(shown) else ())
             show(drift_tables(result))
+            one = len(results) == 1
+            kind: Kind = "file" if one and is_artefact(args.runs[0]) else "run"
+            show_advice(result, bench_of(place) if one else None, args.runs[0] if one else "RUN", kind)
     if args.export:
         prefix = Path(args.export)
         sheet = None

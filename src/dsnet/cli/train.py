@@ -118,9 +118,11 @@ def run(args: Namespace) -> int | None:
             print(f"dsnet train: {stop}", file=sys.stderr)
         return stop.exit_code
     if result is not None:
+        from dsnet.report.advice import show_advice
         from dsnet.report.tables import show_evaluation
 
         show_evaluation(result, sorted((folder / "results").glob("test*.png")))
+        show_advice(result, None, str(folder))
         print(f"run: {folder}")
     return None
 

@@ -88,7 +88,7 @@ def to_export(net: Any, image_size: int | None, evaluation: Evaluation | None) -
     size = manifest.image_size
     if evaluation is not None:  # a file does not carry details about single images and classes
         dynamic = evaluation.dynamic and replace(evaluation.dynamic, classes=())
-        evaluation = replace(evaluation, examples=(), training={}, skipped=(), dynamic=dynamic)
+        evaluation = replace(evaluation, examples=(), training={}, skipped=(), answers=(), dynamic=dynamic)
     routers = tuple(
         replace(router, budgets=tuple(row for row in router.budgets if row.image_size == size))
         for router in manifest.routers

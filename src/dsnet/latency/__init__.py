@@ -123,12 +123,13 @@ def cores() -> int:
 # Milliseconds of paths and budgets
 
 
-def times_of(latency: Latency, table: CostTable, path: WidthPath) -> PathTime:
-    """The time of a routed path. A path that was not measured is interpolated by MAdds between those that were."""
+def times_of(latency: Latency, table: CostTable | None, path: WidthPath) -> PathTime:
+    """The time of a routed path. A path that was not measured is interpolated by MAdds between those that were, for
+    which `table` is needed."""
     rows = {row.path: row for row in latency.rows if row.routed is not None}
     if path in rows:
         return rows[path]
-    if not rows:
+    if not rows or table is None:
         raise RoutingError(f"the latency table of {latency.model} has no routed paths; run `dsnet bench` again")
     cost = {held: table.madds(held, dynamic=True) for held in rows}
     ordered, wanted = sorted(cost, key=lambda held: cost[held]), table.madds(path, dynamic=True)
@@ -149,7 +150,7 @@ def numbers(times: Times | None) -> list[float]:
     return [times.mean, times.p50, times.p95, times.p95 if times.p99 is None else times.p99]
 
 
-def times_at(latency: Latency, table: CostTable, shares: Shares) -> Times:
+def times_at(latency: Latency, table: CostTable | None, shares: Shares) -> Times:
     """Times of the dynamic network if these shares of the images take these paths: shares times table."""
     rows = {path: times_of(latency, table, path) for path in shares}
     mean = sum(share * numbers(rows[path].routed)[0] for path, share in shares.items())

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dsnet.prediction.answers import CONFIDENCE
-from dsnet.report import charts, tables
+from dsnet.report import advice, charts, classes, tables
 from dsnet.report.bench import bench_tables
 from dsnet.report.document import Block, Chapter, Document, Figure, Images, Picture, Table, Text, made_by, missing
 from dsnet.report.drift import drift_tables
@@ -81,9 +81,11 @@ def compose(name: str, runs: Sequence[Run], experiments: Sequence[Experiment]) -
 def evaluation_blocks(result: Evaluation) -> list[Block]:
     """Every table and warning of an evaluation, and how the network was trained."""
     paths, *others = tables.evaluation_tables(result)
+    words = advice.paragraph(result, None, "RUN")
+    first = [Text(words)] if words else []
     trained = Text(f"Training: {json.dumps(result.training)}.")
     tabled = [Table(replace(paths, title="")), *map(Table, [*others, *drift_tables(result)])]
-    return [*tabled, *warnings(result), trained]
+    return [*first, *tabled, *warnings(result), trained]
 
 
 def warnings(result: Evaluation) -> list[Text]:
@@ -103,7 +105,10 @@ def experiment_parts(result: Experiment) -> tuple[list[Block], list[Block], list
 
 
 def examples_note(result: Evaluation) -> str:
-    where = "at budget M" if result.dynamic is not None else "at its widest"
+    where = "at its widest"
+    if result.dynamic is not None:
+        row = result.dynamic.best_row
+        where = f"at budget {row.name}" if row.name else f"at {tables.human(row.madds.mean)} MAdds"
     confidence = float(result.options.get("confidence", CONFIDENCE))
     return (
         f"What {result.model} finds {where} with a confidence of {confidence:.0%} or more in "
@@ -119,7 +124,9 @@ def run_chapter(run: Run, *, folded: bool = False) -> Chapter:
     about = "not evaluated"
     if run.result is not None:
         about = tables.title(run.result)
-        blocks.append(Table(tables.key_figures(run.result, run.bench), "tiles"))
+        words = advice.paragraph(run.result, run.bench, run.folder)
+        blocks += [Text(words, kind="advice")] if words else []
+        blocks.append(Table(advice.key_figures(run.result, run.bench), "tiles"))
     for title, parts in sections(run).items():
         blocks += [Text(title, kind="heading"), *parts]
     return Chapter(run.name, about, blocks, folded)
@@ -131,12 +138,14 @@ def sections(run: Run) -> dict[str, Sequence[Block]]:
     result = run.result
     ends = {"Latency against ideal": latency(run), "Training": training(run), "Config": config(run)}
     if result is not None and result.static:
-        return {"Accuracy": scores(run), **ends}
+        told: dict[str, Sequence[Block]] = {"Classes": confusions(run)} if result.answers else {}
+        return {"Accuracy": scores(run), **told, **ends}
     titled = {"Accuracy against MAdds": scores(run), "Gate distributions": gates(run)}
     if result is not None and result.drift:
         titled["Budgets on other images"] = [Text(DRIFT), *map(Table, drift_tables(result))]
     if result is None or result.objects is None:
         titled |= {"Easy and hard images": pictures(run), "Routes per class": routes(run)}
+        titled["Classes"] = confusions(run)
     elif run.sheet is not None:
         sheet = Images("detections in example images", [Picture(run.sheet)], sheet=True)
         titled["Examples"] = [Text(examples_note(result)), sheet]
@@ -172,7 +181,7 @@ def gates(run: Run) -> list[Block]:
 def pictures(run: Run) -> list[Block]:
     if run.result is None or run.result.dynamic is None:
         return [not_routed(run, "example images")]
-    madds = tables.human(run.result.dynamic.middle.madds.mean)
+    madds = tables.human(run.result.dynamic.best_row.madds.mean)
     words = Text(f"The images with the cheapest and the dearest paths, the most confident first, at {madds} MAdds.")
     if run.pictures:
         routed = any(len(picture.lines) > 1 for group in run.pictures for picture in group.pictures)
@@ -192,6 +201,18 @@ def routes(run: Run) -> list[Block]:
     if table is None or bars is None:
         return [missing("per-class routing", run.remedy("routes", "dsnet eval"))]
     return [Figure(bars), Table(table, "folded")]
+
+
+def confusions(run: Run) -> list[Block]:
+    """What is confused, precision and recall of every class, and what every budget costs each class."""
+    if run.result is None or not run.result.answers:
+        return [missing("confusions and scores of classes", run.remedy("answers", "dsnet eval"))]
+    result, words = run.result, classes.worst(run.result)
+    blocks: list[Block] = [*map(Figure, classes.matrices(result))]
+    pairs, lost, told = classes.pairs_table(result), classes.losses_table(result), classes.scores_table(result)
+    blocks += [] if pairs is None else [Table(pairs)]
+    blocks += [Text(words)] if words else []
+    return [*blocks, *(Table(table, "folded") for table in (lost, told) if table is not None)]
 
 
 def latency(run: Run) -> list[Block]:

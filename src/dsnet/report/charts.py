@@ -98,9 +98,9 @@ def gates(result: Evaluation) -> Bars:
 
 
 def difficulty(result: Evaluation) -> Bars | None:
-    """Widths that easy, dependent and hard images get at the first gate, at the middle budget."""
+    """Widths that easy, dependent and hard images get at the first gate, at the best budget."""
     assert result.dynamic is not None
-    row, share = result.dynamic.middle, result.dynamic.difficulty
+    row, share = result.dynamic.best_row, result.dynamic.difficulty
     bars = [
         Bar(name, group.gates[0], f"{share[name]:.1%} of images, {human(group.madds or 0)}")
         for name, group in row.groups.items()
@@ -113,9 +113,9 @@ def difficulty(result: Evaluation) -> Bars | None:
 
 
 def classes(result: Evaluation) -> Bars | None:
-    """Classes from the cheapest to the dearest at the middle budget; only the extremes if there are many."""
+    """Classes from the cheapest to the dearest at the best budget; only the extremes if there are many."""
     assert result.dynamic is not None
-    place = len(result.dynamic.rows) // 2
+    place = result.dynamic.shown
     costs = [(row.madds[place], row) for row in result.dynamic.classes]
     rows = sorted(((madds, row) for madds, row in costs if madds is not None), key=lambda pair: pair[0])
     if not rows:
@@ -126,7 +126,7 @@ def classes(result: Evaluation) -> Bars | None:
     if len(bars) > 2 * MOST:
         groups = [BarGroup(f"the cheapest classes: {words}", bars[:MOST])]
         groups.append(BarGroup("the dearest classes", bars[-MOST:]))
-    title = f"Classes at {human(result.dynamic.middle.madds.mean)} MAdds"
+    title = f"Classes at {human(result.dynamic.best_row.madds.mean)} MAdds"
     return Bars(title, widths_of(bars), tuple(groups))
 
 

@@ -14,12 +14,13 @@ from dsnet.results import Made
 class Text:
     """A paragraph; text between backticks is code.
 
-    kind: `heading` begins a section, `missing` names a missing part and how to create it, `code` is a whole file.
+    kind: `heading` begins a section, `advice` says what to deploy, `missing` names a missing part and how to create it,
+    `code` is a whole file.
     """
 
     words: str
     title: str = ""
-    kind: Literal["words", "heading", "missing", "code"] = "words"
+    kind: Literal["words", "heading", "advice", "missing", "code"] = "words"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Draws charts and bars with matplotlib, as SVG inside a page, as SVG files and as PNG files.
+"""Draws charts, bars and matrices with matplotlib, as SVG inside a page, as SVG files and as PNG files.
 
 In a page, text takes the colour of its surroundings and series take the page's variables --c0 to --c7, so a figure is
 readable on dark and on light backgrounds. Series differ by marker as well as by colour.
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dsnet.files import write_whole
 from dsnet.report.palette import LIGHT, PLACES, alone, cleaned
-from dsnet.results import Bars, Chart, Dot, Series
+from dsnet.results import Bars, Chart, Dot, Matrix, Series
+from dsnet.results import Figure as Content
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,6 +29,7 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 3)), (0, (1.5, 2)), (0, (7, 2, 1.5, 2)))
 WIDTH, HEIGHT = 460, 290  # width of a figure, height of a chart below its legend
 TEXT, SMALL = 12, 11  # font sizes; a phone shows the figure at three quarters of its size
 ROW = 25  # distance from one bar to the next
+NUMBERED = 12  # up to this many classes, the cells of a matrix have numbers
 LONGEST = 27  # longest name or note next to a bar, in characters
 SWITCH = "DSNET_FIGURES"
 Colours = Mapping[str, str]  # by role: paper, ink, soft, line, seq, c0 to c7
@@ -38,13 +40,13 @@ def enabled() -> bool:
     return os.environ.get(SWITCH, "") != "off"
 
 
-def draw(figure: Chart | Bars, *, to: Literal["page", "svg", "png"], prefix: str = "") -> bytes:
+def draw(figure: Content, *, to: Literal["page", "svg", "png"], prefix: str = "") -> bytes:
     """Draw a figure as SVG for a page, as an SVG file, or as PNG. prefix: prefix of its ids, unique in a page."""
     import matplotlib
 
     buffer, colours = io.BytesIO(), LIGHT if to == "png" else PLACES
     with matplotlib.rc_context(style(colours)):
-        drawn = chart(figure, colours) if isinstance(figure, Chart) else bars(figure, colours)
+        drawn = drawing(figure, colours)
         if to == "png":
             drawn.savefig(buffer, format="png", dpi=144, facecolor=LIGHT["paper"], metadata={"Software": None})
             return buffer.getvalue()
@@ -54,7 +56,13 @@ def draw(figure: Chart | Bars, *, to: Literal["page", "svg", "png"], prefix: str
     return (svg if to == "page" else alone(svg)).encode()
 
 
-def save(figure: Chart | Bars, file: Path) -> Path:
+def drawing(figure: Content, colours: Colours) -> Figure:
+    if isinstance(figure, Chart):
+        return chart(figure, colours)
+    return bars(figure, colours) if isinstance(figure, Bars) else matrix(figure, colours)
+
+
+def save(figure: Content, file: Path) -> Path:
     """Write a figure as PNG or SVG, depending on the suffix of the file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, draw(figure, to="png" if file.suffix == ".png" else "svg"))
@@ -234,8 +242,39 @@ def bars(figure: Bars, colours: Colours) -> Figure:
     return drawn
 
 
-def shortened(words: str) -> str:
-    return words if len(words) <= LONGEST else f"{words[: LONGEST - 1]}…"
+def matrix(figure: Matrix, colours: Colours) -> Figure:
+    """Right answers on the diagonal, wrong ones beside it in another colour; darker means a larger share of the row."""
+    from matplotlib.patches import Patch, Rectangle
+
+    drawn, axes = new_axes()
+    count = len(figure.names)
+    size = min(TEXT, 250 / count)
+    for row, counts in enumerate(figure.counts):
+        for column, images in enumerate(counts):
+            if not images:
+                continue
+            shade = 0.12 + 0.88 * (images / sum(counts)) ** 0.5
+            hue = colours["seq" if row == column else "c1"]
+            cell = Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=(hue, shade), edgecolor=colours["paper"], lw=1)
+            axes.add_patch(cell).set_gid("part")
+            if count <= NUMBERED:
+                colour = colours["paper" if shade > 0.55 else "ink"]
+                axes.text(column, row, str(images), color=colour, size=size, ha="center", va="center")
+    names = [shortened(name, 16) for name in figure.names]
+    axes.set(xlim=(-0.5, count - 0.5), ylim=(count - 0.5, -0.5), xlabel=figure.x, ylabel=figure.y)
+    upright = {} if sum(map(len, names)) <= 24 else {"rotation": 90}
+    axes.set_xticks(range(count), names, size=size, **upright)  # type: ignore[arg-type]
+    axes.set_yticks(range(count), names, size=size)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    keys = [Patch(facecolor=colours["seq"]), Patch(facecolor=colours["c1"])]
+    squares = {"handlelength": 1.2, "handleheight": 1.2, "fontsize": SMALL}
+    head(drawn, figure.title, keys, ["right", "wrong: darker is a larger share of the class"], WIDTH - 20, **squares)
+    return drawn
+
+
+def shortened(words: str, longest: int = LONGEST) -> str:
+    return words if len(words) <= longest else f"{words[: longest - 1]}…"
 
 
 def usable(dots: Sequence[Dot], *, log: bool) -> list[Dot]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from dsnet.results import Evaluation, Stat
+from dsnet.results import Difference, Evaluation, Stat
 
 SOURCES = ("source", "gate_from")  # the runs of different seeds start from different sources
 
@@ -21,7 +21,8 @@ def together(results: Sequence[Evaluation]) -> list[Evaluation]:
 
 
 def combine(results: Sequence[Evaluation]) -> Evaluation:
-    """Combine several runs: every Stat is averaged, warnings are joined, everything else is the first run's."""
+    """Combine several runs: every Stat is averaged, every Difference keeps the intervals of all seeds, warnings are
+    joined, everything else is the first run's."""
     first = results[0]
     for other in results[1:]:
         if kind(other) != kind(first):
@@ -60,13 +61,17 @@ def settings(result: Evaluation) -> list[Any]:
 
 
 def averaged(records: Sequence[Any]) -> Any:
-    """Combine records: every Stat that all of them have is averaged, everything else is the first one's."""
+    """Combine records: every Stat and Difference that all of them have is combined, everything else is the first
+    one's."""
     first = records[0]
     if any(type(record) is not type(first) for record in records):
         return first
     if isinstance(first, Stat):
         values = [record.mean for record in records]
         return Stat(statistics.mean(values), statistics.stdev(values))
+    if isinstance(first, Difference):
+        low, high = (tuple(end for record in records for end in getattr(record, name)) for name in ("low", "high"))
+        return Difference(statistics.mean(record.mean for record in records), low, high)
     if isinstance(first, dict):
         return {key: averaged([record.get(key) for record in records]) for key in first}
     if isinstance(first, tuple) and len({len(record) for record in records}) == 1:

@@ -9,9 +9,8 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
-from dsnet.hull import concave, cost_of
+from dsnet.advise import Option
 from dsnet.results import (
-    Bench,
     BudgetRow,
     Dynamic,
     Evaluation,
@@ -27,6 +26,8 @@ from dsnet.space import WidthPath
 FEW = 6  # up to this many classes are columns; more classes get a separate table
 RULES = {"area": "area under the curve", "11point": "VOC 2007's 11 points"}
 SIZES = "S, M, L: a quarter, a half, three quarters of the way from the slimmest to the widest width's MAdds."
+TO_FULL = "to full"
+EQUAL = "To full: difference to the full network in points; equal if its 95 % paired interval includes zero."
 VERDICTS = {True: "holds", False: "does not hold", None: "no verdict"}
 
 
@@ -131,8 +132,23 @@ def paths_table(result: Evaluation) -> Table:
         "parameters": lambda row: human(row.params),
         metric.name: lambda row: shown(row.score, metric.form),
         **{m.name: lambda row, m=m: shown(row.more[m.name], m.form) for m in more},  # type: ignore[misc]
+        TO_FULL: lambda row: to_full(row, result),
     }
+    if not any(row.to_full for row in result.rows):
+        del columns[TO_FULL]
     return filled(title(result), result.rows, columns, paths_note(result))
+
+
+def to_full(row: PathRow | BudgetRow | Option, result: Evaluation) -> str:
+    """The difference to the full network: `equal`, or in points where the metric is a percentage."""
+    if row.to_full is None:
+        return ""
+    return "equal" if row.to_full.sign == 0 else points(result, row.to_full.mean)
+
+
+def points(result: Evaluation, value: float, digits: int = 2) -> str:
+    """A difference of scores as a signed number of points, or in the units of a metric that is no percentage."""
+    return f"{100 * value:+.{digits}f}" if "%" in result.metric.form else f"{value:+.3f}"
 
 
 def class_names(result: Evaluation) -> list[str]:
@@ -143,12 +159,11 @@ def class_names(result: Evaluation) -> list[str]:
 
 def paths_note(result: Evaluation) -> str:
     overlap, rule = result.options.get("overlap"), result.options.get("rule")
-    if overlap is None:
-        return ""
-    return (
-        f"Average precision at an overlap of {overlap:g}, {RULES.get(str(rule), rule)}. "
-        f"MAdds of the detector and its backbone."
-    )
+    words = [EQUAL] if any(row.to_full for row in result.rows) else []
+    if overlap is not None:
+        words.append(f"Average precision at an overlap of {overlap:g}, {RULES.get(str(rule), rule)}.")
+        words.append("MAdds of the detector and its backbone.")
+    return " ".join(words)
 
 
 def classes_table(result: Evaluation) -> Table | None:
@@ -169,15 +184,16 @@ def budgets_table(result: Evaluation) -> Table | None:
     columns: dict[str, Callable[[BudgetRow], str]] = {
         "budget": lambda row: row.name or human(row.asked),
         "MAdds": lambda row: human(row.madds.mean),
-        "p50": lambda row: human(row.p50.mean),
         "p95": lambda row: human(row.p95.mean),
         metric.name: lambda row: shown(row.score, metric.form),
-        "uniform hull" if gain(dynamic.middle) else "uniform": lambda row: shown(row.hull, metric.form),
+        TO_FULL: lambda row: to_full(row, result),
         "gain": gain,
-        "<images per width, first gate": lambda row: " ".join(f"{share:.0%}" for share in row.gates[0].shares),
+        "uniform": lambda row: shown(row.hull, metric.form),
+        "<per width, %": lambda row: " ".join(f"{100 * share:.0f}" for share in row.gates[0].shares),
     }
-    if not gain(dynamic.middle):
-        del columns["gain"]
+    if not any(row.to_full for row in dynamic.rows):
+        del columns[TO_FULL]
+    del columns["uniform" if gain(dynamic.middle) else "gain"]
     learned = "" if dynamic.router == "threshold" else f", targets {dynamic.targets}"
     return filled(
         f"dynamic network: router {dynamic.router}{learned}", dynamic.rows, columns, dynamic_note(result, dynamic)
@@ -198,6 +214,8 @@ def dynamic_note(result: Evaluation, dynamic: Dynamic) -> str:
     several = len(result.seeds) > 1
     spread = "standard deviation over seeds" if several else "paired standard error"
     words = [SIZES] if [row.name for row in dynamic.rows] == ["S", "M", "L"] else []
+    gates = len(dynamic.middle.gates)
+    words.append(f"Per width: share of the images{' at the first gate' * (gates > 1)}, slimmest first.")
     if gain(dynamic.middle):
         words.append(
             f"Gain: points above the concave hull of the uniform sub-networks at the same average MAdds, ± {spread}."
@@ -217,7 +235,7 @@ def dynamic_note(result: Evaluation, dynamic: Dynamic) -> str:
             f"{human(oracle.madds.mean)}."
         )
     if several:
-        words.append("Images per width and difficulty are the first seed's.")
+        words.append("Shares of images are the first seed's.")
     return " ".join(words)
 
 
@@ -237,61 +255,25 @@ def routes_table(result: Evaluation) -> Table | None:
 
 
 def summary_table(title: str, runs: Sequence[tuple[str, Evaluation]]) -> Table:
-    """One row for each run on the same data: slimmest and widest path, and the dynamic network at the middle budget."""
+    """One row for each run on the same data: full network, slimmest path, and the dynamic network at its best
+    budget."""
     metric = runs[0][1].metric
 
     def cells(name: str, result: Evaluation) -> tuple[str, ...]:
         rows, dynamic = sorted(result.rows, key=lambda row: row.madds), result.dynamic
-        stats = [rows[0].score, rows[-1].score, *([dynamic.middle.score, dynamic.middle.hull] if dynamic else [])]
-        slimmest, widest, *routed = (shown(stat, metric.form).replace("%", "") for stat in stats)
+        full, slimmest = (shown(row.score, metric.form).replace("%", "") for row in (rows[-1], rows[0]))
         if dynamic is None:
-            return name, result.model, "", slimmest, widest, "", "", "", ""
-        score, hull = routed
-        spent = human(dynamic.middle.madds.mean)
-        return name, result.model, router_name(dynamic), slimmest, widest, score, spent, hull, gain(dynamic.middle)
+            return name, result.model, "", full, slimmest, "", "", "", ""
+        row = dynamic.best_row
+        score, share = shown(row.score, metric.form).replace("%", ""), f"{row.madds.mean / rows[-1].madds:.0%}"
+        return name, result.model, router_name(dynamic), full, slimmest, score, share, to_full(row, result), gain(row)
 
-    columns = ("<run", "<model", "<router", "slimmest", "widest", "dynamic", "at MAdds", "uniform", "gain")
+    columns = ("<run", "<model", "<router", "full", "slimmest", "dynamic", "of MAdds", TO_FULL, "gain")
     note = (
-        f"{metric.name}{' in %' * ('%' in metric.form)}; dynamic: at the middle budget; uniform: fixed widths at the "
-        f"same average MAdds; gain: points over these."
+        f"{metric.name}{' in %' * ('%' in metric.form)}; dynamic: at its best budget, the cheapest whose score equals "
+        f"the full network's, or else the most accurate; gain: points over fixed widths at the same average MAdds."
     )
     return Table(title, columns, tuple(cells(*run) for run in runs), note)
-
-
-def key_figures(result: Evaluation, bench: Bench | None) -> Table:
-    """The key numbers of a run, as far as they are known: widest, slimmest, the middle budget, MAdds at equal accuracy,
-    time relative to ideal."""
-    unit, form = result.metric.name, result.metric.form
-    rows = sorted(result.rows, key=lambda row: row.madds)
-    slimmest, widest = rows[0], rows[-1]
-    lone = len(rows) == 1
-    scores = [(f"Accuracy, {unit}" if lone else f"Widest {unit}", widest.score, f"{human(widest.madds)} MAdds")]
-    if not lone:
-        note = f"{human(slimmest.madds)} MAdds, {slimmest.madds / widest.madds:.0%} of the widest"
-        scores.append((f"Slimmest {unit}", slimmest.score, note))
-    figures = [(label, format(score.mean, form), note) for label, score, note in scores]
-    if result.dynamic is not None:
-        row = result.dynamic.middle
-        over = f", {gain(row)} points over fixed widths" if gain(row) else ""
-        figures.append(
-            (f"Dynamic {unit}", format(row.score.mean, form), f"middle budget: {human(row.madds.mean)} MAdds{over}")
-        )
-        more = 0.0 - round(saving(result.rows, row), 2)
-        figures.append(("MAdds at equal accuracy", f"{more:+.0%}", f"against fixed widths at {row.score.mean:{form}}"))
-    if bench is not None and bench.routed is not None:
-        own = [row for row in bench.routed.rows if row.name == bench.routed.rows[0].name]
-        note = "middle budget: measured over ideal milliseconds"
-        figures.append(("Time to ideal", f"{own[len(own) // 2].ratio:.2f}", note))
-    return Table("", ("<", "", "<"), tuple(figures))
-
-
-def saving(rows: Sequence[PathRow], row: BudgetRow) -> float:
-    """The share of MAdds that a row saves against the hull of the uniform paths at the same score.
-
-    A row with a higher score than every uniform path is compared with the best of them.
-    """
-    corners = concave([(path_row.madds, path_row.score.mean, path_row.path) for path_row in rows if path_row.uniform])
-    return 1 - row.madds.mean / cost_of(corners, row.score.mean)
 
 
 # Experiments

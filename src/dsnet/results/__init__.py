@@ -30,9 +30,12 @@ from dsnet.results.bench import (
     WidthTimes,
 )
 from dsnet.results.evaluation import (
+    Answers,
     Box,
     BudgetRow,
     ClassRow,
+    ClassScore,
+    Difference,
     Drift,
     DriftBudget,
     Dynamic,
@@ -45,12 +48,13 @@ from dsnet.results.evaluation import (
     Point,
 )
 from dsnet.results.experiment import Claim, Experiment, Table
-from dsnet.results.figures import Bar, BarGroup, Bars, Chart, Dot, Figure, Series
+from dsnet.results.figures import Bar, BarGroup, Bars, Chart, Dot, Figure, Matrix, Series
 from dsnet.schema import parse, plain
 
 __all__ = [
     "COMMANDS",
     "VERSION",
+    "Answers",
     "Bar",
     "BarGroup",
     "Bars",
@@ -60,8 +64,10 @@ __all__ = [
     "Chart",
     "Claim",
     "ClassRow",
+    "ClassScore",
     "DeployedTime",
     "DeployedTimes",
+    "Difference",
     "Dot",
     "Drift",
     "DriftBudget",
@@ -78,6 +84,7 @@ __all__ = [
     "Group",
     "Latency",
     "Made",
+    "Matrix",
     "Measure",
     "Metric",
     "PathRow",

@@ -12,6 +12,22 @@ from dsnet.space import WidthPath
 
 
 @dataclass(frozen=True)
+class Difference(Typed):
+    """A difference of two scores on the same images, with the ends of its 95 % paired interval for each seed."""
+
+    mean: float
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    @property
+    def sign(self) -> int:
+        """1 or -1 if the interval of every seed lies on that side of zero; 0 if the scores are called equal."""
+        if min(self.low) > 0:
+            return 1
+        return -1 if max(self.high) < 0 else 0
+
+
+@dataclass(frozen=True)
 class PathRow(Typed):
     """The score and cost of one path at one image size.
 
@@ -19,6 +35,7 @@ class PathRow(Typed):
         share: MAdds as a share of the widest path's.
         more: The metric's further measures, or the score of each class.
         parts: MAdds of each named part, if the network has named parts.
+        to_full: Difference to the widest path that was evaluated; None if no interval was computed.
     """
 
     size: int
@@ -29,6 +46,7 @@ class PathRow(Typed):
     score: Stat
     more: dict[str, Stat] = field(default_factory=dict)
     parts: dict[str, int] = field(default_factory=dict)
+    to_full: Difference | None = None
 
     @property
     def uniform(self) -> bool:
@@ -63,6 +81,7 @@ class BudgetRow(Typed):
         gain: Points above the hull.
         gain_se: Paired standard error of the gain.
         groups: Routes of easy, dependent and hard images.
+        to_paths: Differences to the paths of the evaluation's rows, in their order; empty if none was computed.
     """
 
     name: str
@@ -78,6 +97,12 @@ class BudgetRow(Typed):
     gain_se: float | None
     gates: tuple[Gate, ...]
     groups: dict[str, Group] = field(default_factory=dict)
+    to_paths: tuple[Difference, ...] = ()
+
+    @property
+    def to_full(self) -> Difference | None:
+        """The difference to the full network, whose row is the last."""
+        return self.to_paths[-1] if self.to_paths else None
 
 
 @dataclass(frozen=True)
@@ -89,7 +114,7 @@ class Point(Typed):
 @dataclass(frozen=True)
 class ClassRow(Typed):
     """One class: its score and average MAdds at each budget (None without images), and the share of its images at each
-    width of the first gate at the middle budget."""
+    width of the first gate at the best budget."""
 
     name: str
     images: int
@@ -108,6 +133,8 @@ class Dynamic(Typed):
         auc: Area under the ROC curve of the router's score as a predictor of whether the slimmest candidate is right.
         difficulty: Shares of easy, dependent and hard images.
         oracle: A router that knows the narrowest width that is right.
+        best: Position of the best budget: the cheapest whose score equals the full network's, or else the most
+            accurate. None in results that were made before it was determined.
     """
 
     router: str
@@ -120,10 +147,44 @@ class Dynamic(Typed):
     oracle: Point | None = None
     warnings: tuple[str, ...] = ()
     classes: tuple[ClassRow, ...] = ()
+    best: int | None = None
 
     @property
     def middle(self) -> BudgetRow:
         return self.rows[len(self.rows) // 2]
+
+    @property
+    def shown(self) -> int:
+        """Position of the budget that examples and figures are about."""
+        return len(self.rows) // 2 if self.best is None else self.best
+
+    @property
+    def best_row(self) -> BudgetRow:
+        return self.rows[self.shown]
+
+
+@dataclass(frozen=True)
+class ClassScore(Typed):
+    """How well a class is recognised; None where nothing of the class was in the images, or none was answered."""
+
+    images: int
+    precision: float | None
+    recall: float | None
+    f1: float | None
+
+
+@dataclass(frozen=True)
+class Answers(Typed):
+    """The answers of one network: how well it recognises every class, and which classes it confuses.
+
+    Args:
+        budget: Position of the dynamic network's budget; None for the full network.
+        wrong: Class, wrong answer and number of images, the most frequent first. At most 1,000.
+    """
+
+    budget: int | None
+    classes: tuple[ClassScore, ...]
+    wrong: tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -184,7 +245,9 @@ class Example(Typed):
 class Evaluation(Typed):
     """Scores of every path (cheapest first) and of the dynamic network on one split.
 
-    options: settings of the task's metric, such as the overlap from which a detection counts as right.
+    Args:
+        options: Settings of the task's metric, such as the overlap from which a detection counts as right.
+        answers: Answers of the full network, and of the dynamic network at its best budget. Empty for detectors.
     """
 
     task: str
@@ -206,6 +269,12 @@ class Evaluation(Typed):
     training: dict[str, JsonValue] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()  # about the data; those about the router are in `dynamic`
+    answers: tuple[Answers, ...] = ()
+
+    @property
+    def full(self) -> PathRow:
+        """The widest path."""
+        return max(self.rows, key=lambda row: row.madds)
 
     @property
     def static(self) -> bool:

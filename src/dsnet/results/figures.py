@@ -1,4 +1,4 @@
-"""The content of charts and bars. `report/figures.py` draws them."""
+"""The content of charts, bars and matrices. `report/figures.py` draws them."""
 
 from __future__ import annotations
 
@@ -60,4 +60,15 @@ class Bars(Typed):
     groups: tuple[BarGroup, ...]
 
 
-Figure = Chart | Bars
+@dataclass(frozen=True)
+class Matrix(Typed):
+    """Counts of images in a square: one row for each class, one column for each answer. Rows are shaded by share."""
+
+    title: str
+    x: str
+    y: str
+    names: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]
+
+
+Figure = Chart | Bars | Matrix

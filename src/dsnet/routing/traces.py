@@ -10,7 +10,7 @@ import numpy as np
 
 from dsnet.cost import CostTable
 from dsnet.manifest import Manifest, Policy, Router
-from dsnet.results import Example
+from dsnet.results import Difference, Example, Metric
 from dsnet.routing.policy import Prices, decide
 from dsnet.routing.route import Outputs, Routed, as_array
 from dsnet.space import WidthPath
@@ -34,6 +34,11 @@ class Batch(Protocol):
 class Scorer(Protocol):
     """Records what the metric of a task needs, for each path and image."""
 
+    @property
+    def metric(self) -> Metric:
+        """The task's metric, with the further measures that are meaningful for this network."""
+        ...
+
     def add(self, path: WidthPath, rows: np.ndarray, outputs: Outputs, labels: Any) -> None:
         """Record the outputs of a path for some images; `rows` are their positions among all images."""
         ...
@@ -46,8 +51,17 @@ class Scorer(Protocol):
         """The metric with every image along its own path [N, points]."""
         ...
 
+    def difference(self, paths: np.ndarray, others: np.ndarray) -> Difference | None:
+        """The metric along some paths [N, points] minus that along others, with its 95 % paired interval. None if the
+        interval would take too long."""
+        ...
+
     def right(self, path: WidthPath) -> np.ndarray | None:
         """Which images [N] a path gets right; None if the metric is not a mean over images."""
+        ...
+
+    def answered(self, paths: np.ndarray) -> np.ndarray | None:
+        """The class that every image [N] is given along its own path; None if images have no single class."""
         ...
 
     @property
@@ -65,7 +79,7 @@ class Scorer(Protocol):
         ...
 
     def examples(self, traces: Traces, outcome: Outcome | None) -> tuple[Example, ...]:
-        """A few images with their predictions. outcome: the routes at the middle budget; None without a router."""
+        """A few images with their predictions. outcome: the routes at the best budget; None without a router."""
         ...
 
 
@@ -183,6 +197,10 @@ class Traces:
         for path, rows in by_path(outcome.paths):
             correct_rows[rows] = self.right(path)[rows]
         return correct_rows
+
+    def alike(self, path: WidthPath) -> np.ndarray:
+        """The paths [N, points] of a network that takes one path for every image."""
+        return np.tile(np.array(path, np.int64), (len(self), 1))
 
     def score(self, outcome: Outcome) -> float:
         """The metric of an outcome."""

@@ -18,11 +18,8 @@ from dsnet.hull import concave
 from dsnet.manifest import Policy, Router
 from dsnet.results import (
     BudgetRow,
-    ClassRow,
     Dynamic,
     Evaluation,
-    Gate,
-    Group,
     Made,
     PathRow,
     Point,
@@ -30,7 +27,8 @@ from dsnet.results import (
     made,
 )
 from dsnet.routing.budgets import parse_budget, policy_for
-from dsnet.routing.traces import Outcome, Traces, auc
+from dsnet.routing.traces import Traces, auc
+from dsnet.runs.routes import answers_of, by_class, choices, difficulties, histograms, routed
 from dsnet.runtime.runner import Runner
 from dsnet.space import WidthPath
 from dsnet.tasks import Task, images_of
@@ -79,12 +77,15 @@ def evaluate(runner: Runner, data: Data, task: Task, config: RunConfig, asked: E
     paths = paths_to_evaluate(runner, asked.sample, asked.seed)
     runner.check_paths(paths)
     traces = Traces(runner, images.batches(), scorer, paths=paths, load=images.load)
-    rows = sorted((row_of(traces, path) for path in paths), key=lambda row: row.madds)
-    dynamic = evaluate_dynamic(traces, asked.budgets, max_width=asked.max_width) if manifest.routes else None
-    outcome = None if dynamic is None else traces.at(Policy(dynamic.middle.lam, asked.max_width))
+    paths = sorted(paths, key=lambda path: traces.table.madds(path))
+    rows = [row_of(traces, path, paths[-1]) for path in paths]
+    dynamic = None
+    if manifest.routes:
+        dynamic = evaluate_dynamic(traces, asked.budgets, max_width=asked.max_width, paths=paths)
+    outcome = None if dynamic is None else traces.at(Policy(dynamic.best_row.lam, asked.max_width))
     return Evaluation(
         task=task.name,
-        metric=task.metric,
+        metric=scorer.metric,
         model=manifest.model,
         dataset=dataset,
         split=asked.split,
@@ -101,6 +102,7 @@ def evaluate(runner: Runner, data: Data, task: Task, config: RunConfig, asked: E
         training=training,
         skipped=images.skipped,
         warnings=data.warnings,
+        answers=answers_of(traces, paths[-1], dynamic, outcome),
     )
 
 
@@ -123,9 +125,9 @@ def paths_to_evaluate(runner: Runner, sample: int = 0, seed: int = 0) -> list[Wi
     return paths
 
 
-def row_of(traces: Traces, path: WidthPath) -> PathRow:
-    table = traces.table
-    (_, score), *more = traces.scorer.of(path).items()
+def row_of(traces: Traces, path: WidthPath, widest: WidthPath) -> PathRow:
+    table, scorer = traces.table, traces.scorer
+    (_, score), *more = scorer.of(path).items()
     parts: dict[str, int] = next((row.parts for row in traces.manifest.widths if row.path == path), {})
     return PathRow(
         size=traces.image_size,
@@ -136,13 +138,18 @@ def row_of(traces: Traces, path: WidthPath) -> PathRow:
         score=Stat(score),
         more={name: Stat(value) for name, value in more},
         parts=parts,
+        to_full=None if path == widest else scorer.difference(traces.alike(path), traces.alike(widest)),
     )
 
 
 def evaluate_dynamic(
-    traces: Traces, budgets: Sequence[str | float] | None = None, *, max_width: int | None = None
+    traces: Traces,
+    budgets: Sequence[str | float] | None = None,
+    *,
+    max_width: int | None = None,
+    paths: Sequence[WidthPath] = (),
 ) -> Dynamic:
-    """Evaluate the dynamic network at the given budgets, or at those of the task."""
+    """Evaluate the dynamic network at the given budgets, or at those of the task. paths: what it is compared with."""
     manifest, router, table = traces.manifest, traces.router, traces.table
     assert router is not None
     groups = difficulties(traces)
@@ -153,7 +160,9 @@ def evaluate_dynamic(
     for name, budget in wanted.items():
         asked = parse_budget(budget, table)
         policy = policy_for(manifest, asked, max_width=max_width, image_size=traces.image_size, table=table)
-        rows.append(budget_row(traces, policy, groups, name="" if name.isdigit() else name, asked=asked))
+        name = "" if name.isdigit() else name
+        rows.append(budget_row(traces, policy, groups, name=name, asked=asked, paths=paths))
+    best = best_of(rows)
     as_trained = budget_row(traces, Policy(0.0, max_width), groups)  # lambda 0: the paper's gate
     judged = bool(groups)
     warnings = [row.note for row in rows if row.note]
@@ -170,14 +179,31 @@ def evaluate_dynamic(
         difficulty={name: float(members.astype(np.float64).mean()) for name, members in groups.items()},
         oracle=oracle(traces) if judged else None,
         warnings=tuple(dict.fromkeys(warnings)),
-        classes=by_class(traces, [Policy(row.lam, max_width) for row in rows]),
+        classes=by_class(traces, [Policy(row.lam, max_width) for row in rows], best),
+        best=best,
     )
 
 
+def best_of(rows: Sequence[BudgetRow]) -> int:
+    """Position of the cheapest budget whose score equals the full network's, or else of the most accurate one."""
+    costs = [row.madds.mean for row in rows]
+    equal = [place for place, row in enumerate(rows) if row.to_full is not None and row.to_full.sign >= 0]
+    if equal:
+        return min(equal, key=lambda place: costs[place])
+    return max(range(len(rows)), key=lambda place: (rows[place].score.mean, -costs[place]))
+
+
 def budget_row(
-    traces: Traces, policy: Policy, groups: Mapping[str, np.ndarray], *, name: str = "", asked: float = 0.0
+    traces: Traces,
+    policy: Policy,
+    groups: Mapping[str, np.ndarray],
+    *,
+    name: str = "",
+    asked: float = 0.0,
+    paths: Sequence[WidthPath] = (),
 ) -> BudgetRow:
-    """The dynamic network under one policy: score, MAdds, routes, and the gain over the uniform sub-networks."""
+    """The dynamic network under one policy: score, MAdds, routes, the gain over the uniform sub-networks, and the
+    differences to some paths."""
     outcome = traces.at(policy)
     madds = outcome.madds.astype(np.float64)
     score, error = traces.score(outcome), None
@@ -189,6 +215,8 @@ def budget_row(
     else:
         level = between(traces, outcome.spent)
         gain = 100 * (score - level)
+    differences = [traces.scorer.difference(outcome.paths, traces.alike(path)) for path in paths]
+    known = tuple(difference for difference in differences if difference is not None)
     return BudgetRow(
         name=name,
         asked=asked,
@@ -203,65 +231,8 @@ def budget_row(
         gain_se=error,
         gates=histograms(traces, outcome.paths),
         groups={key: routed(traces, outcome, members) for key, members in groups.items()},
+        to_paths=known if len(known) == len(paths) else (),
     )
-
-
-def routed(traces: Traces, outcome: Outcome, members: np.ndarray) -> Group:
-    """Average MAdds and gate distributions of the images of one difficulty."""
-    if not members.any():
-        return Group(None, ())
-    madds = float(outcome.madds[members].astype(np.float64).mean())
-    return Group(madds, tuple(gate.shares for gate in histograms(traces, outcome.paths[members])))
-
-
-def histograms(traces: Traces, paths: np.ndarray) -> tuple[Gate, ...]:
-    """For each choice point, the share of images at each width, and the entropy of these shares in bits."""
-    gates = []
-    for point, step in enumerate(traces.table.steps):
-        shares = np.bincount(paths[:, point], minlength=len(step[0])) / len(paths)
-        entropy = -float((shares * np.log2(np.clip(shares, 1e-12, None))).sum())
-        gates.append(Gate(tuple(shares.tolist()), max(0.0, entropy)))
-    return tuple(gates)
-
-
-def by_class(traces: Traces, policies: Sequence[Policy]) -> tuple[ClassRow, ...]:
-    """Number of images, accuracies and average MAdds of every class under each policy, and its shares at the first gate
-    under the middle policy. A class without images has None.
-    """
-    labels = traces.scorer.labels
-    if labels is None:
-        return ()
-    names = list(traces.manifest.classes) or [str(label) for label in range(int(labels.max()) + 1)]
-    outcomes = [traces.at(policy) for policy in policies]
-    right = [traces.correct(outcome) for outcome in outcomes]
-    middle = outcomes[len(outcomes) // 2]
-    classes = []
-    for label, name in enumerate(names):
-        rows = labels == label
-        if not rows.any():
-            classes.append(ClassRow(name, 0, (None,) * len(policies), (None,) * len(policies)))
-            continue
-        scores = tuple(round(float(correct[rows].astype(np.float64).mean()), 4) for correct in right)
-        madds = tuple(round(float(outcome.madds[rows].astype(np.float64).mean()), 0) for outcome in outcomes)
-        shares = tuple(round(share, 4) for share in histograms(traces, middle.paths[rows])[0].shares)
-        classes.append(ClassRow(name, int(rows.sum()), scores, madds, shares))
-    return tuple(classes)
-
-
-def choices(router: Router) -> list[WidthPath]:
-    """The uniform paths of the routing space, and its widest path in case gates have lists of different lengths."""
-    return list(dict.fromkeys([*router.candidates, router.routing.widest]))
-
-
-def difficulties(traces: Traces) -> dict[str, np.ndarray]:
-    """Masks [N] of the easy images (the slimmest candidate is right), hard images (none is) and dependent images (only
-    wider ones are). Empty if the metric does not judge single images."""
-    assert traces.router is not None
-    if traces.scorer.right(traces.router.candidates[0]) is None:
-        return {}
-    right = np.stack([traces.right(path) for path in choices(traces.router)], 1)
-    easy, hard = right[:, 0], np.logical_not(right.any(1))
-    return {"easy": easy, "dependent": np.logical_not(easy | hard), "hard": hard}
 
 
 def oracle(traces: Traces) -> Point:
@@ -305,14 +276,20 @@ def between(traces: Traces, madds: float) -> float:
 
 
 def health(router: Router, row: BudgetRow, when: str) -> list[str]:
-    """Warnings about gates that send almost all images to one width, with remedies."""
+    """Warnings about gates that send almost all images to one width, with remedies that this router has."""
+    remedies = ["ask for another budget"]
+    if router.spec.kind != "threshold":  # a threshold is not trained
+        remedies.append("train the router longer (sgs_optim.epochs)")
+    if router.spec.kind == "gate":
+        remedies += ["raise sgs.temperature"] if router.spec.targets not in ("correctness", "kl") else []
+        remedies.append("use sgs.router slim_first")
+    remedy = f"{', '.join(remedies[:-1])} or {remedies[-1]}" if len(remedies) > 1 else remedies[0]
     warnings = []
     for point, gate in enumerate(row.gates):
         share = max(gate.shares)
         if share > COLLAPSED and len(router.routing.choices[point]) > 1:
             warnings.append(
                 f"gate {point} sends {share:.1%} of the images to width {gate.shares.index(share)} {when}: "
-                f"it does not tell inputs apart. Ask for another budget, train longer (sgs_optim.epochs), raise "
-                f"sgs.temperature, or use sgs.router slim_first"
+                f"it does not tell inputs apart. {remedy.capitalize()}"
             )
     return warnings

@@ -1,8 +1,9 @@
-"""The scores of classification: top-1, top-5 and loss, and which images each path classifies correctly."""
+"""The scores of classification: top-1, top-5 and loss, and the class that each path gives to every image."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,15 @@ import torch.nn.functional as F
 from dsnet.data.dataset import Batch
 from dsnet.manifest import Manifest
 from dsnet.models import Supernet, eager
-from dsnet.results import Example, Measure, Metric
+from dsnet.paired import of_correct
+from dsnet.results import Difference, Example, Measure, Metric
 from dsnet.routing.route import Outputs
 from dsnet.routing.traces import Outcome, Traces, auc, by_path, slimmest_score
 from dsnet.space import WidthPath
 from dsnet.training import distributed
 
 METRIC = Metric("top-1", ".2%", (Measure("top-5", ".2%"), Measure("loss", ".3f")))
+TOP = 5
 SHARES = (1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6)
 SHOWN = 12  # number of examples in each group
 
@@ -34,6 +37,11 @@ class AccuracyScorer:
         self.sums: dict[WidthPath, np.ndarray] = {}  # sums over images: correct in the top 5, loss, number of images
         self.labels = np.zeros(0, np.int64)
 
+    @property
+    def metric(self) -> Metric:
+        """Of five classes or fewer, every class is among the top 5."""
+        return METRIC if self.classes > TOP else replace(METRIC, more=METRIC.more[1:])
+
     def add(self, path: WidthPath, rows: np.ndarray, outputs: Outputs, labels: Any) -> None:
         logits, truth = torch.as_tensor(outputs["logits"]), torch.as_tensor(labels)
         truth = truth.to(logits.device)
@@ -44,7 +52,7 @@ class AccuracyScorer:
         answers[rows] = logits.argmax(1).cpu().numpy()
         if repeated:  # images that already ran along this path must not count twice
             return
-        best = logits.topk(min(5, logits.shape[1]), dim=1).indices
+        best = logits.topk(min(TOP, logits.shape[1]), dim=1).indices
         loss = F.cross_entropy(logits.float(), truth, reduction="sum")
         sums = [float((best == truth[:, None]).sum()), float(loss), float(len(rows))]
         self.sums[path] = self.sums.get(path, np.zeros(3)) + sums
@@ -53,16 +61,23 @@ class AccuracyScorer:
         top5, loss, images = self.sums[path].tolist()
         right = self.right(path)
         assert images == len(right), "a path can be scored only if every image ran along it once"
-        return {"top-1": int(right.sum()) / len(right), "top-5": top5 / images, "loss": loss / images}
+        scores = {"top-1": int(right.sum()) / len(right), "top-5": top5 / images, "loss": loss / images}
+        return {name: scores[name] for name in (self.metric.name, *(measure.name for measure in self.metric.more))}
 
     def right(self, path: WidthPath) -> np.ndarray:
         return self.answers[path] == self.labels
 
-    def along(self, paths: np.ndarray) -> float:
-        right = np.zeros(len(self.labels), bool)
+    def answered(self, paths: np.ndarray) -> np.ndarray:
+        answers = np.zeros_like(self.labels)
         for path, rows in by_path(paths):
-            right[rows] = self.right(path)[rows]
-        return float(right.astype(np.float64).mean())
+            answers[rows] = self.answers[path][rows]
+        return answers
+
+    def along(self, paths: np.ndarray) -> float:
+        return float((self.answered(paths) == self.labels).astype(np.float64).mean())
+
+    def difference(self, paths: np.ndarray, others: np.ndarray) -> Difference:
+        return of_correct(self.answered(paths) == self.labels, self.answered(others) == self.labels)
 
     def budgets(self, traces: Traces) -> dict[str, float]:
         """Five budgets in average MAdds, spaced evenly between the slimmest and the widest path."""

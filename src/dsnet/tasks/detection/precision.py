@@ -13,6 +13,7 @@ from importlib import import_module
 from math import isnan, nan
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from dsnet.data.boxes import iou
 from dsnet.prediction.answers import Detections
 
 Rule = Literal["area", "11point"]
+CHUNK = 4_000_000  # detections times resampled sets that are computed together
 
 
 @dataclass(frozen=True)
@@ -56,30 +58,75 @@ def average_precision(
     at least `overlap` and no detection with a higher score was assigned to that object. Objects marked difficult do not
     count, nor do detections assigned to them. Equal scores keep the order of the images.
     """
+    check_rule(rule)
+    ranking = ranked(found, truths, label, overlap=overlap)
+    objects = int(ranking.objects.sum())
+    if not objects:
+        return nan
+    hits = ranking.right.double()
+    recall = hits.cumsum(0) / objects
+    precision = hits.cumsum(0) / torch.arange(1, len(hits) + 1)
+    return area_under(recall, precision) if rule == "area" else eleven_points(recall, precision)
+
+
+def check_rule(rule: str) -> None:
     if rule not in ("area", "11point"):
         raise ValueError(f"rule {rule!r} is unknown; choose area or 11point")
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The detections of one class that count, best first: their images [D], and which are right [D]. objects: number of
+    objects in each image [N]."""
+
+    images: Tensor
+    right: Tensor
+    objects: Tensor
+
+
+def ranked(found: Sequence[Detections], truths: Sequence[Truth], label: int, *, overlap: float) -> Ranking:
     scores: list[Tensor] = []
     right: list[Tensor] = []
     counted: list[Tensor] = []
-    objects = 0
+    objects: list[int] = []
     for image, truth in zip(found, truths, strict=True):
         of_class, own = torch.as_tensor(image.classes) == label, truth.classes == label
         image_boxes, image_scores = torch.as_tensor(image.boxes)[of_class], torch.as_tensor(image.scores)[of_class]
         difficult = truth.difficult[own].bool()
-        objects += int((~difficult).sum())
+        objects.append(int((~difficult).sum()))
         order = image_scores.argsort(descending=True, stable=True)
         hits, counts = judge(image_boxes[order], truth.boxes[own], difficult, overlap)
         scores.append(image_scores[order])
         right.append(hits)
         counted.append(counts)
-    if not objects:
-        return nan
+    images = torch.repeat_interleave(torch.arange(len(found)), torch.tensor([len(each) for each in scores]))
     order = torch.cat(scores).argsort(descending=True, stable=True)
     order = order[torch.cat(counted)[order]]
-    hits = torch.cat(right)[order].double()
-    recall = hits.cumsum(0) / objects
-    precision = hits.cumsum(0) / torch.arange(1, len(hits) + 1)
-    return area_under(recall, precision) if rule == "area" else eleven_points(recall, precision)
+    return Ranking(images[order], torch.cat(right)[order], torch.tensor(objects))
+
+
+def resampled(rankings: Sequence[Ranking], times: np.ndarray, *, rule: Rule = "area") -> np.ndarray:
+    """The mean average precision [R] of resampled sets of images. times: how often each set holds each image [R, N]."""
+    each = np.full((len(rankings), len(times)), nan)
+    for row, ranking in zip(each, rankings, strict=True):
+        images, right = ranking.images.numpy(), ranking.right.numpy()
+        objects = times @ ranking.objects.numpy()
+        step = max(1, CHUNK // max(1, len(images)))
+        for start in range(0, len(times), step):
+            part = slice(start, start + step)
+            counts, known = times[part][:, images].astype(np.float64), np.maximum(objects[part], 1)[:, None]
+            hits = (counts * right).cumsum(1)
+            precision = hits / np.maximum(counts.cumsum(1), 1)
+            envelope = np.maximum.accumulate(precision[:, ::-1], 1)[:, ::-1]
+            if rule == "area":
+                values = (counts * right * envelope).sum(1) / known[:, 0]
+            else:
+                levels = np.arange(11) / 10 - 1e-12
+                values = np.stack([np.where(hits / known >= level, precision, 0).max(1, initial=0) for level in levels])
+                values = values.mean(0)
+            row[part] = np.where(objects[part] > 0, values, nan)
+    kept = each[~np.isnan(each).all(1)]
+    return np.nanmean(kept, axis=0) if len(kept) else np.full(len(times), nan)
 
 
 def judge(boxes: Tensor, objects: Tensor, difficult: Tensor, overlap: float) -> tuple[Tensor, Tensor]:

@@ -9,22 +9,26 @@ import torch
 
 from dsnet.data.boxes import PADDING
 from dsnet.manifest import Manifest
+from dsnet.paired import of_samples
 from dsnet.prediction.answers import CONFIDENCE, Detections, name_of, select
-from dsnet.results import Box, Example, Metric
+from dsnet.results import Box, Difference, Example, Metric
 from dsnet.routing.route import Outputs, as_array
 from dsnet.routing.traces import Outcome, Traces
 from dsnet.space import WidthPath
-from dsnet.tasks.detection.precision import Rule, Truth, mean_average_precision
+from dsnet.tasks.detection.precision import Rule, Truth, mean_average_precision, ranked, resampled
 
 METRIC = Metric("mAP", ".3f")
 SIZES = {"S": 0.25, "M": 0.5, "L": 0.75}  # budgets, between the MAdds of the slimmest (0) and the widest candidate (1)
 SHOWN = 6
+DRAWS = 200  # resampled sets of images
+MOST = 1_000_000  # detections of one network, beyond which resampling would take minutes
 
 
 class PrecisionScorer:
     """Collects the detections of every path in every image."""
 
     labels = None  # an image has no single class
+    metric = METRIC
 
     def __init__(
         self, manifest: Manifest, *, rule: Rule = "area", overlap: float = 0.5, confidence: float = CONFIDENCE
@@ -35,6 +39,7 @@ class PrecisionScorer:
         self.names = [name_of(manifest, label) for label in range(manifest.num_classes)]
         self.detections: dict[WidthPath, dict[int, Detections]] = {}
         self.truths: dict[int, Truth] = {}
+        self.samples: dict[bytes, np.ndarray] = {}  # resampled metric by the paths of all images
 
     def add(self, path: WidthPath, rows: np.ndarray, outputs: Outputs, labels: Any) -> None:
         by_row = self.detections.setdefault(path, {})
@@ -53,11 +58,37 @@ class PrecisionScorer:
     def along(self, paths: np.ndarray) -> float:
         return self.precision([self.detections[tuple(path)][row] for row, path in enumerate(paths.tolist())])[0]
 
+    def difference(self, paths: np.ndarray, others: np.ndarray) -> Difference | None:
+        """A bootstrap over images, with the same resampled images for all paths."""
+        ours, theirs = self.resample(paths), self.resample(others)
+        if ours is None or theirs is None or np.isnan(ours - theirs).any():
+            return None
+        mean, *samples = ours - theirs
+        return of_samples(float(mean), np.array(samples))
+
+    def resample(self, paths: np.ndarray) -> np.ndarray | None:
+        """The metric of all images, then of resampled sets of them [1 + R]; None if there are too many detections."""
+        key = paths.tobytes()
+        if key not in self.samples:
+            found = [self.detections[tuple(path)][row] for row, path in enumerate(paths.tolist())]
+            if sum(len(each.scores) for each in found) > MOST:
+                return None
+            truths = [self.truths[row] for row in sorted(self.truths)]
+            count = len(truths)
+            drawn = np.random.default_rng(0).multinomial(count, [1 / count] * count, size=DRAWS)
+            times = np.concatenate([np.ones((1, count), np.int64), drawn])
+            rankings = [ranked(found, truths, label, overlap=self.overlap) for label in range(self.classes)]
+            self.samples[key] = resampled(rankings, times, rule=self.rule)
+        return self.samples[key]
+
     def precision(self, detections: list[Detections]) -> tuple[float, list[float]]:
         truths = [self.truths[row] for row in sorted(self.truths)]
         return mean_average_precision(detections, truths, self.classes, overlap=self.overlap, rule=self.rule)
 
     def right(self, path: WidthPath) -> None:
+        return None
+
+    def answered(self, paths: np.ndarray) -> None:
         return None
 
     @property
