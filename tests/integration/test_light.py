@@ -99,7 +99,7 @@ def test_a_file_is_advised_on_without_torch(files: Path, capsys: pytest.CaptureF
     found = told(files, "advise", "model.onnx", "--budget", "0.7")
     assert main(["advise", str(files / "model.onnx"), "--budget", "0.7", "--json"]) == 0
     expected = json.loads(capsys.readouterr().out)
-    assert found == {**expected, "place": "model.onnx", "command": "dsnet predict model.onnx PHOTOS --path 3"}
+    assert found == {**expected, "place": "model.onnx", "command": "dsnet predict model.onnx PHOTOS --path 2"}
 
 
 def test_what_needs_more_than_the_light_install_says_how_to_install_it(files: Path) -> None:
