@@ -217,8 +217,8 @@ CPU = Scale(
     slim=LOWER_HALF,
     notes={
         "ieb": "On CIFAR-10: 8 epochs.",
-        "alternatives": "On cluttered digits at 32 px, which need no download: every network 800 steps of 64 images with "
-        "AdamW, the router 300.",
+        "alternatives": "On cluttered digits at 32 px, which need no download: every network 800 steps of 64 images "
+        "with AdamW, the router 300.",
         "transfer": "From CIFAR-10 to Fashion-MNIST at 28 px, one epoch of each stage; the paper's figures are of "
         "ImageNet to CIFAR-10. Learning rate 0.05, from scratch 0.1.",
         "detection": "Blood cells (BCCD, 205 training images, 3 classes) at 160 px, 50 epochs; backbones trained on "
