@@ -290,6 +290,20 @@ def test_latencies_that_cannot_be_met_are_refused(
     assert not list(tmp_path.glob("never*"))
 
 
+def test_eval_takes_latencies(run: Path, clocked: Latency, capsys: pytest.CaptureFixture[str]) -> None:
+    file = run / "model.onnx"
+    assert main(["eval", str(file), "--latency", "1.5ms", "3ms", "--latency-cap", "4ms"]) == 0
+    error = capsys.readouterr().err
+    assert "1.5ms: " in error
+    assert "at most 4ms: widths up to 2" in error
+    rows = read(run / "results" / "test-model.json", Evaluation).dynamic.rows  # type: ignore[union-attr]
+    manifest = open_runner(file).manifest
+    assert [row.asked for row in rows] == [latency.budget_for(manifest, clocked, ms)[0] for ms in (1.5, 3.0)]
+    assert all(sum(row.gates[0].shares[3:]) == 0 for row in rows)
+    assert main(["eval", str(run), "--latency", "3ms"]) == 2  # PyTorch was not measured
+    assert "there is no latency table of" in capsys.readouterr().err
+
+
 def test_python_takes_a_latency(trained: Path, clocked: Latency, photos: Path) -> None:
     files = sorted(photos.iterdir())
     found = dsnet.predict(files, trained / "model.onnx", latency_cap="3.5ms", latency="9s")

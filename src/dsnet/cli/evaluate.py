@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,8 @@ from dsnet.cli.arguments import Parser
 if TYPE_CHECKING:
     from dsnet.report.advice import Kind
     from dsnet.results import Evaluation
+    from dsnet.runs.evaluate import EvalOptions
+    from dsnet.runtime.runner import Runner
 
 
 def add_arguments(parser: Parser) -> None:
@@ -23,6 +27,9 @@ def add_arguments(parser: Parser) -> None:
     budgets = "Average MAdds of the dynamic network, such as 150M, or shares of the widest such as 0.5 (default: five)."
     parser.add("--budgets", budgets, nargs="+", metavar="BUDGET")
     parser.add("--max_width")
+    times = "Mean times per image of the dynamic network, such as 5ms, besides --budgets. Needs `dsnet bench` first."
+    parser.add("--latency", times, nargs="+", metavar="TIME")
+    parser.add("--latency_cap")
     drift = (
         "Also evaluate the budgets on corrupted copies of the images (noise, blur, JPEG): asked against spent MAdds."
     )
@@ -62,9 +69,10 @@ def run(args: Namespace) -> None:
         folder = RunFolder.of(place)
         config, data = folder.opened(args.root)
         runner = open_runner(where, eager=True)
-        result = evaluate(runner, data, folder.task, config, asked)
+        wanted = in_milliseconds(asked, runner, args)
+        result = evaluate(runner, data, folder.task, config, wanted)
         if args.drift:
-            result = with_drift(result, runner, data, folder.task, config, max_width=args.max_width)
+            result = with_drift(result, runner, data, folder.task, config, max_width=wanted.max_width)
         pictures = folder.record(label, result, data)
         results.append(result)
     shown = together(results)
@@ -87,6 +95,29 @@ def run(args: Namespace) -> None:
         if shown[-1].objects is not None:
             sheet = draw_examples(shown[-1], data, prefix.with_name(f"{prefix.name}-examples.png"))
         export(combined, prefix, sheet=sheet, static=static)
+
+
+def in_milliseconds(asked: EvalOptions, runner: Runner, args: Namespace) -> EvalOptions:
+    """The options with latencies turned into budgets and a cap, by the latency table of what is evaluated."""
+    from dsnet.latency import budget_for, policy_in, require_any, threads_text
+    from dsnet.report.tables import human
+    from dsnet.routing.budgets import read_latency
+
+    if args.latency is None and args.latency_cap is None:
+        return asked
+    manifest = runner.manifest
+    if not manifest.routes:
+        raise ValueError(f"{runner.place} {manifest.why_fixed()}, so it has no latency to choose")
+    held, budgets = require_any(runner.setting(), runner.place), list(asked.budgets or ())
+    threads = threads_text(held.setting.threads)
+    for text in args.latency or ():
+        madds, note = budget_for(manifest, held, read_latency(text))
+        budgets.append(madds)
+        print(note or f"{text}: {human(madds)} MAdds ({held.setting.runtime}, {threads})", file=sys.stderr)
+    cap = policy_in(manifest, held, latency_cap=args.latency_cap, max_width=asked.max_width).max_width
+    if args.latency_cap is not None:
+        print(f"at most {args.latency_cap}: widths up to {cap} ({held.setting.runtime}, {threads})", file=sys.stderr)
+    return replace(asked, budgets=budgets or None, max_width=cap)
 
 
 def run_of(name: str, args: Namespace) -> tuple[Path, str]:

@@ -35,7 +35,9 @@ def run(args: Namespace) -> None:
     from dsnet.export.bundle import export_bundle
     from dsnet.export.check import difference
     from dsnet.export.dynamic import export_onnx
+    from dsnet.latency import budget_for
     from dsnet.report.tables import human, print_json
+    from dsnet.routing.budgets import read_latency
     from dsnet.runtime.onnx import is_artefact, open_onnx
     from dsnet.tasks import load
 
@@ -59,7 +61,8 @@ def run(args: Namespace) -> None:
                 why = "--path pins the widths" if path is not None else f"{args.run} {manifest.why_fixed()}"
                 raise ValueError(f"{why}; leave {' and '.join(f'--{name}' for name in asked if asked[name])} out")
             policy, table = policy_of(args, net, manifest)
-            budget = budget if args.latency is None else (policy.share or 0.0) * manifest.table.widest
+            if args.latency is not None and table is not None:
+                budget, _ = budget_for(manifest, table, read_latency(args.latency))
             cap = policy.max_width
             if policy.note:
                 print(policy.note, file=sys.stderr)
