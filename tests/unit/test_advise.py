@@ -194,9 +194,9 @@ def test_without_intervals_there_is_no_verdict() -> None:
 def test_words_and_commands() -> None:
     result = compared([-0.2, -0.1], SOLVED)
     words = paragraph(result, None, "my run")
-    assert words.startswith("Deploy the dynamic network at budget 0.3: top-1 89.90%, 30% of the full network's MAdds. ")
-    assert "The full network has 90.00%; the difference of -0.10 points counts as equal (95 % interval" in words
-    assert words.endswith("`dsnet export 'my run' --budget 0.3`")
+    lead = "Deploy the dynamic network at budget 0.3: top-1 89.90%, 30% of the full network's MAdds"
+    assert words.startswith(f"{lead}: `dsnet export 'my run' --budget 0.3`. The full network has 90.00%;")
+    assert "the difference of -0.10 points counts as equal (95 % interval -0.60 to +0.40)." in words
     fixed = compared([-0.001, 0.0], [(0.5, 0.0)])
     assert "A fixed width is as good here: deploy width 0:" in paragraph(fixed, None, "run")
     (width,) = (option for option in advised(fixed).options if option.name == "width 0")

@@ -121,7 +121,7 @@ import sys
 from dsnet.cli import COMMANDS, main
 for words in [[], ["--help"], *([name, "--help"] for name in COMMANDS if name != "train")]:
     try:
-        main(words)
+        assert main(words) == 0
     except SystemExit as stop:
         assert stop.code == 0
     assert "torch" not in sys.modules, words

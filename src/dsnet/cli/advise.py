@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: Parser) -> None:
     parser.add("place", "A run folder that was evaluated, or an ONNX file or a bundle, which carry their evaluation.")
-    accuracy = "Least accuracy, such as 0.9 or 90%. The cheapest option that reaches it is recommended."
+    accuracy = "Least accuracy, such as 0.9 or 90%%. The cheapest option that reaches it is recommended."
     parser.add("--accuracy", accuracy, metavar="SHARE")
     latency = "Most milliseconds per image on average, such as 5ms. The most accurate option within it is recommended."
     parser.add("--latency", latency, metavar="TIME")

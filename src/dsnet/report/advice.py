@@ -10,13 +10,14 @@ from typing import Any, Literal
 
 from dsnet.advise import Advice, Option, advise, measured_in
 from dsnet.paired import wilson
-from dsnet.report.tables import EQUAL, TO_FULL, filled, human, points, to_full
+from dsnet.report.tables import filled, human, points, to_full
 from dsnet.results import Bench, Evaluation, Table
 from dsnet.schema import plain
 from dsnet.space import WidthPath
 
 MUCH = 0.02  # a loss that the images should be able to exclude
 TILES = ("<", "", "<")
+INTERVAL = "To full, 95 %: paired interval of the difference to the full network, in points; equal if it includes zero."
 Kind = Literal["run", "file"]
 
 
@@ -44,7 +45,7 @@ def sentences(advice: Advice, result: Evaluation) -> list[str]:
     if near is not None:
         change = worded(result, near.score - advice.full.score)
         words.append(f"If a change of {change} is acceptable: {named(near)}, {figures(near, result)}.")
-    if other is not None and other != near and choice is not None and choice.path is not None:
+    if demand.none and other is not None and other != near and choice is not None and choice.path is not None:
         words.append(f"{named(other).capitalize()}: {figures(other, result)}.")
     return words
 
@@ -58,8 +59,8 @@ def named(option: Option) -> str:
 
 def figures(option: Option, result: Evaluation) -> str:
     """Score, MAdds and milliseconds of an option."""
-    cost = "all MAdds" if option.full else f"{option.share:.0%} of the full network's MAdds"
-    words = f"{result.metric.name} {option.score:{result.metric.form}}, {cost}"
+    cost = "" if option.full else f", {option.share:.0%} of the full network's MAdds"
+    words = f"{result.metric.name} {option.score:{result.metric.form}}{cost}"
     return words if option.times is None else f"{words}, {option.times.mean:.2f} ms (p99 {p99(option)})"
 
 
@@ -121,14 +122,15 @@ def command(option: Option, place: str, kind: Kind = "run", pinnable: list[Width
 
 
 def table(advice: Advice, result: Evaluation) -> Table:
-    """The options that no other one beats, the full network, and what is recommended."""
+    """The options that no other one beats, the full network, the dynamic network at its best budget, and what is
+    recommended."""
+    always = (advice.full, advice.choice, dynamic_of(advice, result))
     front = advice.front
-    shown = [option for option in advice.options if option in front or option.full or option == advice.choice]
+    shown = [option for option in advice.options if option in front or option in always]
     columns: dict[str, Callable[[Option], str]] = {
         "<option": lambda row: f"{'>' if row == advice.choice else ' '} {row.name}",
         result.metric.name: lambda row: format(row.score, result.metric.form),
-        TO_FULL: lambda row: to_full(row, result),
-        "<95 % interval": lambda row: interval(row, result),
+        "<to full, 95 %": lambda row: interval(row, result),
         "MAdds": lambda row: f"{row.share:.0%}",
     }
     missing = sum(option.times is None for option in advice.options)
@@ -138,7 +140,7 @@ def table(advice: Advice, result: Evaluation) -> Table:
             "p95": lambda row: "" if row.times is None else f"{row.times.p95:.2f}",
             "p99": p99,
         }
-    notes = ["Without options that another one beats in both cost and score.", EQUAL]
+    notes = ["Other options that are beaten in both cost and score are left out.", INTERVAL]
     notes += [f"Milliseconds: {advice.measured}."] if advice.measured else []
     if advice.measured and missing and advice.demand.budget is None:
         notes.append(f"{missing} options were not timed, so MAdds are compared; `dsnet bench` times them.")
@@ -149,24 +151,26 @@ def interval(option: Option, result: Evaluation) -> str:
     if option.to_full is None:
         return ""
     ends = min(option.to_full.low), max(option.to_full.high)
-    return " ".join(points(result, end, 1) for end in ends)
+    words = " ".join(points(result, end, 1) for end in ends)
+    return f"{words} equal" if option.to_full.sign == 0 else words
 
 
-def paragraph(result: Evaluation, bench: Bench | None, place: str, kind: Kind = "run") -> str:
-    """The advice without a demand, with its command, as a report and an evaluation begin or end with it. Empty for a
-    single width, or if there is no verdict."""
+def paragraph(result: Evaluation, bench: Bench | None, place: str) -> str:
+    """The advice without a demand and its command, as a page begins with it. Empty for a single width, or if there is
+    no verdict."""
     advice = advise(result, measured=measured_in(bench, result))
     if advice is None or advice.choice is None:
         return ""
-    return f"{' '.join(sentences(advice, result))} `{command(advice.choice, place, kind)}`"
+    first, *others = sentences(advice, result)
+    return " ".join([f"{first.removesuffix('.')}: `{command(advice.choice, place)}`.", *others])
 
 
 def show_advice(result: Evaluation, bench: Bench | None, place: str, kind: Kind = "run") -> None:
     """Print the advice without a demand, if there is a verdict."""
-    words, _, how = paragraph(result, bench, place, kind).rstrip("`").rpartition("`")
-    if words:
-        print(f"\n{wrapped(words.strip())}")
-        print(f"  {how}")
+    advice = advise(result, measured=measured_in(bench, result))
+    if advice is not None and advice.choice is not None:
+        print(f"\n{wrapped(' '.join(sentences(advice, result)))}")
+        print(f"  {command(advice.choice, place, kind)}")
 
 
 def wrapped(words: str) -> str:
@@ -180,7 +184,9 @@ def key_figures(result: Evaluation, bench: Bench | None) -> Table:
     advice, full = advise(result, measured=measured_in(bench, result)), result.full
     if advice is None:
         return Table("", TILES, ((f"Accuracy, {unit}", format(full.score.mean, form), f"{human(full.madds)} MAdds"),))
-    figures = [(f"Full network, {unit}", format(full.score.mean, form), f"{human(full.madds)} MAdds")]
+    note = f"{human(full.madds)} MAdds"
+    note += "" if advice.full.times is None else f", {advice.full.times.mean:.2f} ms per image"
+    figures = [(f"Full network, {unit}", format(full.score.mean, form), note)]
     choice, routed = advice.choice, dynamic_of(advice, result)
     main = choice if choice is not None and not choice.full else routed
     if main is not None:
