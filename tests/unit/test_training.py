@@ -16,6 +16,8 @@ from dsnet.errors import TrainingError
 from dsnet.models import Supernet, create_model, eager, model_spec
 from dsnet.models.parts import uncalibrated
 from dsnet.nn import Gate
+from dsnet.tasks.classification.config import ClassificationConfig
+from dsnet.tasks.classification.task import widths_plan
 from dsnet.training import IEB, IEBConfig, Interrupted, Loop, OptimConfig, learning_rate, make_optimizer, recalibrate
 from dsnet.training.display import Display
 from support.networks import images, randomised
@@ -309,3 +311,13 @@ def test_patience_ends_the_training_and_a_resumed_run_stays_ended(digits, tmp_pa
     again.resume()
     again.run(lambda net: {"score": next(scores)}, Display())
     assert again.progress.step == loop.progress.step == 12
+
+
+def test_class_weights_follow_the_training_images(digits, tmp_path: Path) -> None:
+    plain, weighted = (ClassificationConfig(ieb=IEBConfig(class_weights=name)) for name in ("none", "balanced"))
+    stages = [
+        widths_plan(config, digits, tmp_path).stage(create_model("mobilenet_v1_tiny")) for config in (plain, weighted)
+    ]
+    counts = digits.train.source.labels[digits.train.ids].bincount()
+    assert stages[0].class_weights is None
+    assert torch.allclose(stages[1].class_weights * counts, counts.float().mean())

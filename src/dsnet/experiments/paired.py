@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from dsnet.paired import of_samples
+
 DRAWS = 2000
 RULE = (
     "Differences are paired by seed and by image, in points for accuracies. A direction holds if every seed shows it "
@@ -17,8 +19,8 @@ def interval(differences: np.ndarray, *, draws: int = DRAWS, seed: int = 0) -> t
     each = differences.mean(0)
     rng = np.random.default_rng(seed)
     means = np.array([each[rng.integers(len(each), size=len(each))].mean() for _ in range(draws)])
-    low, high = np.quantile(means, (0.025, 0.975))
-    return float(low), float(high)
+    found = of_samples(float(each.mean()), means)
+    return found.low[0], found.high[0]
 
 
 def verdict(differences: np.ndarray) -> bool | None:

@@ -141,7 +141,7 @@ def widths_plan(config: ClassificationConfig, data: Data, folder: Path) -> Plan[
     """The plan of stage I, which keeps the best moving average and recalibrates the statistics of every width."""
 
     def stage(net: Supernet) -> IEB:
-        weights = balanced(class_counts(data)) if config.ieb.class_weights == "balanced" else None
+        weights = balanced(torch.tensor(data.counts)) if config.ieb.class_weights == "balanced" else None
         return IEB(net, config.ieb, class_weights=weights, guide=load_guide(config, data, folder))
 
     def validate(average: Supernet, note: Note) -> dict[str, float]:
@@ -178,12 +178,6 @@ def router_plan(config: ClassificationConfig, data: Data, folder: Path) -> Plan[
         prepare=lambda net: with_router(net, config, folder),
         finish=lambda net: calibrated(task, net, data, config),
     )
-
-
-def class_counts(data: Data) -> Tensor:
-    """The number of training images of each class [C]."""
-    labels: Tensor = data.train.source.labels[data.train.ids]  # type: ignore[attr-defined]
-    return labels.bincount(minlength=len(data.classes))
 
 
 def noted(data: Data, config: ClassificationConfig, note: Note) -> Iterator[Batch]:
