@@ -12,6 +12,7 @@ from dsnet.manifest import Policy
 from dsnet.pictures import Picture, as_input, name_of, opened
 from dsnet.prediction.answers import CONFIDENCE, Answer, answers_of
 from dsnet.routing.route import as_array
+from dsnet.routing.tracking import BudgetTracker
 from dsnet.runtime.runner import Runner
 from dsnet.space import WidthPath
 
@@ -24,19 +25,26 @@ def predict(
     path: WidthPath | None = None,
     batch_size: int = 64,
     confidence: float = CONFIDENCE,
+    top: int = 0,
+    tracker: BudgetTracker | None = None,
     refused: list[str] | None = None,
 ) -> Iterator[Answer]:
     """Predict images in the order of `files`; the router chooses each path, unless `path` pins it.
 
     confidence: lowest confidence of the objects that are returned.
+    top: number of the most probable classes that each answer of a classifier lists.
+    tracker: runs the images and keeps the average of its budget; `policy` is not used then.
     refused: list that collects the error messages of unreadable files, which are skipped; without it, they raise.
     """
     manifest = runner.manifest
     for images in readable(files, batch_size, refused):
         x = np.stack([as_input(image, manifest) for _, image in images])
-        routed = runner.run(x, policy) if path is None else runner.run_path(x, path)
+        if tracker is not None:
+            routed = tracker(x)
+        else:
+            routed = runner.run(x, policy) if path is None else runner.run_path(x, path)
         paths, madds = as_array(routed.paths), as_array(routed.madds)
-        yield from answers_of(manifest, routed.outputs, images, paths, madds, confidence=confidence)
+        yield from answers_of(manifest, routed.outputs, images, paths, madds, confidence=confidence, top=top)
 
 
 def readable(

@@ -17,8 +17,20 @@ CONFIDENCE = 0.5  # lowest confidence of the objects that are shown
 
 
 @dataclass(frozen=True)
+class Ranked:
+    """A class among the most probable ones: number, name and probability."""
+
+    label: int
+    name: str
+    confidence: float
+
+
+@dataclass(frozen=True)
 class Prediction:
-    """The class predicted for one image: number, name and probability, with the path taken and the MAdds spent."""
+    """The class predicted for one image: number, name and probability, with the path taken and the MAdds spent.
+
+    top: The most probable classes, if they were asked for. The first is the predicted one.
+    """
 
     file: str
     label: int
@@ -26,10 +38,12 @@ class Prediction:
     confidence: float
     path: WidthPath
     madds: int
+    top: tuple[Ranked, ...] = ()
 
     @property
     def words(self) -> list[str]:
-        return [self.name, f"{self.confidence:.1%}"]
+        others = [", ".join(f"{one.name} {one.confidence:.1%}" for one in self.top[1:])] if len(self.top) > 1 else []
+        return [self.name, f"{self.confidence:.1%}", *others]
 
 
 @dataclass(frozen=True)
@@ -89,15 +103,15 @@ def answers_of(
     madds: np.ndarray,
     *,
     confidence: float = CONFIDENCE,
+    top: int = 0,
 ) -> list[Answer]:
-    """The answers for a batch of named images."""
+    """The answers for a batch of named images. top: number of the most probable classes that are kept with them."""
     taken = list(zip(images, map(tuple, paths.tolist()), madds.tolist(), strict=True))
     if not finds_boxes(manifest):
         probs = softmax(as_array(outputs["logits"]))
-        best = probs.argmax(1).tolist()
+        orders = np.argsort(-probs, 1, kind="stable")[:, : max(1, top)].tolist()
         return [
-            Prediction(file, label, name_of(manifest, label), float(row[label]), path, cost)
-            for ((file, _), path, cost), label, row in zip(taken, best, probs, strict=True)
+            classified(manifest, *one, row, order, top) for one, row, order in zip(taken, probs, orders, strict=True)
         ]
     answers: list[Answer] = []
     both = zip(taken, as_array(outputs["boxes"]), as_array(outputs["scores"]), strict=True)
@@ -110,6 +124,21 @@ def answers_of(
         objects = tuple(Detection(label, name_of(manifest, label), score, tuple(box)) for label, score, box in rows)
         answers.append(ImageDetections(file, objects, path, cost))
     return answers
+
+
+def classified(
+    manifest: Manifest,
+    image: tuple[str, Image.Image],
+    path: WidthPath,
+    madds: int,
+    probs: np.ndarray,
+    order: list[int],
+    top: int,
+) -> Prediction:
+    """The prediction for one image. order: the most probable classes, best first."""
+    best, *_ = ranked = [Ranked(label, name_of(manifest, label), float(probs[label])) for label in order]
+    kept = tuple(ranked) if top else ()
+    return Prediction(image[0], best.label, best.name, best.confidence, path, madds, kept)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -198,4 +227,7 @@ def colour_of(label: int, classes: int) -> tuple[int, int, int]:
 
 def plain(answer: Answer) -> dict[str, Any]:
     """An answer as a dict for JSON."""
-    return asdict(answer)
+    fields = asdict(answer)
+    if not fields.get("top", True):
+        del fields["top"]
+    return fields
