@@ -151,6 +151,7 @@ def predict(
     latency: str | None = None,
     latency_cap: str | None = None,
     confidence: float = CONFIDENCE,
+    top: int = 0,
     batch_size: int = 64,
 ) -> Any:
     """Classify images or detect objects in them: one answer for one image, a list for a folder or several images.
@@ -168,6 +169,7 @@ def predict(
         latency: Mean time to spend per image instead of a budget, such as "5ms"; images then run one at a time.
         latency_cap: Time that no image may exceed. Both times need a table that `dsnet bench` measured.
         confidence: Lowest confidence of detected objects.
+        top: Number of the most probable classes that each answer of a classifier lists as `top`.
         batch_size: Number of images that run together.
     """
     must("batch_size", batch_size, batch_size >= 1, "be at least 1")
@@ -178,7 +180,7 @@ def predict(
     policy, pinned = choice(runner, path, limits)
     if policy.note:
         warnings.warn(policy.note, stacklevel=2)
-    options = {"batch_size": 1 if timed else batch_size, "confidence": confidence}
+    options = {"batch_size": 1 if timed else batch_size, "confidence": confidence, "top": top}
     answers = list(predict_pictures(runner, pictures, policy, path=pinned, **options))  # type: ignore[arg-type]
     return answers[0] if single else answers
 

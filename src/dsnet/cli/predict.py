@@ -40,9 +40,9 @@ def add_arguments(parser: Parser) -> None:
 def run(args: Namespace) -> int:
     from dsnet.manifest import Policy
     from dsnet.opening import open_runner
+    from dsnet.pictures import image_files
     from dsnet.prediction import predict
     from dsnet.prediction.answers import CONFIDENCE, finds_boxes
-    from dsnet.pictures import image_files
     from dsnet.routing.tracking import BudgetTracker
 
     check(args)

@@ -22,6 +22,7 @@ import numpy as np
 from dsnet.cost import CostTable
 from dsnet.errors import RoutingError, must
 from dsnet.manifest import Manifest, Policy
+from dsnet.pictures import as_batch
 from dsnet.routing.budgets import policy_for
 from dsnet.routing.route import Routed, as_array
 
@@ -89,7 +90,9 @@ class BudgetTracker:
         self._lock = threading.Lock()
 
     def __call__(self, x: Any) -> Routed:
-        """Run normalised images [B, C, H, W], each along its own path."""
+        """Run normalised images [B, C, H, W], or files, folders or PIL images, each along its own path."""
+        if not hasattr(x, "dtype"):
+            x = as_batch(x, self.runner.manifest)
         if len(x) and x.shape[-1] != self.image_size:
             raise ValueError(
                 f"images have {x.shape[-1]} pixels but the tracker follows a budget at {self.image_size}; "
