@@ -202,13 +202,13 @@ class DynamicWriter(PartWriter):
     def interpolated(self, budgets: Sequence[Budget]) -> str:
         """Lambda at the budget, by the operations of `Lambdas.at`; below zero it is the default."""
         graph, (starts, lams, slopes) = self.graph, lambdas(budgets, self.table)
+        columns = [0, 0, *starts], [self.policy.lam, lams[0], *lams], [0, 0, *slopes]
+        start, lam, slope = (graph.constant(column, np.float64) for column in columns)
+        beyond = graph.op("Sub", graph.op("Cast", BUDGET, to=TensorProto.DOUBLE), start)
+        pieces = graph.op("Add", lam, graph.op("Mul", beyond, slope))
         ends = graph.constant([0, *starts], np.float32)
         passed = graph.op("Cast", graph.op("LessOrEqual", ends, BUDGET), to=INT)
-        place = graph.op("ReduceSum", passed, graph.constant([0]))  # [1]
-        columns = [0, 0, *starts], [self.policy.lam, lams[0], *lams], [0, 0, *slopes]
-        start, lam, slope = (graph.op("Gather", graph.constant(column, np.float64), place) for column in columns)
-        beyond = graph.op("Sub", graph.op("Cast", BUDGET, to=TensorProto.DOUBLE), start)
-        return graph.op("Add", lam, graph.op("Mul", beyond, slope))
+        return graph.op("Gather", pieces, graph.op("ReduceSum", passed, graph.constant([0])))  # [1]
 
     def widths_at(self, point: int) -> list[int]:
         assert self.prices is not None

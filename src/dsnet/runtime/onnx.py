@@ -302,6 +302,7 @@ def open_session(file: Path, threads: int = 0) -> ort.InferenceSession:
     that too, but it spins while idle, and every session in the process that does not use it fails.
     """
     options = ort.SessionOptions()
+    options.log_severity_level = 3  # it warns about files of older versions, which are refused with an error
     options.intra_op_num_threads = threads
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if not file.is_file():
