@@ -177,11 +177,12 @@ def test_a_lambda_that_no_budget_gives_is_decided_outside_the_file(tmp_path: Pat
             assert torch.equal(actual.madds, expected.madds)
 
 
+JAVASCRIPT = ["onnxruntime-node", "onnxruntime-web"]  # native code, and WebAssembly as in a browser
 NODE = """
-const ort = require('onnxruntime-node');
+const ort = require(process.argv[2]);
 const {image, shape, budgets, points} = JSON.parse(require('fs').readFileSync(0));
 (async () => {
-  const net = await ort.InferenceSession.create(process.argv[1]);
+  const net = await ort.InferenceSession.create(require('fs').readFileSync(process.argv[1]));
   const whole = (list) => new ort.Tensor('int64', BigInt64Array.from(list.map(BigInt)), [list.length]);
   for (const budget of budgets) {
     const feed = {image: new ort.Tensor('float32', Float32Array.from(image), shape)};
@@ -200,23 +201,25 @@ const {image, shape, budgets, points} = JSON.parse(require('fs').readFileSync(0)
 
 @pytest.fixture(scope="session")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which Node.js finds onnxruntime-node."""
+    """A folder in which Node.js finds the runtimes for JavaScript."""
     folder = tmp_path_factory.mktemp("node")
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("node and npm are not installed")
     # Without scripts: one of them fetches libraries for GPUs.
-    words = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "onnxruntime-node"]
+    words = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", *JAVASCRIPT]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
     if done.returncode:
-        pytest.skip("npm cannot install onnxruntime-node")
+        pytest.skip("npm cannot install onnxruntime-node and onnxruntime-web")
     return folder
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("simple", [False, True])
-@pytest.mark.parametrize(("name", "router"), [("ds_mobilenet_v1_tiny", SLIM_FIRST), ("ds_resnet_tiny", GATE)])
-def test_node_gives_the_answers_of_python(
-    name: str, router: RouterSpec, simple: bool, node: Path, tmp_path: Path
+@pytest.mark.parametrize("runtime", JAVASCRIPT)
+@pytest.mark.parametrize(
+    ("name", "router", "simple"), [("ds_mobilenet_v1_tiny", SLIM_FIRST, True), ("ds_resnet_tiny", GATE, False)]
+)
+def test_javascript_gives_the_answers_of_python(
+    name: str, router: RouterSpec, simple: bool, runtime: str, node: Path, tmp_path: Path
 ) -> None:
     net = calibrated(name, router)
     runner = DynamicRunner(net)
@@ -225,7 +228,7 @@ def test_node_gives_the_answers_of_python(
     shares = [float(np.float32(row.madds / table.widest)) for row in net.card.budgets]
     for image in varied(net, 4).float().split(1):
         given = {"image": image.flatten().tolist(), "shape": list(image.shape), "budgets": [*shares, -1]}
-        words, text = ["node", "-e", NODE, str(file)], json.dumps({**given, "points": len(net.spec.widths)})
+        words, text = ["node", "-e", NODE, str(file), runtime], json.dumps({**given, "points": len(net.spec.widths)})
         done = subprocess.run(words, cwd=node, input=text, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
         budgets = [*(row.madds for row in net.card.budgets), None]
