@@ -19,7 +19,10 @@ SAID = ("task", "source")  # keys that --task and --from give
 
 def add_arguments(parser: Parser) -> None:
     parser.usage = "dsnet train [--config FILE] [--from RUN] [--KEY VALUE ...]"
-    parser.epilog = "`dsnet train --help-all` shows every option and every key of a config."
+    parser.epilog = (
+        "A folder of images is trained by the recipe `folder`, whose values replace the defaults shown here, unless "
+        "--config names another. `dsnet train --help-all` shows every option and every key of a config."
+    )
     parser.add("--help-all", "Show every option, by group.", action="help")
     add_places(parser)
 

@@ -80,6 +80,7 @@ class ClassificationConfig(RunConfig):
         "model.name",
         "stage",
         "optim.epochs",
+        "optim.steps",
         "optim.batch_size",
         "optim.lr",
         "sgs.router",
