@@ -179,7 +179,7 @@ class DataConfig(Reading):
         root: Folder of the images.
         labels: CSV file with the columns file and label, and optionally split (train, calibration or test), for
             files that do not lie in one folder per class. Files are relative to root, or else to the CSV file.
-        image_size: Height and width of the images in pixels. By default those of the dataset, or for folders those of the
+        image_size: Height and width of the images in pixels. By default those of the dataset; for folders those of the
             recipe or the model.
         calibration: Share of the training images that is set aside to check progress and to calibrate budgets.
             Raise it if there are fewer than a few hundred such images.
