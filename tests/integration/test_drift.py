@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,7 @@ def test_predict_tracks_ranks_and_writes_csv(
     [
         (["--csv", "--json"], "would both be printed"),
         (["--csv", "photo.jpg"], "--csv is 'photo.jpg'; it must be a file that ends in .csv"),
+        (["--csv", "nowhere/answers.csv"], "--csv nowhere/answers.csv cannot be written: its folder must exist"),
         (["--top", "0"], "--top is 0; it must lie in 1 to 10, the number of classes"),
         (["--top", "11"], "--top is 11; it must lie in 1 to 10, the number of classes"),
         (["--budget_tracking", "--path", "2"], "--path pins the widths"),
@@ -134,3 +136,16 @@ def test_a_detector_writes_a_row_for_each_object(detector: Path, capsys: pytest.
     assert {row[0] for row in rows} == {image}
     assert main([*words, "--top", "3"]) == 2
     assert "--top is for classifiers" in capsys.readouterr().err
+
+
+def test_a_detector_drifts(
+    detector: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(drift, "CORRUPTIONS", (NOISE,))
+    run = shutil.copytree(detector / "run", tmp_path / "run")
+    assert main(["eval", str(run), "--drift"]) == 0
+    out, error = capsys.readouterr()
+    assert "mAP on other images" in out
+    assert error.splitlines()[-1] == "budgets on other images, 2 of 2: noise 15%"
+    clean, _ = read(run / "results" / "test.json", Evaluation).drift
+    assert [row.name for row in clean.budgets] == ["S", "M", "L"]

@@ -195,8 +195,11 @@ def test_a_budget_out_of_reach_is_noted_once(traces: Traces) -> None:
     assert not tracker.policy().note
 
 
-def test_some_rows_of_traces_are_routed_like_all(traces: Traces) -> None:
-    rows = np.array([5, 2, 77])
-    some, whole = traces.at(Policy(0.1), rows), traces.at(Policy(0.1))
-    assert some.paths.tolist() == whole.paths[rows].tolist()
-    assert some.madds.tolist() == whole.madds[rows].tolist()
+@pytest.mark.parametrize("router", ROUTERS[:2], ids=["gate", "slim_first"])
+def test_some_rows_of_traces_are_routed_like_all(router: RouterSpec) -> None:
+    traces, rows = traces_on(router_net("ds_resnet_tiny", router), 24), np.array([5, 2, 17])
+    for policy in (Policy(0.1), Policy(0.5, 2)):
+        some = traces.at(policy, rows)
+        whole = traces.at(policy)
+        assert some.paths.tolist() == whole.paths[rows].tolist()
+        assert some.madds.tolist() == whole.madds[rows].tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,7 +73,8 @@ def run(args: Namespace) -> None:
         wanted = in_milliseconds(asked, runner, args)
         result = evaluate(runner, data, folder.task, config, wanted)
         if args.drift:
-            result = with_drift(result, runner, data, folder.task, config, max_width=wanted.max_width)
+            note = partial(print, file=sys.stderr)
+            result = with_drift(result, runner, data, folder.task, config, max_width=wanted.max_width, note=note)
         pictures = folder.record(label, result, data)
         results.append(result)
     shown = together(results)

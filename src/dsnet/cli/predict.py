@@ -89,10 +89,15 @@ def check(args: Namespace) -> None:
         raise ValueError("--path pins the widths; leave --budget, --max_width and --budget_tracking out")
     if args.csv == STDOUT and args.json:
         raise ValueError("--csv and --json would both be printed; leave one out, or name a file: --csv answers.csv")
-    if args.csv not in (None, STDOUT) and Path(args.csv).suffix.lower() != ".csv":
+    if args.csv in (None, STDOUT):
+        return
+    file = Path(args.csv)
+    if file.suffix.lower() != ".csv":
         raise ValueError(
             f"--csv is {args.csv!r}; it must be a file that ends in .csv, or come last to print the rows instead"
         )
+    if not file.parent.is_dir() or file.is_dir():
+        raise ValueError(f"--csv {file} cannot be written: its folder must exist, and it must not be a folder itself")
 
 
 def draw(found: Sequence[Answer], out: Path, manifest: Manifest) -> None:

@@ -59,7 +59,8 @@ def export(result: Result, prefix: Path, *, static: Sequence[Evaluation] = (), s
         if sheet is not None:
             blocks.append(Images(sheet.stem, [Picture(sheet.read_bytes())], sheet=True, name="examples"))
             blocks.append(Text(examples_note(results[-1])))
-        command = f"dsnet eval {'RUN ...' if len(results) > 1 else 'RUN'} --export {prefix.name}"
+        drift = " --drift" * any(each.drift for each in results)
+        command = f"dsnet eval {'RUN ...' if len(results) > 1 else 'RUN'}{drift} --export {prefix.name}"
         footer = [f"{made_by(results[0].made, command=command)} Every figure is in {prefix.name}.json."]
     suffix = ".svg" if isinstance(result, Experiment) else ".png"
     return write_markdown(Document(heading, "", [Chapter("", "", blocks)]), prefix, footer=footer, suffix=suffix)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -21,21 +23,34 @@ STEP = 16  # images that a tracker is given at once
 
 
 def with_drift(
-    result: Evaluation, runner: Runner, data: Data, task: Task, config: RunConfig, *, max_width: int | None = None
+    result: Evaluation,
+    runner: Runner,
+    data: Data,
+    task: Task,
+    config: RunConfig,
+    *,
+    max_width: int | None = None,
+    note: Callable[[str], None] = lambda words: None,
 ) -> Evaluation:
-    """An evaluation with its budgets on the images as they are, and on corrupted copies of them."""
+    """An evaluation with its budgets on the images as they are, and on corrupted copies of them.
+
+    note: Called with a line of text before each kind of images.
+    """
+    start = time.perf_counter()
     if result.dynamic is None:
         raise RoutingError(f"this {result.model} {runner.manifest.why_fixed()}, so its budgets cannot drift")
     kinds = {"unchanged": data}
     kinds |= {corruption.name: corrupted(data, result.split, corruption) for corruption in CORRUPTIONS}
     drift = []
-    for name, kind in kinds.items():
+    for number, (name, kind) in enumerate(kinds.items(), start=1):
+        note(f"budgets on other images, {number} of {len(kinds)}: {name}")
         images, scorer = images_of(task, kind, result.split, config), task.scorer(runner.manifest, result.options)
         traces = Traces(runner, images.batches(), scorer, load=images.load)
         widest = next(iter(scorer.of(runner.manifest.space.widest).values()))
         rows = [(row.name, row.asked, Policy(row.lam, max_width)) for row in result.dynamic.rows]
         drift.append(Drift(name, Stat(widest), tuple(drifted(runner, traces, *row) for row in rows)))
-    return replace(result, drift=tuple(drift))
+    seconds = round(result.made.seconds + time.perf_counter() - start, 2)
+    return replace(result, drift=tuple(drift), made=replace(result.made, seconds=seconds))
 
 
 def drifted(runner: Runner, traces: Traces, name: str, asked: float, policy: Policy) -> DriftBudget:
