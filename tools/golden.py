@@ -202,7 +202,8 @@ for part in ('net', 'ema'):
     for name, tensor in state[part].items():
         found.update(name.encode()); found.update(tensor.contiguous().numpy().tobytes())
 for number, entry in state['optimizer']['state'].items():
-    found.update(entry['momentum_buffer'].contiguous().numpy().tobytes())
+    for name in sorted(entry):  # momentum of SGD, moments and step of AdamW
+        found.update(entry[name].contiguous().numpy().tobytes())
 found.update(state['random']['torch'].numpy().tobytes())
 print(found.hexdigest())
 """

@@ -108,8 +108,8 @@ def test_a_trained_network_routes_alike_everywhere(run: Path) -> None:
         assert torch.equal(routed.paths, expected.paths)
         assert torch.equal(routed.madds, expected.madds)
         assert ((routed.logits - expected.logits).abs().max() / expected.logits.std()) < 1e-4
-        with pytest.warns(UserWarning, match="budget 1.5e-06M is out of reach"):
-            dsnet.open_runner(run / name)(x, budget=1.5)  # MAdds, not a share
+        with pytest.warns(UserWarning, match="budget 0.002M is out of reach"):
+            dsnet.open_runner(run / name)(x, budget="2k")
 
 
 def test_the_page_about_deployment_is_true(

@@ -136,9 +136,9 @@ def test_a_simple_file_takes_a_budget_only(name: str, router: RouterSpec, tmp_pa
     for row in (None, *net.card.budgets[::3]):
         madds = None if row is None else row.madds
         assert torch.equal(runner(x, budget=madds).paths, whole(x, budget=madds, max_width=2).paths)
-    with pytest.raises(RoutingError, match="no other max_width than 2 and no lambda; export it again without --simple"):
+    with pytest.raises(RoutingError, match="its cap cannot be changed; export it again without --simple, or with"):
         runner(x, max_width=1)
-    with pytest.raises(RoutingError, match="was exported with --simple"):
+    with pytest.raises(RoutingError, match="was exported with --simple and takes no lambda"):
         runner.run(x, Policy(0.123, 2))
     with pytest.raises(ValueError, match=r"simple.onnx was exported with --simple and runs no chosen path"):
         runner(x, path=net.space.slimmest)

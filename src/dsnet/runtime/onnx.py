@@ -87,10 +87,14 @@ class FileRunner(Runner):
         """Whether the file computes the policy's lambda itself, as its default or from the policy's budget."""
         default = self.manifest.defaults
         known = policy.lam == default.lam if policy.share is None else policy.lam == self._lambda_at(policy.share)
-        if not self.manifest.pins and (policy.max_width != default.max_width or not known):
+        if not self.manifest.pins and policy.max_width != default.max_width:
             raise RoutingError(
-                f"{self.file} was exported with --simple: it takes a budget, but no other max_width than "
-                f"{default.max_width} and no lambda; export it again without --simple"
+                f"{self.file} was exported with --simple, so its cap cannot be changed; export it again without "
+                f"--simple, or with --max_width {policy.max_width}"
+            )
+        if not self.manifest.pins and not known:
+            raise RoutingError(
+                f"{self.file} was exported with --simple and takes no lambda; export it again without --simple"
             )
         return known
 
