@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -28,6 +29,7 @@ def predict(
     top: int = 0,
     tracker: BudgetTracker | None = None,
     refused: list[str] | None = None,
+    seconds: list[float] | None = None,
 ) -> Iterator[Answer]:
     """Predict images in the order of `files`; the router chooses each path, unless `path` pins it.
 
@@ -35,14 +37,18 @@ def predict(
     top: number of the most probable classes that each answer of a classifier lists.
     tracker: runs the images and keeps the average of its budget; `policy` is not used then.
     refused: list that collects the error messages of unreadable files, which are skipped; without it, they raise.
+    seconds: list that collects what the network took for each batch.
     """
     manifest = runner.manifest
     for images in readable(files, batch_size, refused):
         x = np.stack([as_input(image, manifest) for _, image in images])
+        begun = time.perf_counter()
         if tracker is not None:
             routed = tracker(x)
         else:
             routed = runner.run(x, policy) if path is None else runner.run_path(x, path)
+        if seconds is not None:
+            seconds.append(time.perf_counter() - begun)
         paths, madds = as_array(routed.paths), as_array(routed.madds)
         yield from answers_of(manifest, routed.outputs, images, paths, madds, confidence=confidence, top=top)
 

@@ -30,6 +30,7 @@ class Prediction:
     """The class predicted for one image: number, name and probability, with the path taken and the MAdds spent.
 
     top: The most probable classes, if they were asked for. The first is the predicted one.
+    ms: Milliseconds that the network took, if a latency was asked for.
     """
 
     file: str
@@ -39,6 +40,7 @@ class Prediction:
     path: WidthPath
     madds: int
     top: tuple[Ranked, ...] = ()
+    ms: float | None = None
 
     @property
     def words(self) -> list[str]:
@@ -58,12 +60,16 @@ class Detection:
 
 @dataclass(frozen=True)
 class ImageDetections:
-    """The objects detected in one image, best first, with the path taken and the MAdds spent."""
+    """The objects detected in one image, best first, with the path taken and the MAdds spent.
+
+    ms: Milliseconds that the network took, if a latency was asked for.
+    """
 
     file: str
     objects: tuple[Detection, ...]
     path: WidthPath
     madds: int
+    ms: float | None = None
 
     @property
     def words(self) -> list[str]:
@@ -230,4 +236,6 @@ def plain(answer: Answer) -> dict[str, Any]:
     fields = asdict(answer)
     if not fields.get("top", True):
         del fields["top"]
+    if fields["ms"] is None:
+        del fields["ms"]
     return fields
