@@ -86,7 +86,13 @@ def run(args: Namespace) -> int:
     if timed:
         warm_up(runner, policy)
     batch = args.batch_size or (1 if timed else BATCH)
-    options: dict[str, Any] = {"batch_size": batch, "seconds": seconds, "confidence": confidence, "top": top, "tracker": tracker}
+    options: dict[str, Any] = {
+        "batch_size": batch,
+        "seconds": seconds,
+        "confidence": confidence,
+        "top": top,
+        "tracker": tracker,
+    }
     found = list(predict(runner, files, policy, path=path, refused=refused, **options))
     if args.draw is not None:
         draw(found, Path(args.draw), manifest)
