@@ -19,7 +19,7 @@ from dsnet.results import Bench, Evaluation, Experiment
 DIFFICULTY = "Easy: the slimmest width is right. Dependent: only wider ones are. Hard: no width is."
 DRIFT = (
     "A budget is an average over the calibration images. On corrupted copies of the test images the router spends more "
-    "or less; `--budget_tracking` corrects the budget while it runs."
+    "or less; `dsnet predict --budget_tracking` corrects the budget while images run."
 )
 IDEAL = "Ideal: the same path as a static network of the same runtime. Times vary from run to run; compare the ratios."
 MEANING = (
