@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
@@ -93,12 +94,16 @@ def run(args: Namespace) -> int:
         "top": top,
         "tracker": tracker,
     }
+    began = time.perf_counter()
     found = list(predict(runner, files, policy, path=path, refused=refused, **options))
+    elapsed = time.perf_counter() - began
     if args.draw is not None:
         draw(found, Path(args.draw), manifest)
     if timed:
         found = [replace(answer, ms=round(1e3 * took, 4)) for answer, took in zip(found, seconds, strict=True)]
     show(found, manifest, args, confidence, spent_on(found, manifest, policy, args, seconds))
+    if found:
+        print(f"{len(found) / elapsed:.0f} images per second, from file to answer", file=sys.stderr)
     for why in refused:  # the predictions for all other images were printed above
         print(f"dsnet predict: error: {why}", file=sys.stderr)
     return 2 if refused else 0

@@ -6,12 +6,11 @@ import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from PIL import Image
 
 from dsnet.errors import DataError
-from dsnet.manifest import Policy
+from dsnet.manifest import Manifest, Policy
 from dsnet.pictures import Picture, as_input, name_of, opened
-from dsnet.prediction.answers import CONFIDENCE, Answer, answers_of
+from dsnet.prediction.answers import CONFIDENCE, Answer, Input, answers_of
 from dsnet.routing.route import as_array
 from dsnet.routing.tracking import BudgetTracker
 from dsnet.runtime.runner import Runner
@@ -40,8 +39,8 @@ def predict(
     seconds: list that collects what the network took for each batch.
     """
     manifest = runner.manifest
-    for images in readable(files, batch_size, refused):
-        x = np.stack([as_input(image, manifest) for _, image in images])
+    for inputs in prepared(files, manifest, batch_size, refused):
+        x = np.stack([one.pixels for one in inputs])
         begun = time.perf_counter()
         if tracker is not None:
             routed = tracker(x)
@@ -50,21 +49,26 @@ def predict(
         if seconds is not None:
             seconds.append(time.perf_counter() - begun)
         paths, madds = as_array(routed.paths), as_array(routed.madds)
-        yield from answers_of(manifest, routed.outputs, images, paths, madds, confidence=confidence, top=top)
+        yield from answers_of(manifest, routed.outputs, inputs, paths, madds, confidence=confidence, top=top)
 
 
-def readable(
-    files: Sequence[Picture], batch_size: int, refused: list[str] | None
-) -> Iterator[list[tuple[str, Image.Image]]]:
-    """Batches of file names with their images."""
+def prepared(
+    files: Sequence[Picture], manifest: Manifest, batch_size: int, refused: list[str] | None
+) -> Iterator[list[Input]]:
+    """Batches of inputs. Each image is reduced to the network's size as it is read, so that only one is held whole."""
     for start in range(0, len(files), batch_size):
         batch = []
         for number, file in enumerate(files[start : start + batch_size], start=start):
             try:
-                batch.append((name_of(file, number), opened(file)))
+                batch.append(read_input(file, number, manifest))
             except DataError as error:
                 if refused is None:
                     raise
                 refused.append(str(error))
         if batch:
             yield batch
+
+
+def read_input(picture: Picture, number: int, manifest: Manifest) -> Input:
+    image = opened(picture)
+    return Input(name_of(picture, number), (image.width, image.height), as_input(image, manifest))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -81,6 +82,15 @@ Answer = Prediction | ImageDetections
 
 
 @dataclass(frozen=True)
+class Input:
+    """An image as the network takes it [C, S, S], its file, and the width and height of the whole image."""
+
+    file: str
+    size: tuple[int, int]
+    pixels: np.ndarray
+
+
+@dataclass(frozen=True)
 class Detections:
     """The detections in one image, best first: boxes [D, 4] as corners, scores [D] and classes [D]."""
 
@@ -104,14 +114,14 @@ def finds_boxes(manifest: Manifest) -> bool:
 def answers_of(
     manifest: Manifest,
     outputs: Outputs,
-    images: list[tuple[str, Image.Image]],
+    images: Sequence[Input],
     paths: np.ndarray,
     madds: np.ndarray,
     *,
     confidence: float = CONFIDENCE,
     top: int = 0,
 ) -> list[Answer]:
-    """The answers for a batch of named images. top: number of the most probable classes that are kept with them."""
+    """The answers for a batch of images. top: number of the most probable classes that are kept with them."""
     taken = list(zip(images, map(tuple, paths.tolist()), madds.tolist(), strict=True))
     if not finds_boxes(manifest):
         probs = softmax(as_array(outputs["logits"]))
@@ -121,20 +131,20 @@ def answers_of(
         ]
     answers: list[Answer] = []
     both = zip(taken, as_array(outputs["boxes"]), as_array(outputs["scores"]), strict=True)
-    for ((file, image), path, cost), boxes, scores in both:
+    for (image, path, cost), boxes, scores in both:
         detections = select(boxes, scores, threshold=confidence)
-        scale = np.array([image.width, image.height] * 2, np.float32)
+        scale = np.array([*image.size, *image.size], np.float32)
         rows = zip(
             detections.classes.tolist(), detections.scores.tolist(), (detections.boxes * scale).tolist(), strict=True
         )
         objects = tuple(Detection(label, name_of(manifest, label), score, tuple(box)) for label, score, box in rows)
-        answers.append(ImageDetections(file, objects, path, cost))
+        answers.append(ImageDetections(image.file, objects, path, cost))
     return answers
 
 
 def classified(
     manifest: Manifest,
-    image: tuple[str, Image.Image],
+    image: Input,
     path: WidthPath,
     madds: int,
     probs: np.ndarray,
@@ -144,7 +154,7 @@ def classified(
     """The prediction for one image. order: the most probable classes, best first."""
     best, *_ = ranked = [Ranked(label, name_of(manifest, label), float(probs[label])) for label in order]
     kept = tuple(ranked) if top else ()
-    return Prediction(image[0], best.label, best.name, best.confidence, path, madds, kept)
+    return Prediction(image.file, best.label, best.name, best.confidence, path, madds, kept)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
