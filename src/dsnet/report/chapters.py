@@ -149,6 +149,8 @@ def sections(run: Run) -> dict[str, Sequence[Block]]:
     elif run.sheet is not None:
         sheet = Images("detections in example images", [Picture(run.sheet)], sheet=True)
         titled["Examples"] = [Text(examples_note(result)), sheet]
+    if result is not None and result.objects is not None and (lost := classes.losses_table(result)) is not None:
+        titled["Classes"] = [Text(classes.worst(result)), Table(lost, "folded")]
     return {**titled, **ends}
 
 
