@@ -9,9 +9,7 @@ CPU_MINUTES ?=
 .PHONY: demo test test-slow results bench docs format clean
 
 demo: $(VENV)/installed
-	rm -rf runs/demo
-	$(BIN)/dsnet train --out runs/demo
-	$(BIN)/dsnet report runs/demo
+	$(BIN)/dsnet demo --overwrite
 
 test: $(VENV)/installed-dev
 	$(BIN)/python tests/suite.py $(if $(CPU_MINUTES),--cpu-minutes $(CPU_MINUTES))
@@ -42,8 +40,9 @@ results: $(VENV)/installed
 	  --root "$(DATA)" --export docs/results/bench_routers
 	$(BIN)/python benchmarks/gate_codes.py runs/cpu/runs/resnet-supernet-seed*-* runs/cpu/runs/mbnet-supernet-seed*-* \
 	  --export docs/results/gate_codes
-	for seed in 0 1 2; do $(BIN)/dsnet train --seed $$seed --out runs/digits$$seed || exit 1; done
-	$(BIN)/dsnet eval runs/digits0 runs/digits1 runs/digits2 --export docs/results/digits
+	for seed in 0 1 2; do $(BIN)/dsnet demo --seed $$seed --out runs/demo$$seed || exit 1; done
+	$(BIN)/dsnet eval runs/demo0 runs/demo1 runs/demo2 --export docs/results/demo
+	$(BIN)/dsnet bench runs/demo0 --runtimes onnx --paths all --export docs/results/bench_demo
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/forward_paths.py

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from dsnet.data import cluttered
+from dsnet.data import cluttered, sources
 from dsnet.data.cluttered import PIECES, SIDE, Drawings, cluttered_digits
 from dsnet.data.dataset import DataConfig, by_group, open_dataset
 from dsnet.errors import DataError
@@ -21,6 +21,7 @@ def few() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cluttered, "TRAIN_DRAWINGS", 2)
         patch.setattr(cluttered, "TEST_DRAWINGS", 2)
+        patch.setattr(sources, "cluttered", sources.cluttered.__wrapped__)
         yield
 
 

@@ -13,6 +13,7 @@ from importlib import import_module
 from dsnet.errors import what_to_install
 
 COMMANDS = {
+    "demo": "Train, export, time and report a first network on embedded images, and say what it gains.",
     "train": "Train a network that chooses its width for each input. Without options it trains on the embedded digits.",
     "eval": "Evaluate a trained model at every width, and the dynamic network at several budgets.",
     "predict": "Classify images, or detect objects in them. Shows the path that each image took and its MAdds.",

@@ -12,9 +12,10 @@ import numpy as np
 from PIL import Image
 
 SIDE = 32  # pixels of the canvas
-SOURCE = 24  # pixels to which the 8 x 8 digits are enlarged before they are drawn
+SOURCE, BORDER = 72, 9  # pixels to which the 8 x 8 digits are enlarged before they are drawn, and of the border in them
 PIECES = 3  # most pieces of other digits in one picture
-TRAIN_DRAWINGS, TEST_DRAWINGS = 8, 5  # pictures of each digit
+TRAIN_DRAWINGS, TEST_DRAWINGS = 24, 5  # pictures of each digit
+CHUNK = 512  # pictures drawn at once
 SEED = 0
 CLEAR = [min(255, max(0, round(1.7 * (value - 64)))) for value in range(256)]  # darkens blurred edges
 
@@ -42,7 +43,7 @@ def cluttered_digits() -> tuple[Drawings, Drawings]:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    strokes, labels = [enlarged(image) for image in bunch.images], bunch.target.astype(np.int64)
+    strokes, labels = np.stack([enlarged(image) for image in bunch.images]), bunch.target.astype(np.int64)
     rng = np.random.default_rng(SEED)
     test, clutter, train = [], [], []
     for label in np.unique(labels):
@@ -58,81 +59,72 @@ def cluttered_digits() -> tuple[Drawings, Drawings]:
     )
 
 
-def enlarged(digit: np.ndarray) -> Image.Image:
+def enlarged(digit: np.ndarray) -> np.ndarray:
     """An 8 x 8 digit with values 0 to 16 as a smooth picture of SOURCE pixels, with a dark border and clear strokes."""
-    border = 3
     small = Image.fromarray(np.round(digit * (255 / 16)).astype(np.uint8))
-    large = Image.new("L", (SOURCE, SOURCE))
-    large.paste(small.resize((SOURCE - 2 * border,) * 2, Image.Resampling.BICUBIC), (border, border))
-    return large.point(CLEAR)
+    large = small.resize((SOURCE - 2 * BORDER,) * 2, Image.Resampling.BICUBIC).point(CLEAR)
+    return np.pad(np.asarray(large), BORDER)
 
 
 def drawn(
-    strokes: list[Image.Image],
+    strokes: np.ndarray,
     labels: np.ndarray,
     digits: np.ndarray,
     clutter: np.ndarray,
     drawings: int,
     rng: np.random.Generator,
 ) -> Drawings:
-    """Draw each of `digits` several times, with pieces of `clutter` around them."""
+    """Draw each of `digits` several times, with halves of digits of other classes, taken from `clutter`, around it."""
     digits = np.repeat(digits, drawings)
     number = len(digits)
     levels = rng.uniform(0, 1, number)
-    wild = (levels[:, None] * rng.uniform(0, 1, (number, 4))).astype(
-        np.float32
-    )  # how far each property is from the plain one
-    sizes = 30 - 14 * wild[:, 0]
-    angles = 50 * wild[:, 1] * rng.choice([-1, 1], number)
-    centres = SIDE / 2 + (SIDE - sizes[:, None]) / 2 * rng.uniform(-1, 1, (number, 2))
+    wild = levels * rng.uniform(0, 1, (4, number))  # how far size, angle, brightness and noise are from the plain ones
+    sizes, angles = 30 - 14 * wild[0], np.deg2rad(50 * wild[1] * rng.choice([-1, 1], number))
+    centres = SIDE / 2 + (SIDE - sizes) / 2 * rng.uniform(-1, 1, (2, number))
     pieces = np.where(
         rng.uniform(0, 1, (number, PIECES)) < 0.9 * levels[:, None], rng.choice(clutter, (number, PIECES)), -1
     )
-    pieces = np.where(labels[pieces] == labels[digits][:, None], -1, pieces)  # a piece of the same class would help
-    canvas = np.zeros((number, SIDE, SIDE), np.float32)
-    for row in range(number):
-        canvas[row] = placed(strokes[digits[row]], sizes[row], angles[row], *centres[row])
-    missing = np.flatnonzero(rng.uniform(0, 1, number) < 0.5 * levels)
-    canvas[missing] *= beside_strip(centres[missing], sizes[missing], rng)
-    canvas *= 1 - 0.5 * wild[:, 2, None, None]
-    canvas = np.maximum(canvas, around_of(strokes, pieces, centres, sizes, rng))
-    canvas += 255 * 0.25 * wild[:, 3, None, None] * rng.standard_normal(canvas.shape, np.float32)
+    pieces[labels[pieces] == labels[digits][:, None]] = -1
+    canvas = placed(strokes, digits, sizes, angles, centres)
+    missing = np.flatnonzero(rng.uniform(0, 1, number) < 0.4 * levels)
+    canvas[missing] *= beside_strip(sizes[missing], centres[:, missing], rng)
+    canvas *= (1 - 0.5 * wild[2]).astype(np.float32)[:, None, None]
+    halves = strokes.copy()
+    halves[:, :, SOURCE // 2 :] = 0
+    for column in pieces.T:
+        rows = np.flatnonzero(column >= 0)
+        towards, turn = rng.uniform(0, 2 * np.pi, (2, len(rows)))
+        away = sizes[rows] * rng.uniform(0.4, 0.7, len(rows)) * np.stack([np.cos(towards), np.sin(towards)])
+        around = placed(halves, column[rows], rng.uniform(14, 26, len(rows)), turn, centres[:, rows] + away)
+        canvas[rows] = np.maximum(canvas[rows], 0.9 * around)
+    noise = (255 * 0.25 * wild[3]).astype(np.float32)[:, None, None]
+    canvas += noise * rng.standard_normal(canvas.shape, np.float32)
     images = np.round(np.clip(canvas, 0, 255)).astype(np.uint8)
     return Drawings(images, labels[digits], levels, digits, pieces)
 
 
-def around_of(
-    strokes: list[Image.Image], pieces: np.ndarray, centres: np.ndarray, sizes: np.ndarray, rng: np.random.Generator
+def placed(
+    strokes: np.ndarray, which: np.ndarray, sizes: np.ndarray, angles: np.ndarray, centres: np.ndarray
 ) -> np.ndarray:
-    """Halves of the given digits, each at a random place outside the middle of the picture's own digit."""
-    number = len(pieces)
-    around = np.zeros((number, SIDE, SIDE), np.float32)
-    towards = rng.uniform(0, 2 * np.pi, pieces.shape)
-    away = sizes[:, None] * rng.uniform(0.4, 0.7, pieces.shape)
-    size, angle = rng.uniform(14, 26, pieces.shape), rng.uniform(0, 360, pieces.shape)
-    for row, column in zip(*np.nonzero(pieces >= 0), strict=True):
-        x, y = centres[row] + away[row, column] * np.array([np.cos(towards[row, column]), np.sin(towards[row, column])])
-        half = strokes[pieces[row, column]].copy()
-        half.paste(0, (SOURCE // 2, 0, SOURCE, SOURCE))
-        piece = placed(half, size[row, column], angle[row, column], x, y)
-        around[row] = np.maximum(around[row], 0.9 * piece)
-    return around
-
-
-def placed(stroke: Image.Image, size: float, angle: float, x: float, y: float) -> np.ndarray:
-    """A picture of SOURCE pixels, scaled to `size`, turned by `angle` degrees, with its middle at (x, y)."""
-    scale, turn = SOURCE / size, np.deg2rad(angle)
-    a, b = scale * np.cos(turn), scale * np.sin(turn)
-    middle = SOURCE / 2
-    inverse = (a, b, middle - a * x - b * y, -b, a, middle + b * x - a * y)
-    return np.asarray(stroke.transform((SIDE, SIDE), Image.Transform.AFFINE, inverse, Image.Resampling.BILINEAR))
-
-
-def beside_strip(centres: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """1 except in a strip [N, SIDE, SIDE] across each digit, in a random direction, beside its middle."""
-    turn = rng.uniform(0, 2 * np.pi, len(sizes))
-    slopes = (np.stack([np.cos(turn), np.sin(turn)], 1) / sizes[:, None]).astype(np.float32)
+    """The strokes `which`, scaled to `sizes` pixels and turned by `angles`, with their middles at `centres` [2, N]."""
     y, x = (np.mgrid[:SIDE, :SIDE] + 0.5).astype(np.float32)
-    start = (slopes * centres).sum(1) + 0.08
-    share = slopes[:, 0, None, None] * x + slopes[:, 1, None, None] * y - start[:, None, None]
-    return (share < 0) | (share > rng.uniform(0.1, 0.22, len(sizes))[:, None, None])
+    across, down = (SOURCE / sizes * np.stack([np.cos(angles), np.sin(angles)])).astype(np.float32)
+    left, top = centres.astype(np.float32)
+    canvas = np.empty((len(which), SIDE, SIDE), np.float32)
+    for start in range(0, len(which), CHUNK):
+        rows = slice(start, start + CHUNK)
+        a, b, dx, dy = (value[rows, None, None] for value in (across, down, left, top))
+        u = (a * (x - dx) + b * (y - dy) + SOURCE / 2).astype(np.int32).clip(0, SOURCE - 1)
+        v = (a * (y - dy) - b * (x - dx) + SOURCE / 2).astype(np.int32).clip(0, SOURCE - 1)
+        canvas[rows] = strokes[which[rows, None, None], v, u]
+    return canvas
+
+
+def beside_strip(sizes: np.ndarray, centres: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """False in a strip [N, SIDE, SIDE] across each digit, in a random direction, beside its middle; True elsewhere."""
+    turn, width = rng.uniform(0, 2 * np.pi, len(sizes)), rng.uniform(0.1, 0.2, len(sizes)).astype(np.float32)
+    slopes = (np.stack([np.cos(turn), np.sin(turn)]) / sizes).astype(np.float32)
+    start = (slopes * centres).sum(0).astype(np.float32) + 0.08
+    y, x = (np.mgrid[:SIDE, :SIDE] + 0.5).astype(np.float32)
+    share = slopes[0, :, None, None] * x + slopes[1, :, None, None] * y - start[:, None, None]
+    return (share < 0) | (share > width[:, None, None])

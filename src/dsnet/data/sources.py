@@ -7,6 +7,7 @@ import os
 import struct
 import zlib
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,7 @@ def digits() -> Raw:
     return Raw(arrays.resized(16), None, tuple("0123456789"), channels=1, size=16)
 
 
+@cache  # several commands of one process may open them
 def cluttered() -> Raw:
     """The digits at random places, sizes and angles, some with clutter, noise or a missing part, 32 x 32."""
 

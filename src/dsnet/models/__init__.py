@@ -1,7 +1,7 @@
 """Model families. A model is a spec plus a registered name; a family is one file."""
 
 from dsnet.manifest import Budget, Card, Preprocessing
-from dsnet.models import efficientnet, mobilenet, resnet
+from dsnet.models import convnet, efficientnet, mobilenet, resnet
 from dsnet.models.cached import DynamicRunner
 from dsnet.models.count import count
 from dsnet.models.extract import extract
@@ -20,6 +20,7 @@ __all__ = [
     "Preprocessing",
     "StageSpec",
     "Supernet",
+    "convnet",
     "count",
     "create_model",
     "describe",

@@ -76,7 +76,6 @@ class ClassificationConfig(RunConfig):
     BASIC: ClassVar[tuple[str, ...]] = (
         "data.dataset",
         "data.root",
-        "data.labels",
         "data.image_size",
         "model.name",
         "stage",
