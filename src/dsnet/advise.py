@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from dsnet.latency import threads_text, times_at
@@ -25,6 +25,7 @@ class Option:
         share: Average MAdds as a share of the full network's.
         to_full: Difference to the full network; None if it is the full network, or if no interval was computed.
         times: Milliseconds per image, one image at a time; None if they were not measured.
+        max_width: The cap that the dynamic network was evaluated with.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Option:
     to_full: Difference | None = None
     times: Times | None = None
     full: bool = False
+    max_width: int | None = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,8 @@ def options_of(result: Evaluation, measured: Measured) -> list[Option]:
         share = row.madds / full.madds
         options.append(Option(name, row.path, None, row.score.mean, row.madds, share, row.to_full, known, is_full))
     for place, budget in enumerate(result.dynamic.rows if result.dynamic is not None else ()):
-        options.append(option_of(budget, full.madds, measured.dynamic.get(place)))
+        option = option_of(budget, full.madds, measured.dynamic.get(place))
+        options.append(replace(option, max_width=result.dynamic.max_width if result.dynamic is not None else None))
     return options
 
 

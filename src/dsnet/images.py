@@ -5,6 +5,7 @@ Every image format has one defined result, and a damaged file raises an error th
 
 from __future__ import annotations
 
+import io
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
 
 from dsnet.errors import DataError
 
@@ -21,6 +23,9 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", "
 MAX_PIXELS = 100_000_000
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
 Fit = Literal["crop", "squeeze"]
+Box = tuple[float, float, float, float]
+GAP = 2.0  # pixels that a reduced JPEG has at least, in each direction, for a pixel of the result
+TURNED, MIRRORED_X, MIRRORED_Y = (5, 6, 7, 8), (2, 3, 6, 7), (3, 4, 7, 8)  # EXIF orientations
 FILTERS = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -36,16 +41,75 @@ class ImageError(DataError):
         self.reason = reason
 
 
+class ImageFile:
+    """An image file that is decoded when it is resized. It knows the width and height of the upright image.
+
+    Like a PIL image it has `width`, `height` and `resize`, so a crop is chosen in pixels of the whole image. A JPEG
+    is then decoded at 1/2, 1/4 or 1/8 of its size, if the crop still has enough pixels. That takes a fraction of the
+    time and memory. Other formats are decoded whole.
+    """
+
+    def __init__(self, file: Path, *, max_pixels: int = MAX_PIXELS) -> None:
+        self.file, self.orientation, self.scale = file, 1, 1
+        with reading(file):
+            self.image: Image.Image = Image.open(io.BytesIO(file.read_bytes()), formats=FORMATS)
+            check_size(file, self.image, max_pixels)
+            if isinstance(self.image, JpegImageFile):
+                self.orientation = self.image.getexif().get(ExifTags.Base.Orientation, 1)
+            else:
+                self.image = upright(self.image)
+        self.width, self.height = self.image.size
+        if self.orientation in TURNED:
+            self.width, self.height = self.height, self.width
+
+    def resize(self, size: tuple[int, int], resample: int, box: Box | None = None) -> Image.Image:
+        """Resize the part of the upright image in `box` (left, top, right, bottom) as RGB, as PIL's `resize` does."""
+        left, top, right, bottom = box or (0, 0, self.width, self.height)
+        most = min((right - left) / size[0], (bottom - top) / size[1]) / GAP
+        if resample == Image.Resampling.NEAREST:  # takes single pixels, which a smaller image does not have
+            most = 1
+        image, scale = self.decoded(most)
+        # The last column and row of a reduced image stand for fewer pixels. They come first if the image was mirrored.
+        across = image.width - self.width / scale if self.orientation in MIRRORED_X else 0
+        down = image.height - self.height / scale if self.orientation in MIRRORED_Y else 0
+        return image.resize(
+            size,
+            resample,
+            box=(
+                left / scale + across,
+                top / scale + down,
+                min(right / scale + across, image.width),
+                min(bottom / scale + down, image.height),
+            ),
+        )
+
+    def decoded(self, most: float = 1) -> tuple[Image.Image, int]:
+        """The upright RGB image, and by how much it is smaller than the file's: by at most `most`, on the first call.
+
+        Later calls return the image of the first.
+        """
+        if isinstance(self.image, JpegImageFile):
+            self.scale = next(step for step in (8, 4, 2, 1) if step <= max(most, 1))
+            with reading(self.file):
+                if self.scale > 1:
+                    self.image.draft(None, (self.image.width // self.scale, self.image.height // self.scale))
+                self.image = upright(self.image)
+        return self.image, self.scale
+
+
 def read_image(file: Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Read the first frame as RGB, turned upright by its EXIF orientation.
+    """Read the first frame at its full size as RGB, turned upright by its EXIF orientation.
 
     Transparent images are laid on white. 16-bit images with values above 255 are divided by 257. Float images
     with values up to 1 are multiplied by 255; other float values are clipped to [0, 255].
     """
-    with reading(file), Image.open(file, formats=FORMATS) as image:
-        check_size(file, image, max_pixels)
-        image.load()
-        return to_rgb(ImageOps.exif_transpose(image))
+    image, _ = ImageFile(file, max_pixels=max_pixels).decoded()
+    return image
+
+
+def upright(image: Image.Image) -> Image.Image:
+    image.load()
+    return to_rgb(ImageOps.exif_transpose(image))
 
 
 @contextmanager
@@ -105,15 +169,15 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def centre_crop(image: Image.Image, size: int, *, crop: float, interpolation: str) -> Image.Image:
+def centre_crop(image: Image.Image | ImageFile, size: int, *, crop: float, interpolation: str) -> Image.Image:
     """The centre square that resizing the short side to size / crop would leave, in one resampling step."""
-    side = min(image.size) * crop
+    side = min(image.width, image.height) * crop
     left, top = (image.width - side) / 2, (image.height - side) / 2
     return image.resize((size, size), FILTERS[interpolation], box=(left, top, left + side, top + side))
 
 
 def random_crop(
-    image: Image.Image, size: int, *, scale: tuple[float, float], interpolation: str, rng: random.Random
+    image: Image.Image | ImageFile, size: int, *, scale: tuple[float, float], interpolation: str, rng: random.Random
 ) -> Image.Image:
     """Random resized crop: a share of the area drawn from `scale`, an aspect ratio from 3/4 to 4/3."""
     for _ in range(10):
@@ -126,7 +190,7 @@ def random_crop(
     return centre_crop(image, size, crop=1.0, interpolation=interpolation)
 
 
-def squeeze(image: Image.Image, size: int, interpolation: str) -> Image.Image:
+def squeeze(image: Image.Image | ImageFile, size: int, interpolation: str) -> Image.Image:
     """Resize the whole image to a square without keeping its aspect ratio, as SSD does."""
     return image.resize((size, size), FILTERS[interpolation])
 
@@ -146,7 +210,7 @@ def normalise(pixels: np.ndarray, mean: Sequence[float], std: Sequence[float]) -
 
 
 def prepare(
-    image: Image.Image,
+    image: Image.Image | ImageFile,
     *,
     size: int,
     channels: int,

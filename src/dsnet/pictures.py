@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from dsnet.errors import DataError
-from dsnet.images import SUFFIXES, prepare, read_image, to_rgb
+from dsnet.images import SUFFIXES, ImageFile, prepare, to_rgb
 from dsnet.manifest import Manifest
 
 Picture = str | os.PathLike[str] | Image.Image | np.ndarray
@@ -44,13 +44,13 @@ def listed(images: Picture | Iterable[Picture]) -> tuple[list[Picture], bool]:
     return [picture for one in images for picture in listed(one)[0]], False
 
 
-def opened(picture: Picture) -> Image.Image:
-    """A picture as an upright RGB image."""
+def opened(picture: Picture) -> Image.Image | ImageFile:
+    """A picture as an upright RGB image. A file is decoded when it is resized."""
     if isinstance(picture, np.ndarray):
         picture = from_pixels(picture)
     if isinstance(picture, Image.Image):
         return to_rgb(ImageOps.exif_transpose(picture))
-    return read_image(Path(picture))
+    return ImageFile(Path(picture))
 
 
 def from_pixels(pixels: np.ndarray) -> Image.Image:
@@ -71,7 +71,7 @@ def name_of(picture: Picture, number: int) -> str:
     return str(getattr(picture, "filename", "")) or f"image {number}"
 
 
-def as_input(image: Image.Image, manifest: Manifest) -> np.ndarray:
+def as_input(image: Image.Image | ImageFile, manifest: Manifest) -> np.ndarray:
     """Turn an image into the network's input [C, S, S]."""
     options = manifest.preprocessing
     return prepare(

@@ -304,9 +304,31 @@ def test_eval_takes_latencies(run: Path, clocked: Latency, capsys: pytest.Captur
     assert "there is no latency table of" in capsys.readouterr().err
 
 
+def test_predict_keeps_a_latency_and_tells_what_it_spent(
+    trained: Path, clocked: Latency, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(trained / "model.onnx")
+    assert main(["predict", file, str(photos), "--latency", "1.5ms", "--latency-cap", "4ms"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"MAdds per image on average \(asked: 1.5ms, [\d.]+k MAdds, at most 4ms: widths up to 2\)", text)
+    assert re.search(r"[\d.]+ ms in the network, [\d.]+ ms at most", text)
+    rows = printed(capsys, "predict", file, str(photos), "--latency", "9s", "--latency_cap", "2.2ms")
+    assert all(row["path"][0] == 0 and row["ms"] > 0 for row in rows)  # type: ignore[attr-defined]
+    for words, message in (
+        (["--latency", "5ms", "--batch_size", "8"], "--batch_size is 8, but a latency is of one image at a time"),
+        (["--latency", "5ms", "--path", "2"], "--path pins the widths; leave --latency out"),
+        (["--latency", "5ms", "--threads", "7"], r"7 threads, 16 px on this processor (there is one for 1 thread)"),
+        (["--latency_cap", "5"], "write a time with its unit, such as 5ms"),
+    ):
+        assert main(["predict", file, str(photos), *words]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["predict", str(trained / "path-2.onnx"), str(photos), "--latency", "5ms"]) == 2
+    assert "so it has no budgets and no cap" in capsys.readouterr().err
+
+
 def test_python_takes_a_latency(trained: Path, clocked: Latency, photos: Path) -> None:
     files = sorted(photos.iterdir())
-    found = dsnet.predict(files, trained / "model.onnx", latency_cap="3.5ms", latency="9s")
+    found = dsnet.predict(files, trained / "model.onnx", latency_cap="3.5ms", latency="5ms")
     assert max(answer.path for answer in found) <= (2,)
 
 

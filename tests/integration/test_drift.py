@@ -105,7 +105,7 @@ def test_predict_tracks_ranks_and_writes_csv(
     assert [answer["name"] for answer in answers] == [row[1] for row in rows]
     assert all(len(answer["top"]) == 3 for answer in answers)
     assert main(words) == 0
-    assert "asked." in capsys.readouterr().out
+    assert "(asked: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

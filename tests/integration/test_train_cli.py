@@ -159,7 +159,7 @@ def test_damaged_images_are_skipped_listed_and_counted(tmp_path: Path, capsys) -
     ]
     assert main(["train", "--out", str(tmp_path / "a"), *SHORT, *words]) == 2
     error = capsys.readouterr().err
-    assert "1 of 72 images are damaged; replace or remove them; --data.on_corrupt skip passes over" in error
+    assert "1 of 72 images cannot be read; replace or remove them; --data.on_corrupt skip passes over" in error
     assert f"\n  {bad} (its format is unknown or its header damaged)" in error
     assert not (tmp_path / "a").exists()
     skip = ["--data.on_corrupt", "skip"]
@@ -167,7 +167,7 @@ def test_damaged_images_are_skipped_listed_and_counted(tmp_path: Path, capsys) -
     assert "1 of 33 train images are damaged, more than data.max_skipped allows (1.00%)" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
     assert main(["train", "--out", str(tmp_path / "c"), *SHORT, *words, *skip, "--data.max_skipped", "0.1"]) == 0
-    assert f"1 damaged files are skipped; skipped.txt lists them, such as {bad}" in capsys.readouterr().out
+    assert f"damaged files that are skipped: 1\n  {bad}\n" in capsys.readouterr().out
     assert (tmp_path / "c" / "skipped.txt").read_text() == f"{bad}\n"
 
 
@@ -436,12 +436,14 @@ def test_a_run_begins_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(train.RunFolder, "load", lambda self: torch.nn.Identity())
     monkeypatch.setattr(train, "eager", lambda net: net)
     monkeypatch.setattr(train.RunFolder, "record", lambda *args, **options: None)
-    words = ["train", "--data.root", str(root), "--optim.batch_size", "16", "--sgs_optim.batch_size", "16"]
+    words = ["train", "--data.root", str(root), "--data.image_size", "32"]
+    words += ["--optim.batch_size", "16", "--sgs_optim.batch_size", "16"]
     assert main([*words, "--out", str(tmp_path / "run")]) == 0
-    first, second = capsys.readouterr().out.splitlines()[:2]
+    lines = capsys.readouterr().out.splitlines()
+    first, second = lines[1:3] if lines[0].startswith("recipe: ") else lines[:2]
     data = "pets: 3 classes, 33 training, 3 calibration, 36 test images, 32 px"
     assert first == f"ds_mobilenet_v1_tiny on {data}, cpu, writes to {tmp_path / 'run'}"
-    assert second.startswith("warning: the calibration split has only 3 images")
+    assert second.startswith("warning: only 3 images calibrate")
 
 
 def test_an_old_run_is_deleted_only_on_request_and_after_all_checks(run: Path, tmp_path: Path, capsys) -> None:

@@ -194,8 +194,9 @@ def test_without_intervals_there_is_no_verdict() -> None:
 def test_words_and_commands() -> None:
     result = compared([-0.2, -0.1], SOLVED)
     words = paragraph(result, None, "my run")
-    lead = "Deploy the dynamic network at budget 0.3: top-1 89.90%, 30% of the full network's MAdds"
-    assert words.startswith(f"{lead}: `dsnet export 'my run' --budget 0.3`. The full network has 90.00%;")
+    lead = "Deploy the dynamic network at budget 0.3: top-1 89.90%, 30% of the full network's MAdds."
+    assert words.startswith(f"{lead} The full network has 90.00%;")
+    assert words.endswith("\n`dsnet export 'my run' --budget 0.3`")
     assert "the difference of -0.10 points counts as equal (95 % interval -0.60 to +0.40)." in words
     fixed = compared([-0.001, 0.0], [(0.5, 0.0)])
     assert "A fixed width is as good here: deploy width 0:" in paragraph(fixed, None, "run")
@@ -204,7 +205,14 @@ def test_words_and_commands() -> None:
     assert command(width, "m.onnx", "file", [(0,)]) == "dsnet predict m.onnx PHOTOS --path 0"
     assert command(width, "m.onnx", "file", [(1,)]) == "dsnet export RUN --path 0"
     lossy = compared([-0.2, -0.1], [(0.3, -0.008)])
-    assert "If a change of -0.80 points is acceptable: the dynamic network at budget 0.3" in paragraph(lossy, None, "r")
+    assert "At a loss of 0.80 points: the dynamic network at budget 0.3" in paragraph(lossy, None, "r")
+
+
+def test_a_cap_that_was_evaluated_is_in_the_command() -> None:
+    result = compared([-0.2, -0.1], SOLVED)
+    assert result.dynamic is not None
+    capped = replace(result, dynamic=replace(result.dynamic, max_width=1))
+    assert paragraph(capped, None, "run").endswith("`dsnet export run --budget 0.3 --max_width 1`")
 
 
 def test_a_benchmark_is_matched_by_path_and_budget() -> None:

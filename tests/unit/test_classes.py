@@ -13,7 +13,7 @@ import dsnet
 from dsnet.manifest import Router, RouterSpec
 from dsnet.report.classes import losses_table, matrices, pairs_table, scores_table, worst
 from dsnet.report.figures import draw
-from dsnet.results import ClassRow, ClassScore, Evaluation
+from dsnet.results import ClassRow, ClassScore, Evaluation, Metric, Stat
 from dsnet.runs.evaluate import health
 from dsnet.runs.routes import judged
 from dsnet.space import WidthSpace
@@ -83,6 +83,19 @@ def test_of_many_classes_the_most_confused_pairs_are_listed(classes: int, drawn:
         assert counts == sorted(counts, reverse=True)
         assert len(counts) == 20
     assert len(result.answers[0].wrong) <= 1000
+
+
+def test_classes_of_a_detector_lose_precision() -> None:
+    result, *_ = told(2)
+    rows = tuple(replace(row, more={"class 0": Stat(0.5), "class 1": Stat(0.25)}) for row in result.rows)
+    assert result.dynamic is not None
+    classes = (ClassRow("class 0", 3, (0.4, 0.5), (None, None)), ClassRow("class 1", 4, (0.05, None), (None, None)))
+    dynamic = replace(result.dynamic, classes=classes)
+    found = replace(result, metric=Metric("mAP", ".3f"), objects=7, answers=(), rows=rows, dynamic=dynamic)
+    table = losses_table(found)
+    assert table is not None
+    assert table.rows == (("class 0", "3", "0.500", "-0.100", "+0.000"),)  # without the class that has no score
+    assert worst(found).endswith("the class class 0 loses most against the full network: -0.100 on 3 objects.")
 
 
 def test_the_class_that_loses_most_comes_first() -> None:

@@ -137,6 +137,12 @@ def test_evaluation_has_a_row_per_width_and_per_budget(traces: Traces) -> None:
     assert all(row.gain.mean == 100 * (row.score.mean - row.hull.mean) for row in dynamic.rows)
     assert dynamic.auc is None
     assert not dynamic.difficulty
+    for place, row in enumerate(dynamic.rows):  # mAP is the mean of the classes that have objects
+        scores = [each.scores[place] for each in dynamic.classes if each.images]
+        assert sum(score or 0 for score in scores) / len(scores) == pytest.approx(row.score.mean, abs=1e-4)
+    assert all(row.to_full is not None for row in rows[:-1])
+    widest = evaluate_dynamic(traces, [1.0], paths=detector.space.uniform).rows[0]
+    assert len(widest.to_paths) == 6
     (capped,) = evaluate_dynamic(traces, [1.0], max_width=0).rows
     assert capped.asked == traces.table.widest
     assert capped.gates[0].shares == (1, 0, 0, 0, 0, 0)

@@ -69,8 +69,10 @@ def test_every_option_of_the_packaged_configs_has_an_effect(name: str) -> None:
 def test_few_calibration_images_are_warned_of(tmp_path: Path) -> None:
     root = make_folder(tmp_path / "pets", count=100)
     (few,) = opened(root).warnings
-    assert "the calibration split has only 30 images. An accuracy of 90 % on them is uncertain by 11 points" in few
-    assert few.endswith("; set --data.calibration 0.34, or add training images")
+    assert few.startswith(
+        "only 30 images calibrate: they choose the best epoch and the budgets, and an accuracy of 90 %"
+    )
+    assert few.endswith("is uncertain by 11 points; set --data.calibration 0.34, or add training images")
     assert not opened(root, calibration=0.34).warnings
     assert not open_dataset(DataConfig()).warnings
 
@@ -193,7 +195,7 @@ def test_every_damaged_file_is_listed_up_to_twenty(tmp_path: Path) -> None:
     root = make_folder(tmp_path / "pets")
     files = damage(root, 23)
     with pytest.raises(
-        DataError, match=r"^23 of 72 images are damaged; replace or remove them; --data.on_corrupt skip"
+        DataError, match=r"^23 of 72 images cannot be read; replace or remove them; --data.on_corrupt skip"
     ) as stop:
         check_files(opened(root), DataConfig(root=str(root)))
     _, *lines = str(stop.value).splitlines()

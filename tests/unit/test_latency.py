@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -42,6 +43,7 @@ def table_of(manifest: Manifest, ms: Callable[[WidthPath], float], setting: Sett
     return Latency(setting, manifest.model, tuple(PathTime(p, t, t, s) for p, t, s in rows), 30, Made())
 
 
+@cache
 def calibrated_net(router: RouterSpec = ROUTERS[0], name: str = "ds_mobilenet_v1_tiny") -> Supernet:
     net = router_net(name, router).float()
     traces = traces_on(net, 60)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dsnet.cli.arguments import Parser
 from dsnet.errors import must
@@ -15,8 +17,11 @@ from dsnet.errors import must
 if TYPE_CHECKING:
     from dsnet.manifest import Manifest, Policy
     from dsnet.prediction.answers import Answer
+    from dsnet.runtime.runner import Runner
 
 STDOUT = "-"
+BATCH = 64
+LIMITS = ("budget", "max_width", "latency", "latency_cap")
 WIDE = 140  # columns of a table that is not printed to a terminal
 
 
@@ -25,12 +30,17 @@ def add_arguments(parser: Parser) -> None:
     parser.add("images", "Image files, or folders that are searched to any depth.", nargs="+")
     parser.add("--budget")
     parser.add("--max_width")
+    parser.add("--latency")
+    parser.add("--latency_cap")
+    threads = "Threads of the runtime (default: all cores; with a latency, those that were measured)."
+    parser.add("--threads", threads, type=int)
     tracking = "Correct the budget while images run, so that their average is met on any images (needs a budget)."
     parser.add("--budget_tracking", tracking, action="store_true")
     parser.add("--path", "Run this path for every image instead of routing, such as 3 or 0,1,2,3.")
     parser.add("--draw", "Folder for copies of the images with the detected boxes drawn on them.", metavar="FOLDER")
     parser.add("--confidence", "Least confidence of the detections that are shown (default: 0.5).", type=float)
-    parser.add("--batch_size", "Number of images that run together.", type=int, default=64)
+    batch = "Number of images that run together (default: 64; a latency is of one image at a time)."
+    parser.add("--batch_size", batch, type=int)
     parser.add("--top", "Show this many of the most probable classes of each image.", type=int)
     rows = "Write one CSV row per image, or per detected object, to this file; without a file, print the rows."
     parser.add("--csv", rows, nargs="?", const=STDOUT, metavar="FILE")
@@ -39,7 +49,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: Namespace) -> int:
     from dsnet.manifest import Policy
-    from dsnet.opening import open_runner
+    from dsnet.opening import open_runner, open_timed
     from dsnet.pictures import image_files
     from dsnet.prediction import predict
     from dsnet.prediction.answers import CONFIDENCE, finds_boxes
@@ -49,7 +59,8 @@ def run(args: Namespace) -> int:
     confidence = CONFIDENCE if args.confidence is None else args.confidence
     must("--confidence", confidence, 0 < confidence < 1, "lie between 0 and 1")
     files = image_files(args.images)
-    runner = open_runner(args.run)
+    timed = args.latency is not None or args.latency_cap is not None
+    runner = (open_timed if timed else open_runner)(args.run, threads=args.threads or 0)
     manifest, policy, tracker = runner.manifest, Policy(), None
     for option in ("draw", "confidence"):
         if getattr(args, option) is not None and not finds_boxes(manifest):
@@ -60,22 +71,39 @@ def run(args: Namespace) -> int:
     must("--top", top, args.top is None or 1 <= top <= most, f"lie in 1 to {most}, the number of classes")
     path = None if args.path is None else manifest.parse_path(args.path)
     if manifest.routes and path is None:
-        policy = runner.policy(args.budget, args.max_width)
+        limits = {name: getattr(args, name) for name in LIMITS}
+        policy = runner.policy(**limits)
         if args.budget_tracking:
-            tracker = BudgetTracker(runner, budget=args.budget, max_width=args.max_width)
+            tracker = BudgetTracker(runner, **limits)
     elif path is None:
-        if args.budget is not None or args.max_width is not None or args.budget_tracking:
+        if limited(args):
             raise ValueError(f"{args.run} {manifest.why_fixed()}, so it has no budgets and no cap")
         *_, path = runner.paths
         print(f"{args.run} {manifest.why_fixed()}: path {','.join(map(str, path)) or '-'} runs", file=sys.stderr)
     if policy.note:
         print(policy.note, file=sys.stderr)
     refused: list[str] = []
-    options = {"batch_size": args.batch_size, "confidence": confidence, "top": top, "tracker": tracker}
+    seconds: list[float] = []
+    if timed:
+        warm_up(runner, policy)
+    batch = args.batch_size or (1 if timed else BATCH)
+    options: dict[str, Any] = {
+        "batch_size": batch,
+        "seconds": seconds,
+        "confidence": confidence,
+        "top": top,
+        "tracker": tracker,
+    }
+    began = time.perf_counter()
     found = list(predict(runner, files, policy, path=path, refused=refused, **options))
+    elapsed = time.perf_counter() - began
     if args.draw is not None:
         draw(found, Path(args.draw), manifest)
-    show(found, manifest, policy, args, confidence)
+    if timed:
+        found = [replace(answer, ms=round(1e3 * took, 4)) for answer, took in zip(found, seconds, strict=True)]
+    show(found, manifest, args, confidence, spent_on(found, manifest, policy, args, seconds))
+    if found:
+        print(f"{len(found) / elapsed:.0f} images per second, from file to answer", file=sys.stderr)
     for why in refused:  # the predictions for all other images were printed above
         print(f"dsnet predict: error: {why}", file=sys.stderr)
     return 2 if refused else 0
@@ -83,10 +111,13 @@ def run(args: Namespace) -> int:
 
 def check(args: Namespace) -> None:
     """Refuse options that contradict each other, before anything is opened."""
-    must("--batch_size", args.batch_size, args.batch_size >= 1, "be at least 1")
-    pinned = args.budget is not None or args.max_width is not None or args.budget_tracking
-    if args.path is not None and pinned:
-        raise ValueError("--path pins the widths; leave --budget, --max_width and --budget_tracking out")
+    for name in ("batch_size", "threads"):
+        value = getattr(args, name)
+        must(f"--{name}", value, value is None or value >= 1, "be at least 1")
+    if args.path is not None and (given := limited(args)):
+        raise ValueError(f"--path pins the widths; leave {' and '.join(given)} out")
+    if args.batch_size not in (None, 1) and (args.latency is not None or args.latency_cap is not None):
+        raise ValueError(f"--batch_size is {args.batch_size}, but a latency is of one image at a time; leave it out")
     if args.csv == STDOUT and args.json:
         raise ValueError("--csv and --json would both be printed; leave one out, or name a file: --csv answers.csv")
     if args.csv in (None, STDOUT):
@@ -98,6 +129,45 @@ def check(args: Namespace) -> None:
         )
     if not file.parent.is_dir() or file.is_dir():
         raise ValueError(f"--csv {file} cannot be written: its folder must exist, and it must not be a folder itself")
+
+
+def limited(args: Namespace) -> list[str]:
+    """The given options that only a router can follow."""
+    given = [name for name in LIMITS if getattr(args, name) is not None]
+    return [f"--{name}" for name in [*given, *(["budget_tracking"] if args.budget_tracking else [])]]
+
+
+def warm_up(runner: Runner, policy: Policy) -> None:
+    """Run every width once, so that the first images do not pay for what is prepared at the first call."""
+    from dsnet.latency.measure import noise, uniform_paths
+
+    image = noise(runner.manifest, 1)
+    runner.run(image, policy)
+    for path in uniform_paths(runner.manifest):
+        runner.run_path(image, path)
+
+
+def spent_on(
+    found: Sequence[Answer], manifest: Manifest, policy: Policy, args: Namespace, seconds: Sequence[float]
+) -> str:
+    """What was asked and what was spent, in a sentence. seconds: what the network took for each call."""
+    from dsnet.report.tables import human
+
+    if not found:
+        return ""
+    words = [f"{human(sum(one.madds for one in found) / len(found))} MAdds per image on average"]
+    asked = [args.latency] if args.latency is not None else []
+    if policy.share is not None and (args.budget is not None or asked):
+        asked.append(f"{human(policy.share * manifest.table.widest)} MAdds")
+    if args.latency_cap is not None:
+        asked.append(f"at most {args.latency_cap}: widths up to {policy.max_width}")
+    if asked:
+        words[0] += f" (asked: {', '.join(asked)})"
+    timed = args.latency is not None or args.latency_cap is not None
+    if timed and seconds:
+        ms = [1e3 * took for took in seconds]
+        words.append(f"{sum(ms) / len(ms):.3g} ms in the network, {max(ms):.3g} ms at most")
+    return f"{'; '.join(words)}."
 
 
 def draw(found: Sequence[Answer], out: Path, manifest: Manifest) -> None:
@@ -113,8 +183,8 @@ def draw(found: Sequence[Answer], out: Path, manifest: Manifest) -> None:
     print(f"{len(found)} images with boxes in {out}", file=sys.stderr)
 
 
-def show(found: Sequence[Answer], manifest: Manifest, policy: Policy, args: Namespace, confidence: float) -> None:
-    """Print the answers as a table, JSON or CSV, or write them into a CSV file."""
+def show(found: Sequence[Answer], manifest: Manifest, args: Namespace, confidence: float, note: str) -> None:
+    """Print the answers as a table, JSON or CSV, or write them into a CSV file. note: what was spent."""
     from dsnet.files import write_whole
     from dsnet.prediction.answers import finds_boxes, plain
     from dsnet.prediction.output import as_csv, path_text, with_short_names
@@ -131,16 +201,15 @@ def show(found: Sequence[Answer], manifest: Manifest, policy: Policy, args: Name
     if args.json:
         print_json([plain(answer) for answer in found])
     if args.csv is not None or args.json or not found:
+        if args.latency is not None or args.latency_cap is not None or args.budget is not None:
+            print(note, file=sys.stderr)
         return
     answers = [f"<objects of {confidence:.0%} confidence or more"] if boxes else ["<class", "confidence"]
     columns = ["<image", *answers, *(["<next"] if (args.top or 0) > 1 else []), "<path", "MAdds"]
     cells = [[one.file, *one.words, path_text(one), human(one.madds)] for one in found]
-    asked = (
-        "" if policy.share is None or args.budget is None else f", {human(policy.share * manifest.table.widest)} asked"
-    )
     print_table(
         f"{manifest.model} on {len(found)} images",
         columns,
         with_short_names(columns, cells, shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE),
-        note=f"{human(sum(one.madds for one in found) / len(found))} MAdds per image on average{asked}.",
+        note=note,
     )

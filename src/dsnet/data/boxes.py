@@ -17,7 +17,7 @@ from PIL import Image, ImageEnhance
 from torch import Tensor
 
 from dsnet.errors import DataError
-from dsnet.images import FILTERS, squeeze
+from dsnet.images import FILTERS, ImageFile, squeeze
 from dsnet.schema import Typed
 
 Window = tuple[float, float, float, float]
@@ -79,7 +79,7 @@ class BoxAugmentConfig(Typed):
 
 
 def augment(
-    image: Image.Image,
+    whole: Image.Image | ImageFile,
     objects: Tensor,
     config: BoxAugmentConfig,
     rng: random.Random,
@@ -92,12 +92,12 @@ def augment(
 
     Returns a square image, and the objects with corners as shares of its side.
     """
-    window: Window = (0.0, 0.0, float(image.width), float(image.height))
+    window: Window = (0.0, 0.0, float(whole.width), float(whole.height))
     if config.expand > 1 and rng.random() < 0.5:
         window = expanded(window, rng.uniform(1, config.expand), rng)
     if config.crop:
         window = cropped(window, objects, config.least, rng)
-    image, place = cut(image, window, size, interpolation)
+    image, place = cut(whole, window, size, interpolation)
     if config.colour:
         image = recoloured(image, config.colour, rng)
     square = Image.new("RGB", (size, size), fill)
@@ -145,7 +145,9 @@ def visible(objects: Tensor, window: Window) -> Tensor:
     return torch.cat([corners.clamp(0, 1), kept[:, 4:]], 1)
 
 
-def cut(image: Image.Image, window: Window, size: int, interpolation: str) -> tuple[Image.Image, tuple[int, int]]:
+def cut(
+    image: Image.Image | ImageFile, window: Window, size: int, interpolation: str
+) -> tuple[Image.Image, tuple[int, int]]:
     """The part of the image inside a window that is scaled to `size`, and its place (left, top) in that square."""
     scale_x, scale_y = size / (window[2] - window[0]), size / (window[3] - window[1])
     left, top = max(0.0, window[0]), max(0.0, window[1])
@@ -188,7 +190,9 @@ def turned(image: Image.Image, objects: Tensor) -> tuple[Image.Image, Tensor]:
     return image.transpose(Image.Transpose.ROTATE_90), torch.stack([top, 1 - right, bottom, 1 - left, *rest], 1)
 
 
-def resized(image: Image.Image, objects: Tensor, size: int, interpolation: str) -> tuple[Image.Image, Tensor]:
+def resized(
+    image: Image.Image | ImageFile, objects: Tensor, size: int, interpolation: str
+) -> tuple[Image.Image, Tensor]:
     """Resize the whole image to a square, without keeping the aspect ratio (SSD). Corners become shares of its side."""
     scale = objects.new_tensor([image.width, image.height, image.width, image.height])
     shares = torch.cat([objects[:, :4] / scale, objects[:, 4:]], 1)

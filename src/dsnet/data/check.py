@@ -27,7 +27,7 @@ def check_files(data: Data, options: Reading) -> list[str]:
     lines = listed([f"{file} ({reason})" for file, reason in found.items()])
     if options.on_corrupt == "stop":
         remedy = f"replace or remove them; {SKIPPING}"
-        raise DataError(f"{len(found):,} of {len(files):,} images are damaged; {remedy}:\n{lines}")
+        raise DataError(f"{len(found):,} of {len(files):,} images cannot be read; {remedy}:\n{lines}")
     for name, part in parts.items():
         beside = parts["calibration"] if name == "train" else []  # training counts both, as its loop does
         damaged = sum(file in found for file in {*part, *beside})

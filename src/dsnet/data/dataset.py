@@ -23,7 +23,7 @@ from dsnet.data.augment import Augment, AugmentConfig, normalise, to_float, to_t
 from dsnet.data.folders import open_folder
 from dsnet.data.sources import Arrays, Files, open_source, statistics
 from dsnet.errors import DataError, must
-from dsnet.images import MAX_PIXELS, Fit, ImageError, Interpolation, centre_crop, random_crop, read_image
+from dsnet.images import MAX_PIXELS, Fit, ImageError, ImageFile, Interpolation, centre_crop, random_crop
 from dsnet.schema import Typed
 
 TRUSTED = 100  # calibration images; fewer leave an uncertainty of more than 6 points at an accuracy of 90 %
@@ -252,7 +252,7 @@ class DataConfig(Reading):
 def read_files(
     ids: Tensor,
     file_of: Callable[[int], str],
-    fit: Callable[[int, Image.Image], Image.Image],
+    fit: Callable[[int, ImageFile], Image.Image],
     options: Reading,
     size: int,
 ) -> tuple[Tensor, Tensor, tuple[str, ...]]:
@@ -265,13 +265,13 @@ def read_files(
     for number in ids.tolist():
         file = file_of(number)
         try:
-            image = read_image(Path(file), max_pixels=options.max_pixels)
+            square = fit(number, ImageFile(Path(file), max_pixels=options.max_pixels))
         except ImageError as error:
             if options.on_corrupt == "stop":
                 raise DataError(f"{error}; {SKIPPING}") from error
             skipped.append(file)
             continue
-        images.append(to_tensor(fit(number, image)))
+        images.append(to_tensor(square))
         read.append(number)
     pixels = torch.stack(images) if images else torch.zeros(0, 3, size, size, dtype=torch.uint8)
     return to_float(pixels), torch.tensor(read, dtype=torch.long), tuple(skipped)
@@ -301,7 +301,7 @@ class Loader:
             images = Augment(augment, self.size, crop=crop)(images, seed)
         return Batch(normalise(images, self.mean, self.std), source.labels[ids], ids, skipped)
 
-    def cropped(self, seed: int | None, number: int, image: Image.Image) -> Image.Image:
+    def cropped(self, seed: int | None, number: int, image: ImageFile) -> Image.Image:
         """Crop a file at its full resolution. The seed of a random crop depends on the sample number."""
         config, interpolation = self.config, self.config.interpolation
         if seed is None or config.augment.crop != "resized":
@@ -369,8 +369,8 @@ def few_to_calibrate(count: int, images: int, share: float | None, *, key: str) 
     if share is not None and enough <= 0.5:
         remedy = f"set --{key} {max(enough, share):g}, or {remedy}"
     return [
-        f"the calibration split has only {count} images. An accuracy of 90 % on them is uncertain by {error:.0f} "
-        f"points (95 %), and so are the choice of the best epoch and the budgets; {remedy}"
+        f"only {count} images calibrate: they choose the best epoch and the budgets, and an accuracy of 90 % on them "
+        f"is uncertain by {error:.0f} points; {remedy}"
     ]
 
 

@@ -19,7 +19,7 @@ from dsnet.data.boxes import BoxAugmentConfig, augment, inside, padded, resized
 from dsnet.data.dataset import Batch, Data, Reading, Split, few_to_calibrate, read_files, stratified
 from dsnet.data.sources import IMAGENET_MEAN, IMAGENET_STD
 from dsnet.errors import DataError, must
-from dsnet.images import MAX_PIXELS, Interpolation
+from dsnet.images import MAX_PIXELS, ImageFile, Interpolation
 
 VOC_CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
@@ -229,7 +229,7 @@ class BoxLoader:
         """Load images [B, 3, S, S]. Labels are objects [B, G, 6]: corners as shares, class (-1 pads), difficult."""
         objects: list[Tensor] = []
 
-        def fit(number: int, image: Image.Image) -> Image.Image:
+        def fit(number: int, image: ImageFile) -> Image.Image:
             square, its_objects = self.fitted(image, number, seed)
             objects.append(its_objects)
             return square
@@ -237,7 +237,7 @@ class BoxLoader:
         images, kept, skipped = read_files(ids, self.source.file, fit, self.config, self.config.image_size)
         return Batch(normalise(images, IMAGENET_MEAN, IMAGENET_STD), padded(objects), kept, skipped)
 
-    def fitted(self, image: Image.Image, number: int, seed: int | None) -> tuple[Image.Image, Tensor]:
+    def fitted(self, image: ImageFile, number: int, seed: int | None) -> tuple[Image.Image, Tensor]:
         """Turn an image into a square, with the corners of its objects as shares of the side."""
         record, size, interpolation = self.source.items[number], self.config.image_size, self.config.interpolation
         objects = inside(record.objects, image.width, image.height, record.file)

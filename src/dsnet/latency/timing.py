@@ -23,6 +23,7 @@ Call = Callable[..., Any]
 Advance = Callable[[], None]
 K = TypeVar("K")
 TRIES = 5
+REFRESH = 0.25  # seconds between drawings of the bar
 EVERY = 15.0  # seconds between lines of progress where there is no terminal
 
 
@@ -92,9 +93,18 @@ def progress(what: str, rounds: int) -> Iterator[Advance]:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(what, total=rounds)
-            yield lambda: bar.advance(task)
+        # It is drawn between rounds only: a thread that draws would disturb the calls.
+        with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
+            task, drawn = bar.add_task(what, total=rounds), 0.0
+
+            def step() -> None:
+                nonlocal drawn
+                bar.advance(task)
+                if time.monotonic() - drawn > REFRESH:
+                    bar.refresh()
+                    drawn = time.monotonic()
+
+            yield step
     else:
         done, printed = 0, time.monotonic()
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from PIL import Image
 
 from dsnet.errors import DataError
-from dsnet.manifest import Policy
+from dsnet.manifest import Manifest, Policy
 from dsnet.pictures import Picture, as_input, name_of, opened
-from dsnet.prediction.answers import CONFIDENCE, Answer, answers_of
+from dsnet.prediction.answers import CONFIDENCE, Answer, Input, answers_of
 from dsnet.routing.route import as_array
 from dsnet.routing.tracking import BudgetTracker
 from dsnet.runtime.runner import Runner
@@ -28,6 +28,7 @@ def predict(
     top: int = 0,
     tracker: BudgetTracker | None = None,
     refused: list[str] | None = None,
+    seconds: list[float] | None = None,
 ) -> Iterator[Answer]:
     """Predict images in the order of `files`; the router chooses each path, unless `path` pins it.
 
@@ -35,30 +36,39 @@ def predict(
     top: number of the most probable classes that each answer of a classifier lists.
     tracker: runs the images and keeps the average of its budget; `policy` is not used then.
     refused: list that collects the error messages of unreadable files, which are skipped; without it, they raise.
+    seconds: list that collects what the network took for each batch.
     """
     manifest = runner.manifest
-    for images in readable(files, batch_size, refused):
-        x = np.stack([as_input(image, manifest) for _, image in images])
+    for inputs in prepared(files, manifest, batch_size, refused):
+        x = np.stack([one.pixels for one in inputs])
+        begun = time.perf_counter()
         if tracker is not None:
             routed = tracker(x)
         else:
             routed = runner.run(x, policy) if path is None else runner.run_path(x, path)
+        if seconds is not None:
+            seconds.append(time.perf_counter() - begun)
         paths, madds = as_array(routed.paths), as_array(routed.madds)
-        yield from answers_of(manifest, routed.outputs, images, paths, madds, confidence=confidence, top=top)
+        yield from answers_of(manifest, routed.outputs, inputs, paths, madds, confidence=confidence, top=top)
 
 
-def readable(
-    files: Sequence[Picture], batch_size: int, refused: list[str] | None
-) -> Iterator[list[tuple[str, Image.Image]]]:
-    """Batches of file names with their images."""
+def prepared(
+    files: Sequence[Picture], manifest: Manifest, batch_size: int, refused: list[str] | None
+) -> Iterator[list[Input]]:
+    """Batches of inputs. Each image is reduced to the network's size as it is read, so that only one is held whole."""
     for start in range(0, len(files), batch_size):
         batch = []
         for number, file in enumerate(files[start : start + batch_size], start=start):
             try:
-                batch.append((name_of(file, number), opened(file)))
+                batch.append(read_input(file, number, manifest))
             except DataError as error:
                 if refused is None:
                     raise
                 refused.append(str(error))
         if batch:
             yield batch
+
+
+def read_input(picture: Picture, number: int, manifest: Manifest) -> Input:
+    image = opened(picture)
+    return Input(name_of(picture, number), (image.width, image.height), as_input(image, manifest))

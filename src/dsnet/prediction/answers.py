@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ class Prediction:
     """The class predicted for one image: number, name and probability, with the path taken and the MAdds spent.
 
     top: The most probable classes, if they were asked for. The first is the predicted one.
+    ms: Milliseconds that the network took, if a latency was asked for.
     """
 
     file: str
@@ -39,6 +41,7 @@ class Prediction:
     path: WidthPath
     madds: int
     top: tuple[Ranked, ...] = ()
+    ms: float | None = None
 
     @property
     def words(self) -> list[str]:
@@ -58,12 +61,16 @@ class Detection:
 
 @dataclass(frozen=True)
 class ImageDetections:
-    """The objects detected in one image, best first, with the path taken and the MAdds spent."""
+    """The objects detected in one image, best first, with the path taken and the MAdds spent.
+
+    ms: Milliseconds that the network took, if a latency was asked for.
+    """
 
     file: str
     objects: tuple[Detection, ...]
     path: WidthPath
     madds: int
+    ms: float | None = None
 
     @property
     def words(self) -> list[str]:
@@ -72,6 +79,15 @@ class ImageDetections:
 
 
 Answer = Prediction | ImageDetections
+
+
+@dataclass(frozen=True)
+class Input:
+    """An image as the network takes it [C, S, S], its file, and the width and height of the whole image."""
+
+    file: str
+    size: tuple[int, int]
+    pixels: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -98,14 +114,14 @@ def finds_boxes(manifest: Manifest) -> bool:
 def answers_of(
     manifest: Manifest,
     outputs: Outputs,
-    images: list[tuple[str, Image.Image]],
+    images: Sequence[Input],
     paths: np.ndarray,
     madds: np.ndarray,
     *,
     confidence: float = CONFIDENCE,
     top: int = 0,
 ) -> list[Answer]:
-    """The answers for a batch of named images. top: number of the most probable classes that are kept with them."""
+    """The answers for a batch of images. top: number of the most probable classes that are kept with them."""
     taken = list(zip(images, map(tuple, paths.tolist()), madds.tolist(), strict=True))
     if not finds_boxes(manifest):
         probs = softmax(as_array(outputs["logits"]))
@@ -115,20 +131,20 @@ def answers_of(
         ]
     answers: list[Answer] = []
     both = zip(taken, as_array(outputs["boxes"]), as_array(outputs["scores"]), strict=True)
-    for ((file, image), path, cost), boxes, scores in both:
+    for (image, path, cost), boxes, scores in both:
         detections = select(boxes, scores, threshold=confidence)
-        scale = np.array([image.width, image.height] * 2, np.float32)
+        scale = np.array([*image.size, *image.size], np.float32)
         rows = zip(
             detections.classes.tolist(), detections.scores.tolist(), (detections.boxes * scale).tolist(), strict=True
         )
         objects = tuple(Detection(label, name_of(manifest, label), score, tuple(box)) for label, score, box in rows)
-        answers.append(ImageDetections(file, objects, path, cost))
+        answers.append(ImageDetections(image.file, objects, path, cost))
     return answers
 
 
 def classified(
     manifest: Manifest,
-    image: tuple[str, Image.Image],
+    image: Input,
     path: WidthPath,
     madds: int,
     probs: np.ndarray,
@@ -138,7 +154,7 @@ def classified(
     """The prediction for one image. order: the most probable classes, best first."""
     best, *_ = ranked = [Ranked(label, name_of(manifest, label), float(probs[label])) for label in order]
     kept = tuple(ranked) if top else ()
-    return Prediction(image[0], best.label, best.name, best.confidence, path, madds, kept)
+    return Prediction(image.file, best.label, best.name, best.confidence, path, madds, kept)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -230,4 +246,6 @@ def plain(answer: Answer) -> dict[str, Any]:
     fields = asdict(answer)
     if not fields.get("top", True):
         del fields["top"]
+    if fields["ms"] is None:
+        del fields["ms"]
     return fields

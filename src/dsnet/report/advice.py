@@ -17,7 +17,7 @@ from dsnet.space import WidthPath
 
 MUCH = 0.02  # a loss that the images should be able to exclude
 TILES = ("<", "", "<")
-INTERVAL = "To full, 95 %: paired interval of the difference to the full network, in points; equal if it includes zero."
+INTERVAL = "To full, 95 %: paired interval of the difference to the full network; equal if it includes zero."
 Kind = Literal["run", "file"]
 
 
@@ -43,8 +43,9 @@ def sentences(advice: Advice, result: Evaluation) -> list[str]:
             words.append(f"On {result.images} images the 95 % interval reaches down to {low:{result.metric.form}}.")
     near, other = advice.near, dynamic_of(advice, result)
     if near is not None:
-        change = worded(result, near.score - advice.full.score)
-        words.append(f"If a change of {change} is acceptable: {named(near)}, {figures(near, result)}.")
+        lost = advice.full.score - near.score
+        lead = f"At a loss of {worded(result, lost).removeprefix('+')}" if lost > 0 else "No less accurate"
+        words.append(f"{lead}: {named(near)}, {figures(near, result)}.")
     if demand.none and other is not None and other != near and choice is not None and choice.path is not None:
         words.append(f"{named(other).capitalize()}: {figures(other, result)}.")
     return words
@@ -114,6 +115,7 @@ def command(option: Option, place: str, kind: Kind = "run", pinnable: list[Width
     """The command that deploys an option of a run, or runs it from an exported file. pinnable: paths of the file."""
     path = "" if option.path is None else ",".join(map(str, option.path))
     how = f"--budget {option.budget:g}" if option.path is None else f"--path {path}"
+    how += "" if option.max_width is None else f" --max_width {option.max_width}"
     if kind == "run":
         return f"dsnet export {shlex.quote(place)} {how}"
     if option.path is not None and pinnable is not None and option.path not in pinnable:
@@ -161,13 +163,12 @@ def paragraph(result: Evaluation, bench: Bench | None, place: str) -> str:
     advice = advise(result, measured=measured_in(bench, result))
     if advice is None or advice.choice is None:
         return ""
-    first, *others = sentences(advice, result)
-    return " ".join([f"{first.removesuffix('.')}: `{command(advice.choice, place)}`.", *others])
+    return f"{' '.join(sentences(advice, result))}\n`{command(advice.choice, place)}`"
 
 
 def show_advice(result: Evaluation, bench: Bench | None, place: str, kind: Kind = "run") -> None:
-    """Print the advice without a demand, if there is a verdict."""
-    advice = advise(result, measured=measured_in(bench, result))
+    """Print the advice without a demand, if the images are test images and there is a verdict."""
+    advice = advise(result, measured=measured_in(bench, result)) if result.split == "test" else None
     if advice is not None and advice.choice is not None:
         print(f"\n{wrapped(' '.join(sentences(advice, result)))}")
         print(f"  {command(advice.choice, place, kind)}")
@@ -192,7 +193,9 @@ def key_figures(result: Evaluation, bench: Bench | None) -> Table:
     if main is not None:
         lead = "Recommended" if main == choice else "Dynamic network"
         known, full_times = to_full(main, result), advice.full.times
-        note = f"{main.name}: {'equal to the full network' if known == 'equal' else f'{known} to the full network'}"
+        note = (
+            f"{main.name}: {'equal to the full network' if known == 'equal' else f'{known} against the full network'}"
+        )
         figures.append((f"{lead}, {unit}", format(main.score, form), note if known else main.name))
         figures.append(("MAdds", f"{main.share:.0%}", f"of the full network's: {human(main.madds)} on average"))
         if main.times is not None and full_times is not None:

@@ -19,7 +19,7 @@ from dsnet.results import Bench, Evaluation, Experiment
 DIFFICULTY = "Easy: the slimmest width is right. Dependent: only wider ones are. Hard: no width is."
 DRIFT = (
     "A budget is an average over the calibration images. On corrupted copies of the test images the router spends more "
-    "or less; `--budget_tracking` corrects the budget while it runs."
+    "or less; `dsnet predict --budget_tracking` corrects the budget while images run."
 )
 IDEAL = "Ideal: the same path as a static network of the same runtime. Times vary from run to run; compare the ratios."
 MEANING = (
@@ -149,6 +149,8 @@ def sections(run: Run) -> dict[str, Sequence[Block]]:
     elif run.sheet is not None:
         sheet = Images("detections in example images", [Picture(run.sheet)], sheet=True)
         titled["Examples"] = [Text(examples_note(result)), sheet]
+    if result is not None and result.objects is not None and (lost := classes.losses_table(result)) is not None:
+        titled["Classes"] = [Text(classes.worst(result)), Table(lost, "folded")]
     return {**titled, **ends}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dsnet.report.tables import human, points
-from dsnet.results import Answers, Evaluation, Matrix, Table
+from dsnet.results import Answers, ClassRow, Evaluation, Matrix, Table
 
 MOST = 30  # up to this many classes a confusion matrix is drawn; of more, the most frequent pairs are listed
 PAIRS = 20
@@ -78,50 +78,50 @@ def scores_table(result: Evaluation) -> Table | None:
 
 
 def losses_table(result: Evaluation) -> Table | None:
-    """The accuracy that each class loses against the full network at each budget; those that lose most come first."""
+    """The score that each class loses against the full network at each budget; those that lose most come first."""
     lost = losses(result)
     if result.dynamic is None or not lost:
         return None
-    place, full = result.dynamic.shown, result.answers[0].classes
-    names = names_of(result)
+    place, form = result.dynamic.shown, result.metric.form
+    spent = [human(row.madds.mean) for row in result.dynamic.rows]
+    budgets = [f"{madds}{' (best)' * (number == place)}" for number, madds in enumerate(spent)]
     rows = [
-        (names[label], str(full[label].images), percent(full[label].recall), *(points(result, value) for value in each))
-        for label, each in sorted(lost.items(), key=lambda item: (item[1][place], item[0]))
+        (row.name, str(row.images), format(full, form), *(points(result, value) for value in each))
+        for row, full, each in sorted(lost, key=lambda one: (one[2][place], one[0].name))
     ]
-    budgets = [
-        f"{human(row.madds.mean)}{' (best)' * (number == place)}" for number, row in enumerate(result.dynamic.rows)
-    ]
-    note = "Points against the full network's accuracy in the class, at each budget's average MAdds."
-    columns = ("<class", "images", "full network", *budgets)
-    return Table("Accuracy lost per class at every budget", columns, tuple(rows), note)
+    counted = "images" if result.objects is None else "objects"
+    note = f"Difference to the full network's {result.metric.name} in the class, at each budget's average MAdds."
+    title = f"{result.metric.name} lost per class at every budget"
+    return Table(title, ("<class", counted, "full network", *budgets), tuple(rows), note)
 
 
-def losses(result: Evaluation) -> dict[int, tuple[float, ...]]:
-    """The accuracy of every class at each budget minus the full network's; without classes that have no images."""
-    if result.dynamic is None or not result.answers:
-        return {}
-    lost = {}
-    for label, row in enumerate(result.dynamic.classes):
-        full = result.answers[0].classes[label].recall
+def losses(result: Evaluation) -> list[tuple[ClassRow, float, tuple[float, ...]]]:
+    """Of every class that has images: its row, the full network's score, and what each budget's score differs by."""
+    lost = []
+    for label, row in enumerate(result.dynamic.classes if result.dynamic is not None else ()):
+        if result.answers:
+            full = result.answers[0].classes[label].recall
+        else:
+            full = result.full.more[row.name].mean if row.name in result.full.more else None
         scores = [score for score in row.scores if score is not None]
         if full is not None and len(scores) == len(row.scores):
-            lost[label] = tuple(score - full for score in scores)
+            lost.append((row, full, tuple(score - full for score in scores)))
     return lost
 
 
 def worst(result: Evaluation) -> str:
-    """The class that loses most at the best budget, in a sentence; empty if none loses anything."""
+    """The class that loses most at the best budget, in a sentence; empty if losses are not known."""
     lost = losses(result)
     if result.dynamic is None or not lost:
         return ""
     place = result.dynamic.shown
-    label = min(lost, key=lambda each: (lost[each][place], each))
-    if lost[label][place] >= 0:
-        return "No class loses accuracy against the full network at the best budget."
-    images, change = result.answers[0].classes[label].images, points(result, lost[label][place], 1)
+    row, _, each = min(lost, key=lambda one: (one[2][place], one[0].name))
+    if each[place] >= 0:
+        return "No class loses against the full network at the best budget."
+    counted, points_of = ("images", " points") if result.objects is None else ("objects", "")
     return (
-        f"At the best budget the class {names_of(result)[label]} loses most against the full network: {change} points "
-        f"on {images} images."
+        f"At the best budget the class {row.name} loses most against the full network: "
+        f"{points(result, each[place], 1)}{points_of} on {row.images} {counted}."
     )
 
 

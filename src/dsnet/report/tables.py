@@ -23,11 +23,11 @@ from dsnet.results import (
 from dsnet.schema import plain
 from dsnet.space import WidthPath
 
-FEW = 6  # up to this many classes are columns; more classes get a separate table
+FEW = 3  # up to this many classes are columns; more classes get a separate table
 RULES = {"area": "area under the curve", "11point": "VOC 2007's 11 points"}
 SIZES = "S, M, L: a quarter, a half, three quarters of the way from the slimmest to the widest width's MAdds."
 TO_FULL = "to full"
-EQUAL = "To full: difference to the full network in points; equal if its 95 % paired interval includes zero."
+EQUAL = "To full: difference to the full network; equal if its 95 % paired interval includes zero."
 VERDICTS = {True: "holds", False: "does not hold", None: "no verdict"}
 
 
@@ -136,6 +136,8 @@ def paths_table(result: Evaluation) -> Table:
     }
     if not any(row.to_full for row in result.rows):
         del columns[TO_FULL]
+    if part:
+        del columns["parameters"]
     return filled(title(result), result.rows, columns, paths_note(result))
 
 

@@ -113,8 +113,8 @@ class Point(Typed):
 
 @dataclass(frozen=True)
 class ClassRow(Typed):
-    """One class: its score and average MAdds at each budget (None without images), and the share of its images at each
-    width of the first gate at the best budget."""
+    """One class: its images (objects for detectors), its score and average MAdds at each budget (None without images),
+    and the share of its images at each width of the first gate at the best budget."""
 
     name: str
     images: int
@@ -135,6 +135,7 @@ class Dynamic(Typed):
         oracle: A router that knows the narrowest width that is right.
         best: Position of the best budget: the cheapest whose score equals the full network's, or else the most
             accurate. None in results that were made before it was determined.
+        max_width: Cap on the width index that all rows were evaluated with.
     """
 
     router: str
@@ -148,6 +149,7 @@ class Dynamic(Typed):
     warnings: tuple[str, ...] = ()
     classes: tuple[ClassRow, ...] = ()
     best: int | None = None
+    max_width: int | None = None
 
     @property
     def middle(self) -> BudgetRow:

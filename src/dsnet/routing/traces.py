@@ -60,6 +60,11 @@ class Scorer(Protocol):
         """Which images [N] a path gets right; None if the metric is not a mean over images."""
         ...
 
+    def each(self, paths: np.ndarray) -> dict[str, tuple[int, float]] | None:
+        """The number of objects and the score of every class, by name, with every image along its own path. None if
+        classes are judged by labels."""
+        ...
+
     def answered(self, paths: np.ndarray) -> np.ndarray | None:
         """The class that every image [N] is given along its own path; None if images have no single class."""
         ...

@@ -181,6 +181,7 @@ def evaluate_dynamic(
         warnings=tuple(dict.fromkeys(warnings)),
         classes=by_class(traces, [Policy(row.lam, max_width) for row in rows], best),
         best=best,
+        max_width=max_width,
     )
 
 

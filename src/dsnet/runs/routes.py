@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan
 
 import numpy as np
 
@@ -54,7 +55,7 @@ def by_class(traces: Traces, policies: Sequence[Policy], best: int) -> tuple[Cla
     """
     labels = traces.scorer.labels
     if labels is None:
-        return ()
+        return by_object(traces, policies)
     names = list(traces.manifest.classes) or [str(label) for label in range(int(labels.max()) + 1)]
     outcomes = [traces.at(policy) for policy in policies]
     right = [traces.correct(outcome) for outcome in outcomes]
@@ -69,6 +70,24 @@ def by_class(traces: Traces, policies: Sequence[Policy], best: int) -> tuple[Cla
         shares = tuple(round(share, 4) for share in histograms(traces, outcomes[best].paths[rows])[0].shares)
         classes.append(ClassRow(name, int(rows.sum()), scores, madds, shares))
     return tuple(classes)
+
+
+def by_object(traces: Traces, policies: Sequence[Policy]) -> tuple[ClassRow, ...]:
+    """Number of objects and score of every class under each policy. An image with objects of several classes has one
+    route, so classes have no MAdds."""
+    found = [traces.scorer.each(traces.at(policy).paths) for policy in policies]
+    known = [each for each in found if each is not None]
+    if not known or len(known) < len(found):
+        return ()
+    return tuple(
+        ClassRow(name, objects, tuple(score_or_none(each[name][1]) for each in known), (None,) * len(known))
+        for name, (objects, _) in known[0].items()
+    )
+
+
+def score_or_none(score: float) -> float | None:
+    """A class without objects has no score."""
+    return None if isnan(score) else round(score, 4)
 
 
 def answers_of(

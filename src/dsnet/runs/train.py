@@ -15,6 +15,7 @@ from dsnet.config import RunConfig
 from dsnet.data.batches import TrainBatches
 from dsnet.data.check import check_files
 from dsnet.data.dataset import Data
+from dsnet.data.folders import listed
 from dsnet.errors import TrainingError
 from dsnet.models import eager
 from dsnet.results import Evaluation
@@ -84,7 +85,7 @@ def announce(net: Any, data: Data, folder: Path) -> None:
 def check(data: Data, config: RunConfig) -> None:
     """Check the image files before anything is written. Damaged ones are an error, or counted if they are skipped."""
     if skipped := check_files(data, config.data):
-        print(f"{len(skipped):,} damaged files are skipped; skipped.txt lists them, such as {skipped[0]}", flush=True)
+        print(f"damaged files that are skipped: {len(skipped):,}\n{listed(skipped)}", flush=True)
 
 
 def plans_left(plans: Sequence[Plan[Any]], run: RunFolder) -> Sequence[Plan[Any]]:

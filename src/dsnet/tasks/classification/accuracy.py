@@ -67,6 +67,9 @@ class AccuracyScorer:
     def right(self, path: WidthPath) -> np.ndarray:
         return self.answers[path] == self.labels
 
+    def each(self, paths: np.ndarray) -> None:
+        return None
+
     def answered(self, paths: np.ndarray) -> np.ndarray:
         answers = np.zeros_like(self.labels)
         for path, rows in by_path(paths):

@@ -76,6 +76,7 @@ class ClassificationConfig(RunConfig):
     BASIC: ClassVar[tuple[str, ...]] = (
         "data.dataset",
         "data.root",
+        "data.labels",
         "data.image_size",
         "model.name",
         "stage",

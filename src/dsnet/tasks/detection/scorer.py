@@ -88,6 +88,12 @@ class PrecisionScorer:
     def right(self, path: WidthPath) -> None:
         return None
 
+    def each(self, paths: np.ndarray) -> dict[str, tuple[int, float]]:
+        _, scores = self.precision([self.detections[tuple(path)][row] for row, path in enumerate(paths.tolist())])
+        truths = self.truths.values()
+        counts = [sum(int((~t.difficult[t.classes == label]).sum()) for t in truths) for label in range(self.classes)]
+        return dict(zip(self.names, zip(counts, scores, strict=True), strict=True))
+
     def answered(self, paths: np.ndarray) -> None:
         return None
 
