@@ -23,11 +23,7 @@ from dsnet.results import BudgetRow, Dynamic, Evaluation, Evaluations, Gate, Sta
 from support.results import compared, detection, evaluation
 
 ROOT = Path(__file__).parents[2]
-<<<<<<< 20af70a
-PUBLISHED = ["cifar10_ds_mobilenet_v1_tiny", "cifar10_ds_resnet_tiny", "digits", "bccd", "voc_subset", "drift"]
-=======
-PUBLISHED = ["cifar10_ds_mobilenet_v1_tiny", "cifar10_ds_resnet_tiny", "demo", "bccd", "voc_subset"]
->>>>>>> a11cf49
+PUBLISHED = ["cifar10_ds_mobilenet_v1_tiny", "cifar10_ds_resnet_tiny", "demo", "bccd", "voc_subset", "drift"]
 
 
 def routed() -> Evaluation:
