@@ -54,7 +54,8 @@ def train(
     """Train a network that chooses its width for each input, as `dsnet train` does. By default on the embedded digits.
 
     Args:
-        data: A folder of images, the name of a dataset such as digits or cifar10, or the keys of the group `data`.
+        data: A folder of images, a CSV file of labels, the name of a dataset such as digits, or the keys of the group
+            `data`.
         model: A name from `list_models()`, or the keys of the group `model`.
         out: Folder of the run; by default a new one in runs/.
         source: Run to start from: fine-tune its network, or train its router with stage="gate".
@@ -89,14 +90,24 @@ def keys_of(
     room = import_heavy("dsnet.config")
     files = [config] if isinstance(config, str | os.PathLike) else config
     layers = [room.read_yaml(room.config_file(os.fspath(file))) for file in files]
-    if isinstance(data, str | os.PathLike):
-        layers.append({"data": {"root" if Path(data).is_dir() else "dataset": os.fspath(data)}})
-    elif data is not None:
-        layers.append({"data": data})
+    if data is not None:
+        layers.append({"data": data_keys(data) if isinstance(data, str | os.PathLike) else data})
     if model is not None:
         layers.append({"model": {"name": model} if isinstance(model, str) else model})
     tree: dict[str, Any] = room.merged(*layers, *(room.nested({key: value}) for key, value in options.items()))
     return tree
+
+
+def data_keys(data: Place) -> dict[str, str]:
+    """The key of the group `data` that a folder, a CSV file of labels or the name of a dataset stands for."""
+    place, name = Path(data), os.fspath(data)
+    if place.is_dir():
+        return {"root": name}
+    if place.suffix == ".csv":
+        return {"labels": name}
+    if place.name != name:
+        raise ValueError(f"{name} is not a folder; give a folder of images, a CSV file of labels or a dataset's name")
+    return {"dataset": name}
 
 
 def task_of(source: str | None) -> str:

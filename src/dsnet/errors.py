@@ -44,7 +44,7 @@ def what_to_install(error: ImportError) -> str | None:
     package = (error.name or "").partition(".")[0]
     if package not in TRAIN:
         return None
-    return f"this needs {package}, which is not installed; install it with: pip install 'dsnet[train]'"
+    return f"this needs more than the light install of dsnet ({package} is missing); run: pip install 'dsnet[train]'"
 
 
 def import_heavy(module: str) -> ModuleType:

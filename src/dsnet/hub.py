@@ -133,7 +133,7 @@ def tables(net: Supernet, result: Evaluation | None) -> list[str]:
     return lines
 
 
-ROUTED = "routed = dsnet.route(net, images, dsnet.policy_for(net, budget=0.5))\n"
+ROUTED = "routed = dsnet.DynamicRunner(net)(images, budget=0.5)\n"
 CARD = """---
 {data}
 ---

@@ -107,7 +107,9 @@ def test_what_needs_more_than_the_light_install_says_how_to_install_it(files: Pa
     program = f"""{ABSENT}
 import contextlib, io, re
 from dsnet.cli import COMMANDS
-sentence = r"this needs \\w+, which is not installed; install it with: pip install 'dsnet\\[train\\]'"
+sentence = (
+    r"this needs more than the light install of dsnet \\(\\w+ is missing\\); run: pip install 'dsnet\\[train\\]'"
+)
 more = {{"info": ["ds_mobilenet_v1"], "predict": ["run", "photos"], "import": ["x.pth", "--out", "y"],
          "train": [], "models": [], "reproduce": ["main", "--scale", "smoke"]}}
 for name in COMMANDS:

@@ -143,6 +143,8 @@ def test_train_reads_its_arguments_like_the_command(
     assert json.loads(json.dumps(config.to_dict())) == expected
     assert (run.folder, run.evaluation, how) == (folder, None, {"resume": False, "overwrite": False})
     assert folder == Path("runs/ds_resnet_tiny-digits-seed4")
+    with pytest.raises(ValueError, match="data/pets is not a folder; give a folder of images"):
+        dsnet.train("data/pets")
     with pytest.raises(ValueError, match=r"'learning_rate' is unknown; did you mean optim\.lr"):
         dsnet.train("digits", learning_rate=0.1)
 

@@ -70,10 +70,10 @@ def test_the_light_install_is_small_and_gives_the_same_answers(
     images = [tmp_path / f"{number}.png" for number in range(3)]
     command, file = python.with_name("dsnet"), trained / "model.onnx"
     assert told(command, "--version") == f"dsnet {dsnet.__version__}\n"
-    for words in (["predict", file, *images, "--budget", "0.5", "--json"], ["info", file, "--json"]):
+    for words in (["predict", file, *images, "--budget", "0.5"], ["info", file], ["advise", file, "--budget", "0.5"]):
         capsys.readouterr()
-        assert main([str(word) for word in words]) == 0
-        assert json.loads(told(command, *words)) == json.loads(capsys.readouterr().out)
+        assert main([*map(str, words), "--json"]) == 0
+        assert json.loads(told(command, *words, "--json")) == json.loads(capsys.readouterr().out)
     program = "import dsnet, sys; print(dsnet.predict(sys.argv[1], sys.argv[2], budget=0.5).name)"
     assert told(python, "-c", program, images[0], file).strip() == dsnet.predict(images[0], file, budget=0.5).name
     refused = subprocess.run([str(command), "models"], capture_output=True, text=True, env=CLEAN)
