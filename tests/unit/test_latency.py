@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsnet import latency
+from dsnet import export_onnx, latency, open_runner
 from dsnet.errors import RoutingError
+from dsnet.latency.measure import deployed, measure, noise, routed_calls
 from dsnet.manifest import Budget, Manifest, Policy
 from dsnet.models import DynamicRunner, Supernet, eager
 from dsnet.models.parts import weights_digest
@@ -200,3 +201,29 @@ def test_an_unreachable_width_does_not_count() -> None:
     held = replace(held, rows=tuple(rows))
     assert [latency.width_for(manifest, held, ms) for ms in (2.0, 4.9, 5.2)] == [0, 0, 5]
     assert latency.policy_in(manifest, held, latency_cap="2ms") == Policy(manifest.defaults.lam, 0)
+
+
+# measuring
+
+
+@pytest.mark.parametrize("router", ROUTERS, ids=lambda router: router.kind)
+def test_every_path_is_measured_as_the_router_runs_it(router: RouterSpec, tmp_path: Path) -> None:
+    net = calibrated_net(router)
+    runner = open_runner(export_onnx(net, tmp_path / "model.onnx", image_size=side(net)), threads=1)
+    held = measure(runner, repeats=2)
+    assert held.setting == runner.setting()
+    assert held.setting.digest == weights_digest(net)
+    assert [row.path for row in held.rows] == net.space.uniform
+    assert all(row.fixed is not None for row in held.rows)
+    taken = {row.path for row in held.rows if row.routed is not None}
+    reachable = {(0,), (int(net.probe.width),)} if router.kind == "threshold" else set(net.space.uniform)
+    assert taken == reachable
+    calls = routed_calls(runner, noise(runner.manifest, 16))
+    for path, call in calls.items():
+        if (routed := call()) is not None:  # else no image of noise takes it, and the slimmest path is added
+            assert routed.paths.tolist() == [list(path)]
+    ways = deployed(runner, held, None)
+    assert [row.path for row in ways.rows if row.path is not None] == net.space.uniform
+    dynamic = [row for row in ways.rows if row.path is None]
+    assert len(dynamic) == 5
+    assert all(row.computed for row in dynamic)
