@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from dsnet.cli import main
 from dsnet.config import CONFIG
 from dsnet.latency import timing
 from dsnet.models import eager
-from dsnet.pictures import as_input
+from dsnet.pictures import as_batch
 from dsnet.report.bench import bench_tables
 from dsnet.report.tables import show
 from dsnet.results import Bench, Evaluation, Latency, Made, PathTime, RoutedTime, Times, read
@@ -120,15 +121,47 @@ def test_the_page_about_deployment_is_true(
     monkeypatch.chdir(tmp_path)
     for name, source in (("model.onnx", run / "model.onnx"), ("photo.png", photos / "03.png")):
         Path(name).write_bytes(source.read_bytes())
-    there: dict[str, object] = {}
+    there: dict[str, Any] = {}
     exec(plain, there)
     exec(runner, {})
-    opened = dsnet.open_runner("model.onnx")
-    for photo in sorted(photos.glob("*.png")):
-        name, path, madds = there["classify"](photo, 0.4)  # type: ignore[operator]
-        routed = opened(as_input(Image.open(photo), opened.manifest)[None], budget=0.4)
-        assert (path, madds) == (routed.paths[0].tolist(), int(routed.madds[0]))
-        assert name == opened.manifest.classes[int(routed.logits.argmax())]
+    manifest = dsnet.open_runner("model.onnx").manifest
+    awkward(tmp_path / "awkward")
+    answers = dsnet.predict([photos, tmp_path / "awkward"], "model.onnx", budget=0.4)
+    assert len(answers) == 12 + 24
+    for answer in answers:
+        assert np.array_equal(there["prepare"](there["read"](answer.file)), as_batch(answer.file, manifest)), (
+            answer.file
+        )
+        assert there["classify"](answer.file, 0.4) == (answer.name, list(answer.path), answer.madds)
+    for budget in (0, -0.5, 1.5, 50):
+        with pytest.raises(ValueError, match=f"budget is {budget}; it must lie in"):
+            there["classify"](answer.file, budget)
+        with pytest.raises(ValueError, match=f"budget {budget} "):
+            dsnet.predict(answer.file, "model.onnx", budget=budget)
+
+
+def awkward(folder: Path) -> None:
+    """Pictures that are read wrongly if their orientation, depth or transparency is not heeded."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    smooth = Image.fromarray(rng.integers(0, 255, (6, 8, 3), np.uint8))
+    for width, height in ((24, 32), (640, 480)):
+        picture = smooth.resize((width, height), Image.Resampling.BICUBIC)
+        for orientation in range(1, 9):
+            exif = Image.Exif()
+            exif[274] = orientation
+            picture.save(folder / f"turned-{width}-{orientation}.jpg", exif=exif, quality=95)
+    ramp = np.linspace(0, 65535, 40 * 60).reshape(40, 60)
+    Image.fromarray(ramp.astype(np.uint16)).save(folder / "deep.png")
+    Image.fromarray((ramp / 300).astype(np.uint16)).save(folder / "shallow.png")
+    Image.fromarray(ramp.astype(np.int32)).save(folder / "deep.tiff")
+    clear = smooth.resize((60, 40)).convert("RGBA")
+    clear.putalpha(Image.fromarray((ramp / 257).astype(np.uint8)))
+    clear.save(folder / "clear.png")
+    clear.convert("LA").save(folder / "clear-grey.png")
+    clear.convert("RGB").convert("P").save(folder / "palette.png", transparency=3)
+    clear.convert("RGB").save(folder / "colour-key.png", transparency=clear.convert("RGB").getpixel((3, 3)))
+    clear.convert("CMYK").save(folder / "print.jpg")
 
 
 def test_the_commands_of_the_page_exist() -> None:
