@@ -56,6 +56,7 @@ class FileRunner(Runner):
         router = self._manifest.router
         budgets = router.budgets if router is not None and BUDGET in self._manifest.inputs else ()
         self._lambdas = lambdas(budgets, self._manifest.table) if budgets else None
+        self._fed: tuple[Policy, dict[str, np.ndarray]] | None = None
 
     @property
     def manifest(self) -> Manifest:
@@ -76,12 +77,19 @@ class FileRunner(Runner):
     def _run(self, x: Any, policy: Policy, prices: Prices) -> Routed:
         names = [*self.manifest.outputs, "path", "madds", "router_scores"]
         if self._computes(policy):
-            rows = self._each(x, knobs(self.manifest, policy), names)
+            rows = self._each(x, self._knobs(policy), names)
         else:
-            rows = [self._decided(image, policy, prices, names) for image in np.split(contiguous(x), len(x))]
-        *answers, paths, madds, scores = (np.stack(column) for column in zip(*rows, strict=True))
+            rows = [self._decided(image, policy, prices, names) for image in singles(x)]
+        *answers, paths, madds, scores = map(stacked, zip(*rows, strict=True))
         outputs = dict(zip(self.manifest.outputs, (finite(answer[:, 0]) for answer in answers), strict=True))
         return Routed(outputs, paths, madds, self._by_decision(scores[:, 0]))
+
+    def _knobs(self, policy: Policy) -> dict[str, np.ndarray]:
+        """The inputs besides the image, kept for the next call: making them takes as long as a small network."""
+        fed = self._fed  # another thread may replace it
+        if fed is None or fed[0] is not policy:
+            self._fed = fed = policy, knobs(self.manifest, policy)
+        return fed[1]
 
     def _computes(self, policy: Policy) -> bool:
         """Whether the file computes the policy's lambda itself, as its default or from the policy's budget."""
@@ -134,8 +142,10 @@ class FileRunner(Runner):
         """The scores [B, R] of each decision; the file returns them one after another."""
         router = self.manifest.router
         assert router is not None
+        if router.probes or len(router.routing.choices) == 1:
+            return [scores]
         ends = np.cumsum([len(widths) for widths in router.routing.choices])
-        return [scores] if router.probes else np.split(scores, ends[:-1], axis=1)
+        return np.split(scores, ends[:-1], axis=1)
 
     def _survey(self, x: Any, paths: Sequence[WidthPath], *, scored: bool) -> tuple[list[Outputs], Any | None]:
         manifest, scores = self.manifest, None
@@ -165,7 +175,7 @@ class FileRunner(Runner):
 
     def _each(self, x: Any, feed: Mapping[str, np.ndarray], outputs: Sequence[str]) -> list[list[np.ndarray]]:
         """Run the images one by one, and return the outputs of each."""
-        return [self.session.run(list(outputs), {IMAGE: image, **feed}) for image in np.split(contiguous(x), len(x))]
+        return [self.session.run(list(outputs), {IMAGE: image, **feed}) for image in singles(x)]
 
 
 def knobs(manifest: Manifest, policy: Policy, pin: WidthPath = ()) -> dict[str, np.ndarray]:
@@ -320,6 +330,16 @@ def open_session(file: Path, threads: int = 0) -> ort.InferenceSession:
 
 def contiguous(x: Any) -> np.ndarray:
     return np.ascontiguousarray(as_array(x))
+
+
+def singles(x: Any) -> list[np.ndarray]:
+    """The images of a batch as batches of one."""
+    array = contiguous(x)
+    return [array[row : row + 1] for row in range(len(array))]
+
+
+def stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
 
 
 def finite(answer: np.ndarray) -> np.ndarray:

@@ -165,8 +165,7 @@ class Runner:
     def check_input(self, x: Any) -> None:
         manifest = self.manifest
         manifest.check_input(x.shape)
-        kind = str(x.dtype).removeprefix("torch.")
-        if kind != "float32":
+        if x.dtype != np.float32 and (kind := str(x.dtype).removeprefix("torch.")) != "float32":
             raise ValueError(
                 f"input is {kind} but {manifest.model!r} runs in float32; convert it, and normalise it as "
                 f"the model's card says, or give files or PIL images"
