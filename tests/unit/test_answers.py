@@ -8,19 +8,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from dsnet.models import create_model
-from dsnet.prediction.answers import Detection, ImageDetections, Prediction, Ranked, answers_of, plain
+from dsnet.prediction.answers import Detection, ImageDetections, Input, Prediction, Ranked, answers_of, plain
 from dsnet.prediction.output import as_csv, shortened, with_short_names
 
 NAMES = ("a cat, asleep", 'a "dog"', "emu\nwith a line break")
-PICTURE = Image.new("RGB", (4, 4))
 
 
 def classified(logits: list[list[float]], top: int = 0) -> list[Prediction]:
     manifest = replace(create_model("ds_mobilenet_v1_tiny", num_classes=3).manifest(), classes=NAMES)
-    images = [(f"photo {number}, é.jpg", PICTURE) for number in range(len(logits))]
+    images = [Input(f"photo {number}, é.jpg", (4, 4), np.zeros((3, 4, 4))) for number in range(len(logits))]
     paths, madds = np.full((len(logits), 1), 2), np.full(len(logits), 1000)
     found = answers_of(manifest, {"logits": np.array(logits, np.float32)}, images, paths, madds, top=top)
     return [one for one in found if isinstance(one, Prediction)]
