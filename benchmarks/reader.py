@@ -29,7 +29,8 @@ from PIL import Image
 from torch import Tensor
 
 from dsnet import images
-from dsnet.data.dataset import Data, DataConfig, open_dataset
+from dsnet.data.config import DataConfig
+from dsnet.data.dataset import Data, open_dataset
 from dsnet.images import ImageFile, centre_crop
 from dsnet.models import Supernet, create_model
 

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from dsnet.data.augment import AugmentConfig
-from dsnet.data.dataset import Batch, DataConfig, Loader
+from dsnet.data.config import DataConfig
+from dsnet.data.dataset import Batch, Loader
 from dsnet.data.sources import Arrays
 from dsnet.models import Supernet, create_model
 from dsnet.training import EMA, IEB, Drawn, IEBConfig, OptimConfig, make_optimizer

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_origin
 
 import yaml
 
-from dsnet.data.dataset import Reading
+from dsnet.data.config import Reading
 from dsnet.errors import must
 from dsnet.schema import Typed, members, parse
 from dsnet.training import OptimConfig

@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from dsnet.data.batches import TrainBatches
-from dsnet.data.dataset import DataConfig, open_dataset
+from dsnet.data.config import DataConfig
+from dsnet.data.dataset import open_dataset
 from dsnet.errors import TrainingError
 from dsnet.models import Supernet, model_spec
 from dsnet.training import IEB, IEBConfig, Loop, OptimConfig

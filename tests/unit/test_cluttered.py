@@ -11,7 +11,8 @@ from PIL import Image
 
 from dsnet.data import cluttered, sources
 from dsnet.data.cluttered import PIECES, SIDE, Drawings, cluttered_digits
-from dsnet.data.dataset import DataConfig, by_group, open_dataset
+from dsnet.data.config import DataConfig
+from dsnet.data.dataset import by_group, open_dataset
 from dsnet.errors import DataError
 
 

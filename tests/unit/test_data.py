@@ -18,7 +18,8 @@ import torch
 
 from dsnet.data.augment import Augment, AugmentConfig
 from dsnet.data.batches import TrainBatches, plain_batches
-from dsnet.data.dataset import DataConfig, open_dataset, stratified
+from dsnet.data.config import DataConfig
+from dsnet.data.dataset import open_dataset, stratified
 from dsnet.data.sources import FASHION_MNIST
 from dsnet.errors import DataError
 from dsnet.images import normalise, prepare, read_image
@@ -221,7 +222,8 @@ def test_a_killed_loading_process_gets_a_clear_error(tmp_path: Path) -> None:
 FOLLOWED = """
 import multiprocessing, sys
 from dsnet.data.batches import plain_batches
-from dsnet.data.dataset import DataConfig, open_dataset
+from dsnet.data.config import DataConfig
+from dsnet.data.dataset import open_dataset
 
 data = open_dataset(DataConfig("folder", root=sys.argv[1], image_size=20))
 batches = plain_batches(data.train, 1, workers=2)

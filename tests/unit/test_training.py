@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from dsnet.data.batches import TrainBatches
-from dsnet.data.dataset import DataConfig, open_dataset
+from dsnet.data.config import DataConfig
+from dsnet.data.dataset import open_dataset
 from dsnet.errors import TrainingError
 from dsnet.models import Supernet, create_model, eager, model_spec
 from dsnet.models.parts import uncalibrated

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dsnet.data.dataset import SKIPPING, Data, Reading
+from dsnet.data.config import Reading
+from dsnet.data.dataset import SKIPPING, Data
 from dsnet.data.folders import listed
 from dsnet.errors import DataError
 from dsnet.images import ImageError, check_image

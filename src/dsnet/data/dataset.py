@@ -9,27 +9,25 @@ import hashlib
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from dsnet.data.augment import Augment, AugmentConfig, normalise, to_float, to_tensor
+from dsnet.data.augment import Augment, normalise, to_float, to_tensor
+from dsnet.data.config import DataConfig, Reading
 from dsnet.data.folders import open_folder
 from dsnet.data.sources import Arrays, Files, open_source, statistics
-from dsnet.errors import DataError, must
-from dsnet.images import MAX_PIXELS, Fit, ImageError, ImageFile, Interpolation, centre_crop, random_crop
-from dsnet.schema import Typed
+from dsnet.errors import DataError
+from dsnet.images import Fit, ImageError, ImageFile, Interpolation, centre_crop, random_crop
 
 TRUSTED = 100  # calibration images; fewer leave an uncertainty of more than 6 points at an accuracy of 90 %
 SKIPPING = "--data.on_corrupt skip passes over files that are damaged or have more than data.max_pixels pixels"
-EMBEDDED = ("digits", "cluttered_digits")
-FILES_ONLY = ("labels", "crop_ratio", "interpolation", "on_corrupt", "max_skipped", "max_pixels")
 
 
 @dataclass(frozen=True)
@@ -137,116 +135,6 @@ class Data:
             digest.update(split.ids.numpy().tobytes())
             digest.update(split.source.identity())
         return digest.hexdigest()
-
-
-class Reading(Typed):
-    """The config keys for reading files that all kinds of data share."""
-
-    on_corrupt: Literal["stop", "skip"]
-    max_skipped: float
-    max_pixels: int
-    workers: int
-
-    def __post_init__(self) -> None:
-        if self.on_corrupt not in ("stop", "skip"):
-            raise ValueError(f"data.on_corrupt {self.on_corrupt!r} is unknown; choose stop or skip")
-        must("data.workers", self.workers, self.workers >= 0, "be at least 0")
-        must("data.max_skipped", self.max_skipped, 0 <= self.max_skipped <= 1, "be a share in [0, 1]")
-
-    def check_used(self) -> None:
-        """Refuse options that would have no effect. Configs of earlier runs may have such options, new ones may not."""
-
-    def refuse(self, names: Sequence[str], why: str) -> None:
-        """Refuse any of these options that differs from its default."""
-        defaults = type(self)()
-        for name in names:
-            owner, default, key = self, defaults, name
-            if "." in name:
-                group, key = name.split(".")
-                owner, default = getattr(self, group), getattr(defaults, group)
-            if getattr(owner, key) != getattr(default, key):
-                value = getattr(owner, key)
-                raise ValueError(f"data.{name} is {value}, but it would have no effect: {why}; leave it out")
-
-
-@dataclass(frozen=True)
-class DataConfig(Reading):
-    """Which images to train on, and how they are split and read.
-
-    Args:
-        dataset: Images to train on. A folder holds one folder per class. By default a folder if root or labels is
-            given, otherwise the embedded digits.
-        root: Folder of the images.
-        labels: CSV file with the columns file and label, and optionally split (train, calibration or test), for
-            files that do not lie in one folder per class. Files are relative to root, or else to the CSV file.
-        image_size: Height and width of the images in pixels. By default those of the dataset; for folders those of the
-            recipe or the model.
-        calibration: Share of the training images that is set aside to check progress and to calibrate budgets.
-            Raise it if there are fewer than a few hundred such images.
-        split_seed: Seed of the choice of calibration images.
-        crop_ratio: Share of the short side that the centre crop keeps at evaluation, for folders.
-        interpolation: How images of folders are resized.
-        on_corrupt: Stop at a damaged file, or skip it and list it in skipped.txt.
-        max_skipped: Largest share of damaged files to skip. Above it the run stops.
-        max_pixels: Images with more pixels than this are refused before they are decoded.
-        workers: Number of processes that load images. 0 loads them in the main process.
-        augment: How training images are augmented.
-    """
-
-    dataset: Literal["digits", "cluttered_digits", "cifar10", "fashion_mnist", "idx", "folder"] | None = None
-    root: str | None = None
-    labels: str | None = None
-    image_size: int | None = None
-    calibration: float = 0.1
-    split_seed: int = 0
-    crop_ratio: float = 0.875
-    interpolation: Interpolation = "bilinear"
-    on_corrupt: Literal["stop", "skip"] = "stop"
-    max_skipped: float = 0.01
-    max_pixels: int = MAX_PIXELS
-    workers: int = 0
-    augment: AugmentConfig = field(default_factory=AugmentConfig)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        datasets = ("digits", "cluttered_digits", "cifar10", "fashion_mnist", "idx", "folder")
-        if self.kind not in datasets:
-            raise ValueError(f"data.dataset {self.dataset!r} is unknown; choose from {', '.join(datasets)}")
-        if self.kind in ("cifar10", "idx", "folder") and not (self.root or self.labels):
-            raise ValueError(f"data.root is missing: say where the {self.kind} files are with --data.root FOLDER")
-        if not 0 < self.calibration < 0.9:
-            raise ValueError(f"data.calibration is {self.calibration}; give a share between 0 and 0.9")
-        size = self.image_size
-        must("data.image_size", size, size is None or size >= 1, "be at least 1, or null")
-        must("data.crop_ratio", self.crop_ratio, 0 < self.crop_ratio <= 1, "be a share in (0, 1]")
-
-    @property
-    def kind(self) -> str:
-        """The dataset, also where the config does not name it."""
-        return self.dataset or ("folder" if self.root or self.labels else "digits")
-
-    @property
-    def name(self) -> str:
-        """What to call the data: the dataset, or the name of its folder or CSV file."""
-        if self.kind != "folder":
-            return self.kind
-        return Path(self.root).resolve().name if self.root else Path(self.labels or "").stem
-
-    def check_used(self) -> None:
-        if self.kind in EMBEDDED and self.root:
-            raise ValueError(
-                f"data.root is {self.root}, but {self.kind} are part of the installation; leave data.dataset out to "
-                f"train on the images in {self.root}, or leave data.root out"
-            )
-        if self.kind != "folder":
-            self.refuse(FILES_ONLY, f"it is for image files, and {self.kind} is read as arrays")
-        augment = self.augment
-        if augment.crop != "pad":
-            self.refuse(["augment.pad"], f"it is for augment.crop pad, and augment.crop is {augment.crop}")
-        if augment.crop != "resized":
-            self.refuse(["augment.scale"], f"it is for augment.crop resized, and augment.crop is {augment.crop}")
-        if not augment.randaugment:
-            self.refuse(["augment.magnitude"], "augment.randaugment is 0")
 
 
 def read_files(

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from dsnet.data.augment import normalise
 from dsnet.data.boxes import BoxAugmentConfig, augment, inside, padded, resized
-from dsnet.data.dataset import Batch, Data, Reading, Split, few_to_calibrate, read_files, stratified
+from dsnet.data.config import Reading
+from dsnet.data.dataset import Batch, Data, Split, few_to_calibrate, read_files, stratified
 from dsnet.data.sources import IMAGENET_MEAN, IMAGENET_STD
 from dsnet.errors import DataError, must
 from dsnet.images import MAX_PIXELS, ImageFile, Interpolation

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from dsnet.config import RunConfig
-from dsnet.data.dataset import DataConfig
+from dsnet.data.config import DataConfig
 from dsnet.errors import must
 from dsnet.models import ModelSpec, model_spec
 from dsnet.models.spec import customise
