@@ -72,7 +72,7 @@ def compared(advice: Advice, option: Option, result: Evaluation) -> str:
     words += "" if full.times is None or option.times is None else f" in {full.times.mean:.2f} ms (p99 {p99(full)})"
     if known is None:
         return f"{words}."
-    low, high = min(known.low), max(known.high)
+    low, high = known.interval
     verdict = {0: "counts as equal", 1: "is a gain", -1: "is a loss"}[known.sign]
     span = f"{points(result, low)} to {points(result, high)}"
     words += f"; the difference of {worded(result, known.mean)} {verdict} (95 % interval {span})."
@@ -152,7 +152,7 @@ def table(advice: Advice, result: Evaluation) -> Table:
 def interval(option: Option, result: Evaluation) -> str:
     if option.to_full is None:
         return ""
-    ends = min(option.to_full.low), max(option.to_full.high)
+    ends = option.to_full.interval
     words = " ".join(points(result, end, 1) for end in ends)
     return f"{words} equal" if option.to_full.sign == 0 else words
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from pydantic import JsonValue
 
@@ -20,11 +21,20 @@ class Difference(Typed):
     high: tuple[float, ...]
 
     @property
+    def interval(self) -> tuple[float, float]:
+        """The ends of the interval, averaged over seeds. Seeds do not make it narrower: they see the same images, and
+        what is hard for one of them is hard for the others."""
+        return fmean(self.low), fmean(self.high)
+
+    @property
     def sign(self) -> int:
-        """1 or -1 if the interval of every seed lies on that side of zero; 0 if the scores are called equal."""
-        if min(self.low) > 0:
+        """1 or -1 if every seed lies on that side of zero and the interval excludes zero; 0 if the scores are called
+        equal."""
+        low, high = self.interval
+        middles = [ends[0] + ends[1] for ends in zip(self.low, self.high, strict=True)]
+        if low > 0 and min(middles) > 0:
             return 1
-        return -1 if max(self.high) < 0 else 0
+        return -1 if high < 0 and max(middles) < 0 else 0
 
 
 @dataclass(frozen=True)
