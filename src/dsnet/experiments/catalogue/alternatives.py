@@ -36,6 +36,8 @@ IMAGES, ROUNDS = 100, 5  # test images that are timed, and how often each of the
 SMALL = Recipe("small", SUPERNET)
 MULTIPLIERS = (0.5, 1.0)  # widths of the static networks
 BEST = "dynamic at its best budget"
+# The usual setting. On the calibration images of one seed it was 0.6 points better than weight 0.7 at temperature 1.
+DISTILLATION = {"ieb.distillation": 0.9, "ieb.temperature": 4.0, "ieb.scale_gradients": True}
 DYNAMIC, WIDTHS, ALONE, DISTILLED = "dynamic", "widths of the supernet", "alone", "distilled"
 MS, P95 = "ms", "p95 ms"
 FORMS: Mapping[str, Form] = {TOP1: "percent", "MAdds": "madds", MS: "number", P95: "number"}
@@ -80,7 +82,7 @@ def alternatives_tables(scale: Scale) -> tuple[Table, ...]:
     for width in MULTIPLIERS:
         static = Recipe("static_small", {"model.width": width})
         rows.append(Row(static_label(ALONE, width), static))
-        rows.append(Row(static_label(DISTILLED, width), static.but({}, distill=SMALL)))
+        rows.append(Row(static_label(DISTILLED, width), static.but(DISTILLATION, distill=SMALL)))
     return (Table("Runs", (Column("MAdds", widest_madds, "madds"), Column(TOP1, widest)), tuple(rows)),)
 
 
