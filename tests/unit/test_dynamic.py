@@ -110,7 +110,7 @@ def test_a_result_is_consistent_with_its_traces(name: str, router: object) -> No
         madds = sum(one.images * (one.madds[number] or 0) for one in result.classes) / 60
         assert madds == pytest.approx(row.madds.mean, abs=1)
     first = [sum(one.images * one.shares[k] for one in result.classes if one.images) / 60 for k in (0, 1)]
-    assert first == pytest.approx(result.rows[1].gates[0].shares[:2], abs=1e-3)
+    assert first == pytest.approx(result.best_row.gates[0].shares[:2], abs=1e-3)
     assert result.as_trained is not None
     assert result.as_trained.lam == 0
     assert result == evaluate_dynamic(traces, [1.0, 0.6, 0.3])

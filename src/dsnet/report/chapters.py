@@ -184,7 +184,7 @@ def pictures(run: Run) -> list[Block]:
     if run.result is None or run.result.dynamic is None:
         return [not_routed(run, "example images")]
     madds = tables.human(run.result.dynamic.best_row.madds.mean)
-    words = Text(f"The images with the cheapest and the dearest paths, the most confident first, at {madds} MAdds.")
+    words = Text(f"Images with the cheapest and the most expensive paths at {madds} MAdds, of each class in turn.")
     if run.pictures:
         routed = any(len(picture.lines) > 1 for group in run.pictures for picture in group.pictures)
         again = [] if routed else [missing("routes of example images", run.remedy("routes", "dsnet eval"))]

@@ -24,7 +24,7 @@ from dsnet.results import (
     WidthTimes,
 )
 
-MOST = 12  # number of the cheapest and of the dearest classes that are drawn
+MOST = 12  # number of the cheapest and of the most expensive classes that are drawn
 SPREAD = 20  # ratio of the largest to the smallest MAdds above which the axis is logarithmic
 MADDS = "MAdds, average over images"
 
@@ -125,7 +125,7 @@ def classes(result: Evaluation) -> Bars | None:
     groups = [BarGroup(words, bars)]
     if len(bars) > 2 * MOST:
         groups = [BarGroup(f"the cheapest classes: {words}", bars[:MOST])]
-        groups.append(BarGroup("the dearest classes", bars[-MOST:]))
+        groups.append(BarGroup("the most expensive classes", bars[-MOST:]))
     title = f"Classes at {human(result.dynamic.best_row.madds.mean)} MAdds"
     return Bars(title, widths_of(bars), tuple(groups))
 

@@ -21,7 +21,10 @@ BENCH, SHEET = "results/bench.json", "results/test-examples.png"
 METRICS, GATE_METRICS = "metrics.jsonl", "gate/metrics.jsonl"
 DEPTH = 3
 SIDE = 96  # pixels of an image in the page, at most
-GROUPS = {"slimmest": "Easy for the router: the cheapest paths", "widest": "Hard for the router: the dearest paths"}
+GROUPS = {
+    "slimmest": "Easy for the router: the cheapest paths",
+    "widest": "Hard for the router: the most expensive paths",
+}
 ExampleImages = Callable[[Path, Evaluation], Sequence[Image.Image]]  # the images of a run's examples
 T = TypeVar("T", Evaluation, Bench)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -90,21 +91,30 @@ class AccuracyScorer:
         return {f"{number}": low + share * (high - low) for number, share in enumerate(SHARES)}
 
     def examples(self, traces: Traces, outcome: Outcome | None) -> tuple[Example, ...]:
-        """The images with the cheapest paths, the most confident first, and with the most expensive, the least
-        confident first."""
+        """Images with the cheapest paths, and with the most expensive, of each class in turn. Of the former the most
+        confident come first, of the latter the least confident."""
         if outcome is None:
             return ()
-        order = np.argsort(-traces.belief, kind="stable")
-        cheap = order[np.argsort(outcome.madds[order], kind="stable")][:SHOWN]
-        unsure = order[::-1]
-        dear = unsure[np.argsort(-outcome.madds[unsure], kind="stable")][:SHOWN]
+        sure = np.argsort(-traces.belief, kind="stable")
         examples = []
-        for group, rows in (("slimmest", cheap), ("widest", dear)):
-            for row in rows.tolist():
+        for group, order, costs in (("slimmest", sure, outcome.madds), ("widest", sure[::-1], -outcome.madds)):
+            rows = order[np.argsort(costs[order], kind="stable")]
+            rows = rows[costs[rows] <= costs[rows[:SHOWN][-1]]]
+            for row in in_turn(rows, self.labels)[:SHOWN]:
                 path = tuple(outcome.paths[row].tolist())
                 answer = int(self.answers[path][row])
                 examples.append(Example(int(traces.ids[row]), path, group, int(self.labels[row]), answer))
         return tuple(examples)
+
+
+def in_turn(rows: np.ndarray, labels: np.ndarray) -> list[int]:
+    """The rows in their order, but one of each class first, then a second one of each, and so on."""
+    seen: Counter[int] = Counter()
+    turns = []
+    for row in rows.tolist():
+        turns.append((seen[int(labels[row])], row))
+        seen[int(labels[row])] += 1
+    return [row for _, row in sorted(turns, key=lambda turn: turn[0])]
 
 
 def grown(values: np.ndarray, count: int, fill: int) -> np.ndarray:
