@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -95,9 +96,14 @@ def test_a_result_is_consistent_with_its_traces(name: str, router: object) -> No
     shown = traces.scorer.examples(traces, middle)
     for name in ("slimmest", "widest"):
         group = [example for example in shown if example.group == name]
-        costs = sorted(middle.madds.tolist(), reverse=name == "widest")[: len(group)]
+        sign = -1 if name == "widest" else 1
+        costs = sorted(sign * cost for cost in middle.madds.tolist())[: len(group)]
         assert len(group) == 12
-        assert [traces.table.madds(example.path, dynamic=True) for example in group] == costs
+        assert all(sign * traces.table.madds(example.path, dynamic=True) <= costs[-1] for example in group)
+        turns = Counter(example.label for example in group)
+        near = [row for row, cost in enumerate(middle.madds.tolist()) if sign * cost <= costs[-1]]
+        held = Counter(traces.scorer.labels[near].tolist())
+        assert all(turns[label] + 1 >= max(turns.values()) or turns[label] == held[label] for label in held)
         for example in group:
             place = int(np.flatnonzero(traces.ids == example.id)[0])
             assert example.path == tuple(middle.paths[place].tolist())
