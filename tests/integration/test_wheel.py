@@ -19,7 +19,6 @@ import dsnet
 from dsnet.cli import main
 
 ROOT = Path(__file__).parents[2]
-CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # it would lead to the sources
 pytestmark = pytest.mark.slow
 
 
@@ -41,9 +40,14 @@ def environment(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
+def clean() -> dict[str, str]:
+    """The environment of this process without PYTHONPATH, which would lead to the sources."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 def pip(python: Path, *words: str) -> None:
     """Run pip; skip the test where it finds no packages to install."""
-    result = subprocess.run([str(python), "-m", "pip", *words, "--quiet"], capture_output=True, text=True, env=CLEAN)
+    result = subprocess.run([str(python), "-m", "pip", *words, "--quiet"], capture_output=True, text=True, env=clean())
     if re.search("No matching distribution|Could not find a version|No module named pip", result.stderr):
         pytest.skip(f"pip cannot install: {result.stderr.strip().splitlines()[-1]}")
     assert result.returncode == 0, result.stderr
@@ -51,7 +55,7 @@ def pip(python: Path, *words: str) -> None:
 
 def told(*command: object) -> str:
     """What a program that must succeed prints."""
-    result = subprocess.run([str(word) for word in command], capture_output=True, text=True, env=CLEAN)
+    result = subprocess.run([str(word) for word in command], capture_output=True, text=True, env=clean())
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -76,7 +80,7 @@ def test_the_light_install_is_small_and_gives_the_same_answers(
         assert json.loads(told(command, *words, "--json")) == json.loads(capsys.readouterr().out)
     program = "import dsnet, sys; print(dsnet.predict(sys.argv[1], sys.argv[2], budget=0.5).name)"
     assert told(python, "-c", program, images[0], file).strip() == dsnet.predict(images[0], file, budget=0.5).name
-    refused = subprocess.run([str(command), "models"], capture_output=True, text=True, env=CLEAN)
+    refused = subprocess.run([str(command), "models"], capture_output=True, text=True, env=clean())
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "pip install 'dsnet[train]'" in refused.stderr
 
