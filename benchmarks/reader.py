@@ -2,9 +2,9 @@
 
 Photographs are enlarged to 640 x 480 and to 2560 x 1920 pixels and saved as JPEGs. They have less detail than those of
 a camera, on which the readers may differ more. Times of `reduced` (the reader of dsnet) and `whole` (the same reader,
-decoding at full size) are interleaved in rotating order. Ratios are of medians, relative to `whole`; that of `whole
-again` shows the noise. For the accuracy, a small network is trained on what each reader gives, and tested with both, at
-32 pixels, where the readers differ most.
+decoding at full size) are processor times, interleaved in rotating order. Ratios are of medians, relative to `whole`;
+that of `whole again` shows the noise. For the accuracy, a small network is trained on what each reader gives, and
+tested with both, at 32 pixels, where the readers differ most.
 
     python benchmarks/reader.py data/imagenette [--out docs/results/bench_reader.json]
 """
@@ -59,17 +59,17 @@ def enlarge(source: Path, target: Path, per_class: dict[str, int], side: tuple[i
 
 
 def times(files: list[Path], size: int, repeats: int) -> dict[str, float]:
-    """Milliseconds per picture from a file to a square of `size`, by reader, and the ratios to `whole`."""
+    """Milliseconds of the processor from a file to a square of `size`, by reader, and the ratios to `whole`."""
     found: dict[str, list[float]] = {name: [] for name in READERS}
     order = list(READERS)
     for step in range(repeats + 1):
         for name in order:
             with reader(name):
                 for file in files:
-                    began = time.perf_counter()
+                    began = time.process_time()
                     centre_crop(ImageFile(file), size, crop=0.875, interpolation="bilinear")
                     if step > 0:  # the first round warms up
-                        found[name].append(time.perf_counter() - began)
+                        found[name].append(time.process_time() - began)
         order.append(order.pop(0))
     typical = {name: 1000 * median(values) for name, values in found.items()}
     ratios = {
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=200, help="training photographs per class")
     parser.add_argument("--test", type=int, default=200, help="test photographs per class")
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="trainings per reader; 0 measures times only")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -137,9 +137,12 @@ def main() -> None:
     result |= {"pillow": PIL.__version__, "torch": torch.__version__, "machine": platform.machine()}
     with tempfile.TemporaryDirectory() as name:
         for side, pixels in SIDES.items():
-            enlarge(args.source, Path(name, side), {"val": 3}, pixels)
+            enlarge(args.source, Path(name, side), {"val": 2}, pixels)
             files = sorted(Path(name, side).rglob("*.jpg"))
             result[f"{side}, JPEG"] = {f"{size} px": times(files, size, args.repeats) for size in (32, 64, 112, 224)}
+        if not args.seeds:
+            print(json.dumps(result, indent=1))
+            return
         enlarge(args.source, Path(name, "photos"), {"train": args.train, "val": args.test}, SIDES["640 x 480"])
         data = open_dataset(DataConfig("folder", root=str(Path(name, "photos")), image_size=32))
         result["accuracy, 640 x 480 to 32 px"] = accuracies(data, args.seeds, args.epochs)
