@@ -19,8 +19,8 @@ from support.results import evaluation
 TINY = """
 model: {name: s_convnet}
 data: {dataset: cluttered_digits}
-optim: {epochs: 1, batch_size: 128, warmup_epochs: 0}
-sgs_optim: {epochs: 1, batch_size: 128}
+optim: {steps: 4, batch_size: 64, warmup_epochs: 0}
+sgs_optim: {steps: 4, batch_size: 64}
 recalibration: 256
 threads: 1
 """
