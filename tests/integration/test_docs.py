@@ -63,7 +63,7 @@ def test_every_command_of_the_page_about_your_data_runs(
     write_digits(Path("pets"), {"train": 30, "val": 8})
     commands = "".join(re.findall(r"```\n(.*?)```", (ROOT / "docs" / "your-data.md").read_text(), flags=re.DOTALL))
     lines = [line for line in commands.splitlines() if line.startswith("dsnet")]
-    assert {line.split()[1] for line in lines} == {"train", "eval", "predict", "export", "bench"}
+    assert {line.split()[1] for line in lines} == {"train", "eval", "advise", "predict", "export", "bench"}
     small = [*SHORT, "--optim.batch_size", "16", "--sgs_optim.batch_size", "16"]
     assert main(["train", "--out", "runs/source", *SHORT]) == 0
     for line in lines:
@@ -79,7 +79,7 @@ def test_every_command_of_the_page_about_reports_runs(
 ) -> None:
     """The training is not done again: its command is read, and the shared run is put where it would be."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "train", lambda config, folder, resume: shutil.copytree(trained, folder) and None)
+    monkeypatch.setattr(train, "train", lambda config, folder, **_: shutil.copytree(trained, folder) and None)
     commands = "".join(re.findall(r"```\n(.*?)```", (ROOT / "docs" / "report.md").read_text(), flags=re.DOTALL))
     short = {"bench": ["--repeats", "2", "--runtimes", "onnx"]}
     for line in commands.splitlines():
@@ -133,7 +133,11 @@ def in_small(words: list[str]) -> list[str]:
         return [*size, "--gates_optim.epochs", "1", "--gates_optim.batch_size", "4", "--threads", "1"]
     if words[0] == "train":
         size = ["--optim.batch_size", "16", "--sgs_optim.batch_size", "16"] if "pets" in " ".join(words) else []
-        return [*SHORT, *size, *(["--data.dataset", "digits"] if "cifar10" in " ".join(words) else [])]
+        return [
+            *SHORT,
+            *size,
+            *(["--data.dataset", "digits", "--data.root", "null"] if "cifar10" in " ".join(words) else []),
+        ]
     if words[0] == "reproduce" and "--scale" not in words:
         return ["--scale", "smoke", "--out", "runs/cpu"]
     return ["--repeats", "2", "--runtimes", "onnx"] if words[0] == "bench" else []
