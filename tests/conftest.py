@@ -31,9 +31,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _cache(shared: Path) -> None:
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Latency tables stay out of the user's cache."""
-    os.environ[latency.FOLDER] = str(shared / "cache")
+    os.environ[latency.FOLDER] = str(tmp_path_factory.getbasetemp() / "cache")
 
 
 @pytest.fixture(scope="session")

@@ -20,8 +20,8 @@ SAID = ("task", "source")  # keys that --task and --from give
 def add_arguments(parser: Parser) -> None:
     parser.usage = "dsnet train [--config FILE] [--from RUN] [--KEY VALUE ...]"
     parser.epilog = (
-        "A folder of images is trained by the recipe `folder`, whose values replace the defaults shown here, unless "
-        "--config names another. `dsnet train --help-all` shows every option and every key of a config."
+        "A folder of images is trained by the recipe `folder`, with other defaults. `dsnet train --help-all` shows "
+        "every option and every key of a config."
     )
     parser.add("--help-all", "Show every option, by group.", action="help")
     add_places(parser)
@@ -32,11 +32,11 @@ def add_places(parser: Parser) -> None:
     parser.add("--task", "What the network does. A detector has other options.", choices=tuple(TASKS))
     file = "YAML file of the options below, or the name of a config that comes with dsnet. Options override it."
     parser.add("--config", file, action="append", default=[], metavar="FILE")
-    source = "Run to start from: fine-tune its network on other data, or train its router with --stage gate."
+    source = "Run whose network is fine-tuned, or gets a router."
     parser.add("--from", source, dest="from_", metavar="RUN")
     parser.add("--out", "Folder of the run (default: a new one in runs/).", metavar="FOLDER")
     parser.add("--resume", "Continue the run in this folder, bit for bit.", metavar="FOLDER")
-    overwrite = "Delete the run in the folder of --out, once everything else was checked."
+    overwrite = "Delete the run in the folder of --out first."
     parser.add("--overwrite", overwrite, action="store_true")
 
 

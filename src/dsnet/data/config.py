@@ -51,13 +51,11 @@ class DataConfig(Reading):
     """Which images to train on, and how they are split and read.
 
     Args:
-        dataset: Images to train on. A folder holds one folder per class. By default a folder if root or labels is
-            given, otherwise the embedded digits.
-        root: Folder of the images.
-        labels: CSV file with the columns file and label, and optionally split (train, calibration or test), for
-            files that do not lie in one folder per class. Files are relative to root, or else to the CSV file.
-        image_size: Height and width of the images in pixels. By default those of the dataset; for folders those of the
-            recipe or the model.
+        dataset: Images to train on. The default is a folder if root or labels is given, else the embedded digits.
+        root: Folder of the images, with one folder per class.
+        labels: CSV file with the columns file, label and, if you like, split, instead of one folder per class. Files
+            are relative to root, or else to the CSV file.
+        image_size: Height and width of the images in pixels, by default those of the dataset, recipe or model.
         calibration: Share of the training images that is set aside to check progress and to calibrate budgets.
             Raise it if there are fewer than a few hundred such images.
         split_seed: Seed of the choice of calibration images.

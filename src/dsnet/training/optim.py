@@ -26,8 +26,7 @@ class OptimConfig(Typed):
             and 0.01 for adamw, 0.03 and 0.0001 for sgd.
         epochs: Passes over the training images.
         steps: Number of optimiser steps, instead of epochs. Small data needs as many steps as large data.
-        batch_size: Images per step, over all processes. auto follows the data: 16 to 128 images, so that an epoch has
-            at least 20 batches where it can.
+        batch_size: Images per step, over all processes. auto is 16 to 128, by the number of images.
         lr: Learning rate after warm-up.
         momentum: Momentum of SGD.
         nesterov: Use Nesterov momentum in SGD, which looks one step ahead.

@@ -79,14 +79,11 @@ class ClassificationConfig(RunConfig):
         "data.labels",
         "data.image_size",
         "model.name",
-        "stage",
         "optim.epochs",
-        "optim.steps",
         "optim.batch_size",
         "optim.lr",
         "sgs.router",
         "seed",
-        "threads",
     )
     CARRIED: ClassVar[tuple[str, ...]] = ("model", "ieb", "sgs")
 

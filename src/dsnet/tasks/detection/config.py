@@ -49,7 +49,6 @@ class DetectionConfig(RunConfig):
         "optim.lr",
         "gates.router",
         "seed",
-        "threads",
     )
 
     task: Literal["detection"] = "detection"
