@@ -42,7 +42,7 @@ results: $(VENV)/installed
 	  --export docs/results/gate_codes
 	for seed in 0 1 2; do $(BIN)/dsnet demo --seed $$seed --out runs/demo$$seed || exit 1; done
 	$(BIN)/dsnet eval runs/demo0 runs/demo1 runs/demo2 --export docs/results/demo
-	$(BIN)/dsnet bench runs/demo0 --runtimes onnx --paths all --export docs/results/bench_demo
+	$(BIN)/dsnet bench runs/demo0 --runtimes onnx --paths all --repeats 200 --export docs/results/bench_demo
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/forward_paths.py

@@ -316,7 +316,7 @@ def test_bench_measures_widths_and_budgets(
     assert {file.name for file in tmp_path.iterdir()} == {
         "page.json",
         "page.md",
-        *(f"page{number}.png" for number in ("", "-2", "-3")),
+        *(f"page{number}.png" for number in ("", "-2", "-3", "-4")),
     }
     held = printed(capsys, "bench", files["model.onnx"], "--repeats", "2", "--paths", "all")
     assert [row["path"] for row in held["widths"]["rows"]] == [[width] for width in range(6)]  # type: ignore[index]

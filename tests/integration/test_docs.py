@@ -22,7 +22,7 @@ from support.weights import mobilenet, released_shapes, resnet50
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/concepts.md"])
+@pytest.mark.parametrize("page", ["docs/models.md", "docs/concepts.md"])
 def test_python_in_the_documentation_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_BUILDERS", dict(registry._BUILDERS))
     monkeypatch.chdir(tmp_path)
@@ -91,7 +91,8 @@ def test_every_command_of_the_page_about_reports_runs(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/training.md", "docs/routing.md", "docs/deploy.md", "docs/reproduce.md"]
+    "page",
+    ["README.md", "docs/models.md", "docs/training.md", "docs/routing.md", "docs/deploy.md", "docs/reproduce.md"],
 )
 def test_every_command_of_the_documentation_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -102,7 +103,9 @@ def test_every_command_of_the_documentation_runs(
     shutil.copytree("pets/val/cat", "photos")
     shutil.copytree("pets/val/dog", "folder")
     shutil.copy("pets/val/emu/00.png", "photo.jpg")
-    if page == "README.md":
+    if page == "docs/models.md":
+        words = ["--data.root", "pets", "--data.image_size", "32", "--out", "runs/pets"]
+        assert main(["train", *words, *in_small(["train", *words])]) == 0
         write_both(Path("data"))
         Path("data", VOC).rename("data/BCCD")
         words = ["--model.name", "ds_mobilenet_v1_small", "--data.dataset", "folder", "--data.root", f"data/{FOLDER}"]

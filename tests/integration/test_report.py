@@ -125,7 +125,9 @@ def test_a_whole_run_has_every_part(run: Path, capsys: pytest.CaptureFixture[str
     page = checked(file)
     assert "Missing" not in page.text
     figures = drawn(file)
-    assert len(figures) == 12  # accuracy, three of routes, two confusions, two latencies, curves of two stages
+    assert (
+        len(figures) == 13
+    )  # accuracy, score over ms, three of routes, two confusions, two latencies, curves of two stages
     result = json.loads((run / "results" / "test.json").read_text())
     assert figures["ds_mobilenet_v1_tiny, digits test"] == 6 + 5  # widths, budgets
     assert all(figures.values())
@@ -339,7 +341,7 @@ def test_a_browser_shows_the_page_without_errors_or_requests(run: Path) -> None:
     dom, console, asked = browsed(file, "--dump-dom")
     assert console == []
     assert asked == []
-    assert dom.count("<svg") == 12
+    assert dom.count("<svg") == 13
     for scheme, colour, other in (("1", LIGHT, DARK), ("0", DARK, LIGHT)):
         picture = run / f"shot{scheme}.png"
         size = ["--window-size=1200,3500", f"--blink-settings=preferredColorScheme={scheme}"]

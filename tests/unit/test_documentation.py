@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import dsnet
+from dsnet.advise import advise
+from dsnet.results import Bench, Evaluation, read
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -38,6 +40,30 @@ def test_the_reference_covers_the_public_names() -> None:
     text = (ROOT / "docs" / "api.md").read_text()
     listed = {name.rpartition(".")[2] for name in re.findall(r"^::: ([\w.]+)", text, flags=re.MULTILINE)}
     assert set(dsnet.__all__) - {"__version__"} <= listed
+
+
+def test_the_headline_is_what_was_measured() -> None:
+    """The README's figures are those of the demo's results."""
+    results = ROOT / "docs" / "results"
+    result, bench = read(results / "demo.json", Evaluation), read(results / "bench_demo.json", Bench)
+    advice = advise(result)
+    assert advice is not None
+    assert advice.choice is not None
+    dynamic, full = advice.choice, advice.full
+    assert dynamic.to_full is not None
+    assert (dynamic.path, dynamic.to_full.sign, len(result.seeds)) == (None, 0, 3)
+    assert result.dynamic is not None
+    asked = next(row.asked for row in result.dynamic.rows if row.score.mean == dynamic.score)
+    rows = bench.deployed[0].rows
+    times = next(row.times.mean for row in rows if row.asked is not None and abs(row.asked / asked - 1) < 0.01)
+    share = times / next(row.times.mean for row in rows if row.path == full.path)
+    text = " ".join((ROOT / "README.md").read_text().split())
+    low, high = dynamic.to_full.interval
+    assert (
+        f"classifies {100 * dynamic.score:.2f} % correctly where its full network has {100 * full.score:.2f} %" in text
+    )
+    assert f"with {100 * dynamic.share:.0f} % of its MAdds and {100 * share:.0f} % of its milliseconds" in text
+    assert f"the difference, {100 * low:+.2f} to {100 * high:+.2f} points" in text
 
 
 @pytest.mark.slow

@@ -27,19 +27,21 @@ from dsnet.results import (
     EqualRun,
     EqualScore,
     Evaluation,
+    FixedTime,
     Latency,
     RoutedTime,
     RoutedTimes,
     read,
 )
 from dsnet.routing.budgets import policy_for
-from dsnet.routing.traces import Traces
+from dsnet.routing.route import as_array
+from dsnet.routing.traces import BATCH, Traces, slimmest_score
 from dsnet.runs.folder import RunFolder
 from dsnet.runtime.onnx import FileRunner
 from dsnet.space import WidthPath
 from dsnet.tasks import images_of
 
-IMAGES = 64
+IMAGES, SORTED = 64, 512  # number of images that are timed, and of those among which they are chosen
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,26 @@ def evaluation_of(run: Path) -> Evaluation | None:
 
 
 def sample_images(run: Path, root: str | None) -> Tensor:
-    """A few test images of a run [N, C, S, S], spread over the split."""
-    _, data = RunFolder.of(run).opened(root)
-    places = torch.linspace(0, len(data.test) - 1, min(IMAGES, len(data.test))).long()
-    images: Tensor = data.test.load(data.test.ids[places]).images
-    return images
+    """A few test images of a run [N, C, S, S], as easy and as hard for its router as all of them.
+
+    They are evenly spaced among many images that are sorted by the router's score, so that about as many of them take
+    each path as on the whole split.
+    """
+    folder = RunFolder.of(run)
+    _, data = folder.opened(root)
+    images: Tensor = data.test.load(data.test.ids[spaced(len(data.test), SORTED)]).images
+    runner = eager(folder.load().float())
+    if runner.manifest.routes:
+        scores = [as_array(runner.run(part).scores[0]) for part in images.split(BATCH)]
+        assert runner.manifest.router is not None
+        belief = slimmest_score(runner.manifest.router.spec.targets, np.concatenate(scores))
+        images = images[np.argsort(belief, kind="stable")]
+    return images[spaced(len(images), IMAGES)]
+
+
+def spaced(total: int, wanted: int) -> Tensor:
+    """Evenly spaced numbers below `total`, as many as are wanted or all."""
+    return torch.linspace(0, total - 1, min(wanted, total)).long()
 
 
 def bench_deployed(
@@ -104,10 +121,12 @@ def bench_deployed(
             table = measure(file, repeats=config.repeats, images=x.numpy(), fixed=fixed, what=what)
             rows = [] if routed is None else [row for row in routed.rows if row.name == run.name]
             times = {row.asked: row.times for row in rows if row.threads == threads}
+            others = () if routed is None or not times else routed.fixed
+            alone = {row.path: row.times for row in others if row.name == run.name}
             tables.append(table)
             arrays = None if images is None else images.numpy()
             known: dict[str, Any] = {"images": arrays, "evaluation": run.evaluation}
-            ways.append(bench_budgets(file, table, config, measured=times, **known))
+            ways.append(bench_budgets(file, table, config, measured=times, fixed=alone, **known))
     return tables, ways
 
 
@@ -138,10 +157,11 @@ def bench_runs(
                 run = replace(run, traces=traces_of(run, root))
             for point in budgets_of(manifest, run.evaluation):
                 points.append(AtBudget(run, point, policy_for(manifest, point.asked)))
-        rows = routed_times(points, images, threads=threads, rounds=rounds)
+        rows, fixed = routed_times(points, images, threads=threads, rounds=rounds)
     metric = RunFolder.of(Path(first.name)).task.metric
     equal = equal_accuracy(rows) if others else ()
-    return RoutedTimes(first.artefacts.manifest.model, len(images), rounds, tuple(rows), machine(), equal, metric)
+    model = first.artefacts.manifest.model
+    return RoutedTimes(model, len(images), rounds, tuple(rows), machine(), equal, metric, tuple(fixed))
 
 
 def traces_of(run: Benched, root: str | None) -> Traces:
@@ -153,8 +173,10 @@ def traces_of(run: Benched, root: str | None) -> Traces:
     return Traces(eager(run.artefacts.net), split.batches(), scorer, load=split.load)
 
 
-def routed_times(points: Sequence[AtBudget], images: Tensor, *, threads: int, rounds: int) -> list[RoutedTime]:
-    """One row per run and budget: every image `rounds` times, one at a time, in ONNX Runtime.
+def routed_times(
+    points: Sequence[AtBudget], images: Tensor, *, threads: int, rounds: int
+) -> tuple[list[RoutedTime], list[FixedTime]]:
+    """One row per run and budget, and one per run and width: every image `rounds` times, one by one, in ONNX Runtime.
 
     `ideal` is the time of static networks for the same paths, as if the path of each image were known beforehand.
     """
@@ -166,7 +188,7 @@ def routed_times(points: Sequence[AtBudget], images: Tensor, *, threads: int, ro
         if name not in files:
             files[name] = FileRunner(artefacts.dynamic(), threads=threads)
         calls[number] = partial(_routed, files[name], at.policy)
-        for path in dict.fromkeys(taken):
+        for path in dict.fromkeys([*uniform_paths(artefacts.manifest), *taken]):
             if (name, path) not in calls:
                 calls[name, path] = partial(_fixed, FileRunner(artefacts.static(path), threads=threads), path)
     inputs = [(image.numpy(),) for image in images.split(1)]
@@ -198,7 +220,8 @@ def routed_times(points: Sequence[AtBudget], images: Tensor, *, threads: int, ro
             outcome = at.run.traces.at(at.policy)
             row = replace(row, score=at.run.traces.score(outcome), madds_split=outcome.spent)
         rows.append(row)
-    return rows
+    widths = {at.run.name: uniform_paths(at.run.artefacts.manifest) for at in points}
+    return rows, [FixedTime(name, path, times[name, path]) for name, paths in widths.items() for path in paths]
 
 
 def _routed(runner: FileRunner, policy: Policy, image: np.ndarray) -> Any:

@@ -110,17 +110,19 @@ def bench_budgets(
     images: Any = None,
     evaluation: Evaluation | None = None,
     measured: Mapping[float, Times] | None = None,
+    fixed: Mapping[WidthPath, Times] | None = None,
 ) -> DeployedTimes:
     """Accuracy and milliseconds of a runner at every width and budget.
 
-    Times of budgets are taken from `measured`, or measured with images, or computed without them.
+    Times of budgets are taken from `measured`, or measured with images, or computed without them. fixed: times of
+    widths that were measured in the same rounds.
     """
     asked = [point.asked for point in budgets_of(runner.manifest, evaluation)]
     if not measured and images is not None and asked:
         policies = [runner.policy(madds) for madds in asked]
         times = time_policies(runner, policies, images, rounds=config.rounds, what=f"{len(asked)} budgets")
         measured = dict(zip(asked, times, strict=True))
-    return deployed(runner, table, evaluation, measured, 0 if images is None else len(images))
+    return deployed(runner, table, evaluation, measured, 0 if images is None else len(images), fixed)
 
 
 def rows_of(

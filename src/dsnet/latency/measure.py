@@ -189,10 +189,12 @@ def deployed(
     evaluation: Evaluation | None,
     measured: Mapping[float, Times] | None = None,
     images: int = 0,
+    fixed: Mapping[WidthPath, Times] | None = None,
 ) -> DeployedTimes:
     """Accuracy and milliseconds of every fixed path and budget.
 
     measured: times by budget, measured with `images` images; without them, times are computed from the shares of paths.
+    fixed: times of fixed paths that were measured together with the budgets; by default those of the table.
     """
     manifest, costs = runner.manifest, runner.manifest.table
     scores = (
@@ -201,7 +203,9 @@ def deployed(
         else {row.path: row.score.mean for row in evaluation.rows if row.size == costs.image_size}
     )
     rows = [
-        DeployedTime(row.path, costs.madds(row.path), row.fixed, score=scores.get(row.path))
+        DeployedTime(
+            row.path, costs.madds(row.path), (fixed or {}).get(row.path, row.fixed), score=scores.get(row.path)
+        )
         for row in table.rows
         if row.fixed is not None
     ]

@@ -166,7 +166,8 @@ def scores(run: Run) -> list[Block]:
         return [missing("accuracy against MAdds", run.remedy("result", "dsnet eval"))]
     paths = replace(tables.paths_table(result), title="Every path that was evaluated")
     by_class, budgets = tables.classes_table(result), tables.budgets_table(result)
-    blocks: list[Block] = [Figure(charts.accuracy([result], run.static)), Table(paths, "folded")]
+    clocks = [] if run.bench is None else charts.clocks(run.bench)
+    blocks: list[Block] = [*map(Figure, [charts.accuracy([result], run.static), *clocks]), Table(paths, "folded")]
     blocks += [] if by_class is None else [Table(by_class, "folded")]
     if budgets is not None:
         return [*blocks, Table(budgets), *warnings(result)]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
+from dsnet.latency import threads_text
 from dsnet.report.tables import human, router_name
 from dsnet.results import (
     Bar,
@@ -13,8 +14,11 @@ from dsnet.results import (
     Bench,
     BudgetRow,
     Chart,
+    DeployedTime,
+    DeployedTimes,
     Dot,
     Evaluation,
+    Metric,
     PathRow,
     RoutedTime,
     RoutedTimes,
@@ -164,6 +168,27 @@ def latency(bench: Bench) -> list[Chart]:
     """Milliseconds over MAdds of widths and budgets, next to the ideal: the same paths as static networks."""
     charts = [] if bench.widths is None else width_charts(bench.widths)
     return [*charts, *([] if bench.routed is None else [routed_chart(bench.routed)])]
+
+
+def clocks(bench: Bench) -> list[Chart]:
+    """The score over milliseconds, for each number of threads."""
+    return [clock(ways) for ways in bench.deployed if any(row.score is not None for row in ways.rows)]
+
+
+def clock(ways: DeployedTimes) -> Chart:
+    """The score over the mean milliseconds of every way to deploy a network."""
+    metric = ways.metric or Metric("score", ".3f")
+    percent = "%" in metric.form
+
+    def dots(rows: Iterable[DeployedTime]) -> tuple[Dot, ...]:
+        known = sorted((row.times.mean, row.score) for row in rows if row.score is not None)
+        return tuple(Dot(mean, score * (100 if percent else 1)) for mean, score in known)
+
+    fixed = dots(row for row in ways.rows if row.path is not None)
+    dynamic = dots(row for row in ways.rows if row.path is None)
+    series = [Series("fixed widths", fixed), *([Series("dynamic, one file", dynamic)] if dynamic else [])]
+    title = f"One image at a time, {threads_text(ways.setting.threads)}"
+    return Chart(title, "mean ms per image", f"{metric.name} (%)" if percent else metric.name, tuple(series))
 
 
 def width_charts(widths: WidthTimes) -> list[Chart]:

@@ -50,7 +50,7 @@ def export(result: Result, prefix: Path, *, static: Sequence[Evaluation] = (), s
         footer = [f"{made_by(made, command=result.command)} Times vary from run to run; compare the ratios."]
         heading, blocks = (
             f"Latency of {prefix.name}",
-            [*map(Table, bench_tables(result)), *map(Figure, charts.latency(result))],
+            [*map(Table, bench_tables(result)), *map(Figure, [*charts.clocks(result), *charts.latency(result)])],
         )
     else:
         results = result.results if isinstance(result, Evaluations) else (result,)

@@ -128,6 +128,15 @@ class EqualScore(Typed):
 
 
 @dataclass(frozen=True)
+class FixedTime(Typed):
+    """Time of a fixed width of a run, as a file of its own, with the same images in the same rounds."""
+
+    name: str
+    path: WidthPath
+    times: Times
+
+
+@dataclass(frozen=True)
 class RoutedTimes(Typed):
     model: str
     images: int
@@ -136,6 +145,7 @@ class RoutedTimes(Typed):
     made: Made
     equal: tuple[EqualScore, ...] = ()
     metric: Metric = field(default_factory=lambda: Metric("top-1", ".2%"))  # of the scores
+    fixed: tuple[FixedTime, ...] = ()
 
 
 @dataclass(frozen=True)
