@@ -66,6 +66,13 @@ def test_the_headline_is_what_was_measured() -> None:
     assert f"the difference, {100 * low:+.2f} to {100 * high:+.2f} points" in text
 
 
+def test_the_table_of_alternatives_is_what_was_measured() -> None:
+    rows = re.findall(r"^\| (?:network|dynamic|supernet|MobileNet) .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    page = (ROOT / "docs" / "results" / "paper" / "alternatives.md").read_text().splitlines()
+    assert len(rows) > 5
+    assert set(rows) <= set(page)
+
+
 @pytest.mark.slow
 def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
     pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed: pip install '.[docs]'")
