@@ -125,8 +125,9 @@ def test_every_command_of_the_documentation_runs(
 
 
 def commands_of(page: str) -> list[str]:
-    blocks = re.findall(r"```\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
-    return [line for block in blocks for line in block.splitlines() if line.startswith("dsnet ")]
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
+    lines = [line for language, block in blocks if not language for line in block.splitlines()]
+    return [line for line in lines if line.startswith("dsnet ")]
 
 
 def in_small(words: list[str]) -> list[str]:
