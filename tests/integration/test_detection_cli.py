@@ -298,6 +298,7 @@ def test_export_refuses_what_it_cannot_do(
     assert sorted(run.rglob("*.onnx")) == before
 
 
+@pytest.mark.slow
 def test_bench_measures_widths_and_budgets(
     files: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
