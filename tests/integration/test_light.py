@@ -80,6 +80,15 @@ def test_a_file_and_a_bundle_predict_without_torch(files: Path, capsys: pytest.C
         assert [(row["label"], row["path"], row["madds"]) for row in found] == expected  # type: ignore[attr-defined]
 
 
+def test_a_reader_that_has_read_enough_is_no_error(files: Path) -> None:
+    program = [sys.executable, "-c", COMMAND, "info", "model.onnx", "--json"]
+    with subprocess.Popen(program, cwd=files, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait()) == ("", 128 + 13)
+
+
 def test_a_file_is_timed_without_torch(files: Path) -> None:
     result = told(files, "bench", "model.onnx", "--repeats", "2")
     (table,) = result["latency"]  # type: ignore[index]

@@ -52,6 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--seed" not in parser.options:
             parser.add("--seed")
         code = module.run(parser.read(words))
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads the output, such as `head`, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would complain at its end
+        return 128 + 13
     except (ValueError, OSError, ImportError) as error:
         sentence = what_to_install(error) if isinstance(error, ImportError) else str(error)
         if sentence is None or os.environ.get("DSNET_DEBUG"):
