@@ -20,7 +20,7 @@ from dsnet.nn import Gate
 from dsnet.tasks.classification.config import ClassificationConfig
 from dsnet.tasks.classification.task import widths_plan
 from dsnet.training import IEB, IEBConfig, Interrupted, Loop, OptimConfig, learning_rate, make_optimizer, recalibrate
-from dsnet.training.display import Display
+from dsnet.training.display import Display, Lines
 from support.networks import images, randomised
 
 CONFIG = OptimConfig(epochs=1, batch_size=64, lr=0.02, warmup_epochs=0)
@@ -322,3 +322,15 @@ def test_class_weights_follow_the_training_images(digits, tmp_path: Path) -> Non
     counts = digits.train.source.labels[digits.train.ids].bincount()
     assert stages[0].class_weights is None
     assert torch.allclose(stages[1].class_weights * counts, counts.float().mean())
+
+
+def test_the_time_left_counts_steps_of_a_resumed_epoch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("dsnet.training.display.time.monotonic", lambda: now)
+    lines = Lines()
+    lines.start(steps=100, batches=10, done=3, step=39)  # one step of the fourth epoch was left
+    now = 2.0
+    lines.epoch({"epoch": 4, "step": 40, "lr": 0.1, "images_per_second": 1.0})
+    assert "0:02:00 left" in capsys.readouterr().out

@@ -32,7 +32,7 @@ class Lines(Display):
     """One line per epoch, and one per minute within an epoch."""
 
     def start(self, steps: int, batches: int, done: int, step: int = 0) -> None:
-        self.epochs, self.batches, self.done = -(-steps // batches), batches, done
+        self.steps, self.epochs, self.batches, self.first = steps, -(-steps // batches), batches, step
         self.began = self.printed = time.monotonic()
         ragged = f"{steps} steps in " if steps % batches else ""
         resumed = f", resumed at step {step}" if step else ""
@@ -47,8 +47,8 @@ class Lines(Display):
 
     def epoch(self, line: Mapping[str, Any]) -> None:
         self.printed = time.monotonic()
-        per_epoch = (time.monotonic() - self.began) / (line["epoch"] - self.done)
-        left = per_epoch * (self.epochs - line["epoch"])
+        per_step = (time.monotonic() - self.began) / max(line["step"] - self.first, 1)
+        left = per_step * (self.steps - line["step"])
         print(f"epoch {line['epoch']}/{self.epochs}  {summary(line)}  {clock(left)} left", flush=True)
 
     def stop(self, epoch: int, score: float) -> None:
