@@ -18,6 +18,8 @@ from dsnet.space import WidthPath, WidthSpace
 
 FORMAT = 3
 KEY = "dsnet.manifest"  # its key in an ONNX file's metadata
+Window = tuple[int, int]
+"""The first and the last of a run of adjacent positions in a router's list of widths."""
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
 RouterKind = Literal["gate", "slim_first", "threshold"]
 Targets = Literal["try_best", "give_up", "narrowest", "correctness", "kl"]
@@ -61,8 +63,10 @@ class Preprocessing(Typed):
 class Budget(Typed):
     """One calibrated operating point: the lambda that meets an average number of MAdds.
 
-    shares: the paths that the calibration images took, each with its share of the images. Rare paths are counted with
-    others of similar cost. Empty in models of dsnet 0.1.
+    Args:
+        shares: The paths that the calibration images took, each with its share of the images. Rare paths are counted
+            with others of similar cost. Empty in models of dsnet 0.1.
+        window: The window that the router chooses within; None is the whole range.
     """
 
     madds: float
@@ -70,10 +74,17 @@ class Budget(Typed):
     accuracy: float
     image_size: int
     shares: tuple[tuple[WidthPath, float], ...] = ()
+    window: Window | None = None
 
     def __post_init__(self) -> None:
+        check_window(self.window)
         for name, kind in (("madds", float), ("lam", float), ("accuracy", float), ("image_size", int)):
             object.__setattr__(self, name, kind(getattr(self, name)))  # plain numbers, also from numpy
+
+
+def check_window(window: Window | None) -> None:
+    good = window is None or 0 <= window[0] <= window[1]
+    must("a window", window, good, "be two positions from 0, the lower one first, such as (0, 2)")
 
 
 @dataclass(frozen=True)
@@ -96,11 +107,14 @@ class RouterSpec(Typed):
         targets: What the scores were trained on. With `correctness` they are probabilities, with `kl` negative
             divergences.
         hidden: Hidden units of the slim_first head.
+        windows: Number of adjacent widths in a window. A gate was trained to choose within each window, and a budget
+            picks the window. None if it was trained to choose among all widths.
     """
 
     kind: RouterKind = "gate"
     targets: Targets = "try_best"
     hidden: int = 32
+    windows: int | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -109,6 +123,9 @@ class RouterSpec(Typed):
             raise ValueError(f"targets {self.targets!r} are unknown; choose from {', '.join(TARGETS)}")
         good = type(self.hidden) is int and self.hidden >= 1
         must("the router's hidden size", repr(self.hidden), good, "be at least 1")
+        if self.windows is not None:
+            must("the size of a window", self.windows, self.windows >= 2, "be at least 2 widths")
+            must("the router", self.kind, self.kind == "gate", "be a gate to choose within windows")
 
     @property
     def probes(self) -> bool:
@@ -133,6 +150,14 @@ class Router(Typed):
         """The uniform paths of the routing space, slimmest first: what a probing router chooses from."""
         return self.routing.uniform
 
+    @cached_property
+    def windows(self) -> list[Window]:
+        """The windows that the router was trained to choose within, lowest first: all runs of so many adjacent
+        positions. The whole range if it was trained to choose among all widths."""
+        count = max(map(len, self.routing.choices))
+        size = min(self.spec.windows or count, count)
+        return [(low, low + size - 1) for low in range(count - size + 1)]
+
 
 @dataclass(frozen=True)
 class Policy(Typed):
@@ -144,12 +169,18 @@ class Policy(Typed):
         note: A message for the user if the request cannot be met exactly.
         share: The average MAdds that lambda is expected to spend, as a share of the widest path's, in single precision.
             An exported file takes it and computes the same lambda. None if lambda was not made from a budget.
+        window: The positions that every decision chooses within; None is the whole range. If the cap is below the
+            window, the widest width within the cap is taken.
     """
 
     lam: float = 0.0
     max_width: int | None = None
     note: str = ""
     share: float | None = None
+    window: Window | None = None
+
+    def __post_init__(self) -> None:
+        check_window(self.window)
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def test_the_graph_decides_as_dsnet_for_any_scores_and_budget(router: RouterSpec
     asked = [*shares, *rng.uniform(shares[0] / 2, 1.2 * shares[-1], 20), 0.01, 1.0, *np.nextafter(shares, 0)]
     for number, share in enumerate(asked):
         policy = policy_for(manifest, share * manifest.table.widest, max_width=(None, 3)[number % 2])
-        expected = decide(scores, prices.at(0, 0), policy, prices.allowed(0, policy.max_width))
+        expected = decide(scores, prices.at(0, 0), policy, prices.allowed(0, policy))
         cap = -1 if policy.max_width is None else policy.max_width
         for fed in (np.float32(share), np.float32(policy.share)):  # what a caller asks, and what dsnet feeds
             feed = {"scores": scores, "budget": fed[None], "max_width": np.int64([cap])}

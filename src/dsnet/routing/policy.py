@@ -84,15 +84,19 @@ class Prices:
     def check_cap(self, max_width: int | None) -> None:
         """Refuse a cap that leaves a decision without any width."""
         for point in range(len(self.tables)):
-            self.allowed(point, max_width)
+            self.allowed(point, Policy(max_width=max_width))
 
-    def allowed(self, point: int, max_width: int | None) -> np.ndarray | None:
-        """Mask [R] of the candidates that the cap allows; None without a cap."""
-        if max_width is None:
+    def allowed(self, point: int, policy: Policy) -> np.ndarray | None:
+        """Mask [R] of the candidates within the cap and the window; None if there is neither.
+
+        A window that begins above the cap, or behind the end of a shorter list, leaves the widest candidate below it.
+        """
+        if policy.max_width is None and policy.window is None:
             return None
-        widths = self.widths(point)
-        if max_width < min(widths):
-            raise RoutingError(
-                f"max_width {max_width} is below the slimmest width that the router may choose, {min(widths)}"
-            )
-        return np.array([width <= max_width for width in widths])
+        widths = np.array(self.widths(point))
+        positions, cap = np.arange(len(widths)), widths[-1] if policy.max_width is None else policy.max_width
+        within = widths <= cap
+        if not within.any():
+            raise RoutingError(f"max_width {cap} is below the slimmest width that the router may choose, {widths[0]}")
+        low, high = policy.window or (0, len(widths) - 1)
+        return np.asarray(within & (positions >= min(low, within.sum() - 1)) & (positions <= high))

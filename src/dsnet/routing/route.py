@@ -113,7 +113,7 @@ def run_grouped(parts: Parts, x: Any, policy: Policy, prices: Prices, *, overrid
     """Run every sample along the path that the router picks for it; `override` may replace each decision."""
 
     def decided(point: int, w_in: int, rows: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        chosen = decide(scores, prices.at(point, w_in), policy, prices.allowed(point, policy.max_width))
+        chosen = decide(scores, prices.at(point, w_in), policy, prices.allowed(point, policy))
         return chosen if override is None else override(point, rows, chosen)
 
     run = _probing if prices.router.probes else _gates

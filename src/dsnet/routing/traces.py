@@ -229,7 +229,7 @@ class Traces:
         router, prices = self.router, self.prices
         assert router is not None
         if router.probes:
-            chosen = decide(self.scores[()][some], prices.at(0, 0), policy, prices.allowed(0, policy.max_width))
+            chosen = decide(self.scores[()][some], prices.at(0, 0), policy, prices.allowed(0, policy))
             return np.array(router.candidates, np.int64)[chosen], np.zeros(0, np.int64)
         routing = router.routing.choices
         paths = np.zeros((len(self), len(routing)), np.int64)
@@ -246,7 +246,7 @@ class Traces:
             known = ~np.isnan(scores).any(1)
             unknown.append(rows[~known])
             rows, point = rows[known], len(prefix)
-            allowed = prices.allowed(point, policy.max_width)
+            allowed = prices.allowed(point, policy)
             chosen = decide(scores[known], prices.at(point, prefix[-1] if prefix else 0), policy, allowed)
             for position in np.unique(chosen):
                 group, width = rows[chosen == position], routing[point][position]

@@ -121,11 +121,11 @@ class FileRunner(Runner):
         def decided(path: WidthPath, scores: np.ndarray) -> WidthPath:
             """The path up to the first decision that differs from it; the scores behind that are not known yet."""
             if router.probes:
-                allowed = prices.allowed(0, policy.max_width)
+                allowed = prices.allowed(0, policy)
                 return router.candidates[decide(scores, prices.at(0, 0), policy, allowed)[0]]
             for point, seen in enumerate(self._by_decision(scores)):
                 at = prices.at(point, path[point - 1] if point else 0)
-                position = decide(seen, at, policy, prices.allowed(point, policy.max_width))[0]
+                position = decide(seen, at, policy, prices.allowed(point, policy))[0]
                 if (width := router.routing.choices[point][position]) != path[point]:
                     return (*path[:point], width, *free[point + 1 :])
             return path
