@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import safetensors.torch
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -123,6 +124,36 @@ def card_in(folder: Path, content: Mapping[str, Any], *, fit: str) -> Card:
     if isinstance(card, Mapping) and isinstance(card.get("preprocessing"), Mapping):
         card = {**card, "preprocessing": {"fit": fit, **card["preprocessing"]}}
     return parse(Card, card, str(folder / MODEL), error=CheckpointError, remedy="restore it from a copy")
+
+
+LATER: dict[str, dict[str, Any]] = {
+    "router": {"early": None, "bound": False, "windows": None},
+    "gate": {"standardised": False},
+}
+"""Keys of a spec's parts that older models lack, with the values that they mean."""
+
+
+def completed(spec: Any) -> Any:
+    """The spec of a description, with the keys that dsnet did not have when it was written."""
+    if not isinstance(spec, Mapping):
+        return spec
+    return {
+        key: {**LATER.get(key, {}), **completed(value)} if isinstance(value, Mapping) else value
+        for key, value in spec.items()
+    }
+
+
+def with_standard(given: dict[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a model, with those that leave inputs as they are if it was written before heads read standardised
+    inputs."""
+    fresh = {"mean": torch.zeros, "std": torch.ones}
+    lacking = {
+        name: fresh[part](expected[name].shape)
+        for layer in ("probe.reduce",)
+        for part in fresh
+        if (name := f"{layer}.{part}") in expected and name not in given
+    }
+    return {**given, **lacking}
 
 
 def check_tensors(file: Path, given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dsnet.schema import Typed
-from dsnet.space import WidthPath, WidthSpace
+from dsnet.space import WidthPath, WidthSpace, is_exit
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class CostTable(Typed):
         routers: `routers[i][j]` is the slimming head of segment i at width j, which only the dynamic network runs.
         heads: `heads[k]` is the classifier behind width k.
         shared: The front, and the part of the first segment that runs before its choice.
+        exit: The front, the layers before the first gate, and the early classifier: the exit as a static network. None
+            if there is no exit.
         probe: The candidate `probed` and the router's head that reads its logits; None if the router does not probe.
     """
 
@@ -60,18 +62,23 @@ class CostTable(Typed):
     shared: Cost
     probe: Cost | None = None
     probed: WidthPath = ()
+    exit: Cost | None = None
 
     @cached_property
     def space(self) -> WidthSpace:
         """All widths of the network."""
-        return WidthSpace.full(len(step[0]) for step in self.steps)
+        return WidthSpace.full((len(step[0]) for step in self.steps), exit=self.exit is not None)
 
     def cost(self, path: Sequence[int], *, dynamic: bool = False) -> Cost:
         """Cost of one path as a static network; with `dynamic`, the cost of the router is included.
 
-        A router that probes runs the slimmest candidate first. A wider path then reuses the part that both share.
+        A router that probes runs the slimmest candidate first. A wider path then reuses the part that both share. An
+        image that takes the exit has also run the first gate's attention and the router's head.
         """
         path = self.space.validate(path)
+        if is_exit(path):
+            assert self.exit is not None
+            return self.shared + self.routers[0][0] if dynamic else self.exit
         if dynamic and self.probe is not None:
             if path == self.probed:
                 return self.probe

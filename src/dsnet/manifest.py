@@ -21,9 +21,9 @@ KEY = "dsnet.manifest"  # its key in an ONNX file's metadata
 Window = tuple[int, int]
 """The first and the last of a run of adjacent positions in a router's list of widths."""
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
-RouterKind = Literal["gate", "slim_first", "threshold"]
+RouterKind = Literal["gate", "slim_first", "threshold", "exit_first"]
 Targets = Literal["try_best", "give_up", "narrowest", "correctness", "kl"]
-KINDS = ("gate", "slim_first", "threshold")
+KINDS = ("gate", "slim_first", "threshold", "exit_first")
 TARGETS = ("try_best", "give_up", "narrowest", "correctness", "kl")
 
 
@@ -103,10 +103,15 @@ class RouterSpec(Typed):
     Args:
         kind: `gate` scores widths with the slimming heads before they run. `slim_first` runs the slimmest path and
             scores the uniform paths from its logits. `threshold` escalates to a wider path if the slimmest path's top
-            probability is low.
+            probability is low. `exit_first` runs the early classifier and scores its answer, the exit, and the uniform
+            paths.
         targets: What the scores were trained on. With `correctness` they are probabilities, with `kl` negative
             divergences.
-        hidden: Hidden units of the slim_first head.
+        hidden: Hidden units of the head that scores the candidates from a classifier's logits. 0 is a head of rank one:
+            all scores are a_k + b_k h(x), with one linear function h.
+        early: Hidden units of the early classifier, which reads the map that the first gate pools; 0 for a linear one.
+            None for no early classifier: gates then read their own codes.
+        bound: Whether the first gate decides for all gates, so that every path is uniform.
         windows: Number of adjacent widths in a window. A gate was trained to choose within each window, and a budget
             picks the window. None if it was trained to choose among all widths.
     """
@@ -114,6 +119,8 @@ class RouterSpec(Typed):
     kind: RouterKind = "gate"
     targets: Targets = "try_best"
     hidden: int = 32
+    early: int | None = None
+    bound: bool = False
     windows: int | None = None
 
     def __post_init__(self) -> None:
@@ -121,8 +128,18 @@ class RouterSpec(Typed):
             raise ValueError(f"router {self.kind!r} is unknown; choose from {', '.join(KINDS)}")
         if self.targets not in TARGETS:
             raise ValueError(f"targets {self.targets!r} are unknown; choose from {', '.join(TARGETS)}")
-        good = type(self.hidden) is int and self.hidden >= 1
-        must("the router's hidden size", repr(self.hidden), good, "be at least 1")
+        good = type(self.hidden) is int and self.hidden >= 0
+        must("the router's hidden size", repr(self.hidden), good, "be at least 0")
+        if self.early is None and self.exits:
+            raise ValueError("router exit_first needs an early classifier; set early to its hidden units, 0 for linear")
+        if self.early is not None:
+            if self.probes:
+                raise ValueError(f"router {self.kind} has no early classifier; leave early out, or use exit_first")
+            good = type(self.early) is int and self.early >= 0
+            must("the early classifier's hidden size", repr(self.early), good, "be at least 0")
+            object.__setattr__(self, "bound", True)  # the classifier reads one map, so there is one decision
+        if self.bound and self.probes:
+            raise ValueError(f"router {self.kind} takes uniform paths anyway; leave bound out, it is for gates")
         if self.windows is not None:
             must("the size of a window", self.windows, self.windows >= 2, "be at least 2 widths")
             must("the router", self.kind, self.kind == "gate", "be a gate to choose within windows")
@@ -130,7 +147,17 @@ class RouterSpec(Typed):
     @property
     def probes(self) -> bool:
         """Whether the slimmest path runs first, on every input."""
-        return self.kind != "gate"
+        return self.kind in ("slim_first", "threshold")
+
+    @property
+    def exits(self) -> bool:
+        """Whether the early classifier's own answer is a candidate."""
+        return self.kind == "exit_first"
+
+    @property
+    def single(self) -> bool:
+        """Whether there is one decision, between uniform paths."""
+        return self.probes or self.bound
 
 
 @dataclass(frozen=True)
@@ -147,8 +174,9 @@ class Router(Typed):
 
     @cached_property
     def candidates(self) -> list[WidthPath]:
-        """The uniform paths of the routing space, slimmest first: what a probing router chooses from."""
-        return self.routing.uniform
+        """What a router with a single decision chooses from: the exit if there is one, and the uniform paths of the
+        routing space, slimmest first."""
+        return [self.routing.exit_path] * self.spec.exits + self.routing.uniform
 
     @cached_property
     def windows(self) -> list[Window]:

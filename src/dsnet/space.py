@@ -12,6 +12,12 @@ from typing import Any
 
 WidthPath = tuple[int, ...]
 """One width index per choice point, 0 = slimmest. A static network has the path ()."""
+EXIT = -2
+"""In place of every width index of a path: the early classifier answers. (-1 means that the router chooses.)"""
+
+
+def is_exit(path: Sequence[int]) -> bool:
+    return EXIT in path
 
 
 @dataclass(frozen=True)
@@ -57,9 +63,13 @@ class Channels:
 
 @dataclass(frozen=True)
 class WidthSpace:
-    """The width indices allowed at each choice point: the full space of a network, or its routing space."""
+    """The width indices allowed at each choice point: the full space of a network, or its routing space.
+
+    exit: whether the exit is a path too. Iteration, `size`, `slimmest` and `uniform` are about widths only.
+    """
 
     choices: tuple[tuple[int, ...], ...]
+    exit: bool = False
 
     def __post_init__(self) -> None:
         for point, allowed in enumerate(self.choices):
@@ -70,9 +80,9 @@ class WidthSpace:
                 )
 
     @classmethod
-    def full(cls, widths: Iterable[int]) -> WidthSpace:
+    def full(cls, widths: Iterable[int], *, exit: bool = False) -> WidthSpace:
         """All width indices, given the number of widths at each choice point."""
-        return cls(tuple(tuple(range(count)) for count in widths))
+        return cls(tuple(tuple(range(count)) for count in widths), exit)
 
     def restrict(self, routing: Sequence[int] | Sequence[Sequence[int]] | None) -> WidthSpace:
         """A subspace: allowed indices per choice point, or one list of indices for all of them."""
@@ -106,6 +116,8 @@ class WidthSpace:
         return len(self.choices)
 
     def __contains__(self, path: object) -> bool:
+        if self.exit and path == self.exit_path:
+            return True
         return (
             isinstance(path, tuple)
             and len(path) == len(self)
@@ -129,6 +141,11 @@ class WidthSpace:
         return tuple(allowed[-1] for allowed in self.choices)
 
     @property
+    def exit_path(self) -> WidthPath:
+        """The path of an image that the early classifier answers."""
+        return (EXIT,) * len(self)
+
+    @property
     def uniform(self) -> list[WidthPath]:
         """The paths that take the same position in every choice point's list, slimmest first."""
         positions = min((len(allowed) for allowed in self.choices), default=1)
@@ -147,7 +164,15 @@ class WidthSpace:
                 f"path {path} has {len(path)} entries but the network has {len(self)} choice points; "
                 f"give one width index for each, for example {','.join(map(str, self.widest))}"
             )
+        if self.exit and path == self.exit_path:
+            return path
         for point, (width, allowed) in enumerate(zip(path, self.choices, strict=True)):
+            if width == EXIT:
+                raise ValueError(
+                    f"path {path} asks for the exit; it must stand at every choice point"
+                    if self.exit
+                    else f"path {path} asks for the exit but the network has none; train it with the router exit_first"
+                )
             if width not in allowed:
                 raise ValueError(
                     f"path {path} asks for width {width} at choice point {point}; allowed are "

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dsnet.data.dataset import Batch
 from dsnet.models import Supernet, create_model, eager, list_models
-from dsnet.nn import Gate, RouterSpec, SliceBatchNorm2d, SliceNorm, SlimFirstHead
+from dsnet.nn import Gate, RouterSpec, ScoringHead, SliceBatchNorm2d, SliceNorm
 from dsnet.routing.policy import Prices
 from dsnet.routing.traces import Traces
 from dsnet.space import WidthPath
@@ -97,7 +97,7 @@ def router_net(name: str, router: RouterSpec, *, routing: object = None, seed: i
         torch.manual_seed(seed + 1)
         x = varied(fresh, 16)
         entered = fresh.enter(x)
-        if isinstance(fresh.probe, SlimFirstHead):
+        if isinstance(fresh.probe, ScoringHead):
             raw = fresh.probe(fresh.run_paths(entered, fresh.candidates[:1])[0])
             spread = raw.std(0).clamp_min(1e-3)
             fresh.probe.score.weight /= spread[:, None]

@@ -21,7 +21,7 @@ from dsnet import DynamicRunner, export_bundle, export_onnx, open_runner, route,
 from dsnet.errors import CheckpointError, RoutingError
 from dsnet.manifest import Policy
 from dsnet.models import Budget, Card, Preprocessing, Supernet, count
-from dsnet.nn import Gate, RouterSpec, SlimFirstHead, ThresholdHead
+from dsnet.nn import Gate, RouterSpec, ScoringHead, ThresholdHead
 from dsnet.results import Evaluation, Made, Metric, PathRow, Stat
 from dsnet.routing.route import Routed
 from dsnet.runtime.onnx import open_onnx
@@ -61,7 +61,7 @@ def routed_net(name: str, router: RouterSpec, *, routing: object = None) -> Supe
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         net = with_fresh_router(net, replace(net.spec, router=router)).eval()
-        if isinstance(net.probe, SlimFirstHead):
+        if isinstance(net.probe, ScoringHead):
             raw = net.probe(net(x, net.candidates[0]))
             net.probe.score.weight /= raw.std(0)[:, None]
             net.probe.score.bias.sub_(raw.mean(0)).div_(raw.std(0))

@@ -145,7 +145,7 @@ def test_the_supernet_stays_bit_identical_and_the_router_learns(name: str, confi
     values = guidance_over_steps(stage)
     assert values[-1] < values[0]
     for key, value in stage.net.state_dict().items():
-        of_router = key.startswith("probe.") or ".slimming." in key
+        of_router = key.startswith(("probe.", "early.")) or ".slimming." in key
         assert of_router or torch.equal(value, before[key]), key
     assert any(not torch.equal(value, before[key]) for key, value in stage.net.state_dict().items())
 
@@ -233,7 +233,7 @@ def test_wrong_configs_are_refused() -> None:
         (lambda: SGSConfig("slim_first", classification=1.0), "are for router gate"),
         (lambda: SGSConfig("threshold", "kl"), "has nothing to train"),
         (lambda: SGSConfig(temperature=0.0), "temperature is 0.0; it must be positive"),
-        (lambda: RouterSpec(hidden=0), "hidden size is 0"),
+        (lambda: RouterSpec(hidden=-1), "hidden size is -1"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

@@ -14,7 +14,7 @@ from torch import fx, nn
 from dsnet.export.writer import Graph, array
 from dsnet.nn import Fixed, SliceBatchNorm2d, SliceConv2d, SliceDepthwise, SliceGroupNorm, SliceLinear
 from dsnet.nn.norm import EPS
-from dsnet.nn.slicing import GlobalPool
+from dsnet.nn.slicing import GlobalPool, GridPool, StandardLinear
 from dsnet.nn.tracing import trace
 
 
@@ -54,6 +54,15 @@ class _Writer(fx.Interpreter):
             case SliceDepthwise():
                 count = layer.channels[widths[0]]
                 return self.convolution(n, layer, f"{name}.weight", x, [count], group=count)
+            case StandardLinear():
+                folded, bias = layer.sliced(*widths)
+                assert bias is not None
+                whole = (layer.weight / layer.std).detach()
+                inputs = [
+                    self.out.weight(f"{name}.weight", whole, list(folded.shape)),
+                    self.out.constant(array(bias), np.float32),
+                ]
+                return self.out.op("Gemm", x, *inputs, transB=1)
             case SliceLinear():
                 rows, columns = layer.cout[widths[1]], layer.cin[widths[0]]
                 inputs = [self.out.weight(f"{name}.weight", layer.weight, [rows, columns])]
@@ -66,6 +75,8 @@ class _Writer(fx.Interpreter):
                 return self.plain(layer.layer, f"{name}.layer", x)
             case GlobalPool():
                 return self.out.op("Flatten", self.out.op("GlobalAveragePool", x), axis=1)
+            case GridPool():
+                return self.out.op("Flatten", grid_pool(self.out, layer, x), axis=1)
         raise TypeError(f"{type(layer).__name__} has no ONNX form")
 
     def plain(self, layer: nn.Module, name: str, x: str) -> str:
@@ -133,6 +144,21 @@ def group_norm(graph: Graph, layer: SliceGroupNorm | nn.GroupNorm, name: str, x:
     )
     mean, variance = (graph.constant(values, np.float32) for values in (zeros, ones))
     return graph.op("BatchNormalization", y, scale, shift, mean, variance, epsilon=0.0)
+
+
+def grid_pool(graph: Graph, layer: GridPool, x: str) -> str:
+    """One average pool if the grid divides the map, otherwise two products with the matrices of its bins."""
+    assert graph.model.grid is not None, "the size of the map is not known"
+    height, width = graph.model.grid
+    if height % layer.side == 0 and width % layer.side == 0:
+        steps = [height // layer.side, width // layer.side]
+        return x if steps == [1, 1] else graph.op("AveragePool", x, kernel_shape=steps, strides=steps)
+    rows, columns = (np.zeros((layer.side, length)) for length in (height, width))
+    for matrix in (rows, columns):
+        for number, held in enumerate(layer.bins(matrix.shape[1])):
+            matrix[number, held.start : held.stop] = 1 / len(held)
+    x = graph.op("MatMul", graph.constant(rows, np.float32), x)
+    return graph.op("MatMul", x, graph.constant(columns.T, np.float32))
 
 
 def value(graph: Graph, item: Any) -> str:

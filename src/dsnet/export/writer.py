@@ -16,10 +16,13 @@ IR_VERSION = 8
 
 
 class Model:
-    """The names and weights that all graphs of a file share. shared: whether graphs slice whole weights."""
+    """The names and weights that all graphs of a file share.
 
-    def __init__(self, *, shared: bool) -> None:
-        self.shared = shared
+    shared: whether graphs slice whole weights. grid: height and width of the map that an early classifier pools.
+    """
+
+    def __init__(self, *, shared: bool, grid: tuple[int, int] | None = None) -> None:
+        self.shared, self.grid = shared, grid
         self.weights: dict[str, onnx.TensorProto] = {}
         self.numbers = itertools.count()
 

@@ -41,14 +41,16 @@ def count(model: Any, image_size: int | None = None) -> CostTable:
     spec: Any = getattr(model, "spec", model)
     size = spec.image_size if image_size is None else image_size
     spec.check_size(size)
-    table = _table(spec.without_router(), size)
     if spec.router is None or not spec.router.probes:
-        return table
+        bound = spec.router is not None and spec.router.bound  # then some slimming heads do not run
+        return _table(spec if bound else spec.without_router(), size)
+    table = _table(spec.without_router(), size)
     candidates = WidthSpace(spec.routing).uniform
     with torch.device("meta"):
         head = probe_head(spec.router, spec.num_classes, len(candidates))
     assert head is not None
-    probe = table.cost(candidates[0]) + Cost(head.madds(), 0, head.params())
+    params = sum(parameter.numel() for parameter in head.parameters())
+    probe = table.cost(candidates[0]) + Cost(head.madds(), 0, params)
     return replace(table, probe=probe, probed=candidates[0])
 
 
@@ -75,8 +77,8 @@ class Use:
 
     @property
     def scores(self) -> bool:
-        """Whether the layer belongs to a slimming head, which only the dynamic network runs."""
-        return ".slimming." in self.name
+        """Whether the layer belongs to a router, which only the dynamic network runs."""
+        return ".slimming." in self.name or self.name.startswith("early.")
 
     def at(self, chosen: Mapping[int, int]) -> Cost:
         widths = [0 if point is None else chosen[point] for point in self.points]
@@ -132,12 +134,20 @@ def _table(spec: Any, image_size: int) -> CostTable:
         before = widths
     heads = tuple(at(HEAD, {len(spec.widths) - 1: width}) for width in range(before))
     front = at(FRONT, {})
-    entry = (use for use in uses if use.place == 0 and 0 not in use.points and not use.scores)
-    return CostTable(image_size, front, tuple(steps), tuple(routers), heads, front + total(entry, {}))
+    entry = [use for use in uses if use.place == 0 and 0 not in use.points and not use.scores]
+    alone = [use for use in entry if ".gate." not in use.name]
+    alone += [use for use in uses if use.name.startswith("early.classifier.")]
+    exit = front + total(alone, {}) if spec.router is not None and spec.router.exits else None
+    return CostTable(image_size, front, tuple(steps), tuple(routers), heads, front + total(entry, {}), exit=exit)
 
 
 def total(uses: Iterable[Use], chosen: Mapping[int, int]) -> Cost:
     return sum((use.at(chosen) for use in uses), Cost())
+
+
+def early_shape(spec: Any, image_size: int) -> tuple[int, ...]:
+    """Shape [0, C, H, W] of the map that the early classifier pools, for an empty batch."""
+    return next(tuple(use.shape) for use in _uses(spec, image_size) if use.name == "early.classifier.pool")
 
 
 def clear_counts() -> None:

@@ -129,9 +129,10 @@ class ModelSpec(Typed):
             raise ValueError(f"{self.name!r} has one width only, so there is nothing to route; choose another model")
         if WidthSpace(self.routing).size == 1:
             raise ValueError(f"routing {self.routing} leaves one path only; give the router widths to choose from")
-        if router.kind == "gate" and (self.gate is None or self.gate.slimming is None):
-            raise ValueError(f"{self.name!r} has no slimming heads; use the router slim_first or threshold")
-        if (router.probes or router.targets in ("narrowest", "correctness", "kl")) and len(
+        heads = self.gate is not None and self.gate.slimming is not None
+        if router.kind == "gate" and router.early is None and not heads:
+            raise ValueError(f"{self.name!r} has no slimming heads; use the router slim_first, exit_first or threshold")
+        if (router.single or router.targets in ("narrowest", "correctness", "kl")) and len(
             {len(allowed) for allowed in self.routing}
         ) > 1:
             raise ValueError(
@@ -141,12 +142,14 @@ class ModelSpec(Typed):
 
     @property
     def space(self) -> WidthSpace:
-        return WidthSpace.full(self.widths)
+        return WidthSpace.full(self.widths, exit=self.router is not None and self.router.exits)
 
     @property
     def candidates(self) -> list[WidthPath]:
-        """The uniform paths of the routing space, slimmest first: what a probing router chooses from."""
-        return WidthSpace(self.routing).uniform
+        """What a router with a single decision chooses from: the exit if there is one, and the uniform paths of the
+        routing space, slimmest first."""
+        exits = self.router is not None and self.router.exits
+        return [self.space.exit_path] * exits + WidthSpace(self.routing).uniform
 
     @property
     def stride(self) -> int:

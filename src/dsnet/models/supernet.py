@@ -13,8 +13,8 @@ from dsnet.models.build import Features, Segment, build
 from dsnet.models.count import FRONT, HEAD
 from dsnet.models.parts import LiveParts, describe
 from dsnet.models.spec import ModelSpec
-from dsnet.nn import Mix, SlimmingHead, Width, probe_head
-from dsnet.space import WidthPath, WidthSpace
+from dsnet.nn import Mix, SlimmingHead, Width, early_router, probe_head
+from dsnet.space import WidthPath, WidthSpace, is_exit
 
 Choose = Callable[[int, Tensor | None], Tensor]
 """(choice point, gate logits [B, R] or None without a slimming head) -> weights [B, R] over the routing space."""
@@ -37,8 +37,9 @@ class Supernet(nn.Module):
         card: Class names, preprocessing and budgets, which are saved with the weights.
         space: All paths.
         routing: The paths that the gates may choose.
-        candidates: The paths that a probing router may choose.
+        candidates: The paths that a router with a single decision may choose.
         probe: The head of a probing router; None for other routers.
+        early: The early classifier and the head that reads it; None for routers without one.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -48,6 +49,8 @@ class Supernet(nn.Module):
         self.front, segments, self.head = build(spec)
         self.segments = nn.ModuleList(segments)
         self.probe = probe_head(spec.router, spec.num_classes, len(spec.candidates))
+        channels = segments[0].first.entered.max if segments else 0
+        self.early = early_router(spec.router, channels, spec.num_classes, len(self.routing.uniform))
 
     @property
     def space(self) -> WidthSpace:
@@ -60,6 +63,11 @@ class Supernet(nn.Module):
     @property
     def candidates(self) -> list[WidthPath]:
         return self.spec.candidates
+
+    @property
+    def bound(self) -> bool:
+        """Whether the first decision binds all gates."""
+        return self.spec.router is not None and self.spec.router.bound
 
     @property
     def chain(self) -> list[Segment]:
@@ -76,6 +84,9 @@ class Supernet(nn.Module):
 
     def run(self, x: Tensor, path: WidthPath) -> Tensor:
         """`forward` without its checks."""
+        if is_exit(path):
+            assert self.early is not None
+            return self.early.classifier(self.chain[0].enter(self.front(x, 0), 0))
         x, w_in = self.front(x, 0), 0
         for segment, w_out in zip(self.chain, path, strict=True):
             x, w_in = segment(x, w_in, w_out), w_out
@@ -88,6 +99,33 @@ class Supernet(nn.Module):
             return Entered(x, x)
         x = self.chain[0].enter(x, 0)
         return Entered(x, *self.chain[0].attend(x, 0))
+
+    def pooled_early(self, entered: Entered) -> Tensor:
+        """What the early classifier reads [B, C * 16]."""
+        assert self.early is not None
+        return self.early.classifier.pool(entered.x, 0)
+
+    def early_logits(self, entered: Entered) -> Tensor:
+        """Logits of the early classifier."""
+        assert self.early is not None
+        return self.early.classifier(entered.x)
+
+    def early_scores(self, logits: Tensor) -> Tensor:
+        """Raw scores [B, R] of the candidates, from the logits of the early classifier."""
+        assert self.early is not None
+        return self.early.head(logits)
+
+    def score(self, point: int, x: Tensor, code: Tensor | None, width: Width) -> Tensor | None:
+        """Raw scores of the decision at a choice point, whose gate pools the map `x`; None where there is no decision.
+
+        The early classifier decides in place of the first slimming head. Behind a decision that binds all gates, there
+        is no other.
+        """
+        if self.early is not None and point == 0:
+            return self.early_scores(self.early.classifier(x))
+        if point and self.bound:
+            return None
+        return self.chain[point].score(code, width)
 
     def run_coded(self, entered: Entered, path: WidthPath) -> tuple[Tensor, list[Tensor | None]]:
         """Logits of a path, and the code that each slimming head along it reads."""
@@ -102,15 +140,18 @@ class Supernet(nn.Module):
         return self.head(x, w_in), codes
 
     def run_scored(self, x: Tensor, path: WidthPath) -> tuple[Tensor, list[Tensor | None]]:
-        """Logits of a path, and the raw scores of each slimming head along it."""
-        logits, codes = self.run_coded(self.enter(x), path)
-        widths = (0, *path)[: len(path)]
-        return logits, [s.score(code, w) for s, code, w in zip(self.chain, codes, widths, strict=True)]
+        """Logits of a path, and the raw scores of each decision along it."""
+        entered = self.enter(x)
+        logits, codes = self.run_coded(entered, path)
+        widths = enumerate((0, *path)[: len(path)])
+        return logits, [self.score(point, entered.x, codes[point], width) for point, width in widths]
 
     def place_of(self, layer: str) -> int:
         """The choice point that a layer belongs to, by its name."""
         room, number, *_ = layer.split(".")
-        return int(number) if room == "segments" else FRONT if room == "front" else HEAD
+        if room == "segments":
+            return int(number)
+        return {"front": FRONT, "early": 0}.get(room, HEAD)
 
     def forward_features(self, x: Tensor, path: Sequence[int] = ()) -> Features:
         """The tapped feature maps of the sub-network `path`, by name, in the order of the network."""
@@ -134,10 +175,11 @@ class Supernet(nn.Module):
     def run_paths(self, entered: Entered, paths: Sequence[WidthPath]) -> list[Tensor]:
         """`forward_paths` from `enter` on."""
         logits: dict[WidthPath, Tensor] = {}
+        wide = [path for path in paths if not is_exit(path)]
 
         def descend(x: Tensor, scaled: Tensor, prefix: WidthPath) -> None:
             w_in, point = prefix[-1] if prefix else 0, len(prefix)
-            below = [path[point] for path in paths if path[:point] == prefix]
+            below = [path[point] for path in wide if path[:point] == prefix]
             for w_out in dict.fromkeys(below):
                 path, y = (*prefix, w_out), self.chain[point].body(x, scaled, w_in, w_out)
                 if len(path) == len(self.chain):
@@ -146,6 +188,8 @@ class Supernet(nn.Module):
                 y = self.chain[point + 1].enter(y, w_out)
                 descend(y, self.chain[point + 1].attend(y, w_out)[0], path)
 
+        if len(wide) < len(paths):
+            logits[self.space.exit_path] = self.early_logits(entered)
         if self.chain:
             descend(entered.x, entered.scaled, ())
         else:
@@ -157,7 +201,8 @@ class Supernet(nn.Module):
 
         `choose` turns a gate's logits into weights [B, R] over the routing space, one-hot in the forward
         pass. All samples run at the widest candidate with channels masked; with one-hot weights this
-        equals slicing. Returned mixes are [B, K] over all widths of each choice point.
+        equals slicing. Returned mixes are [B, K] over all widths of each choice point. Where the first
+        gate decides for all, `choose` is called once.
         """
         self.check_input(x)
         return self.run_mixed(self.enter(x), choose)
@@ -166,14 +211,15 @@ class Supernet(nn.Module):
         """`forward_mixed` from `enter` on."""
         x, scaled, code = entered
         width: Width = 0
+        weights: Tensor | None = None
         gate_logits: list[Tensor | None] = []
         mixes: list[Tensor] = []
         for point, (segment, allowed) in enumerate(zip(self.chain, self.routing.choices, strict=True)):
             if point:
                 x = segment.enter(x, width)
                 scaled, code = segment.attend(x, width)
-            scores = segment.score(code, width)
-            weights = choose(point, scores)
+            scores = self.score(point, x, code, width)
+            weights = choose(point, scores) if point == 0 or not self.bound else weights
             if not isinstance(weights, Tensor) or weights.shape != (len(x), len(allowed)):
                 given = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
                 raise ValueError(

@@ -4,14 +4,26 @@ from dsnet.manifest import RouterSpec
 from dsnet.nn.blocks import Block, Bottleneck, ConvBlock, DepthwiseSeparable, InvertedResidual, MaxPool
 from dsnet.nn.gate import Gate, GateSpec, SlimmingHead
 from dsnet.nn.norm import NormSpec, SliceBatchNorm2d, SliceGroupNorm, SliceNorm
-from dsnet.nn.router import ProbeHead, SlimFirstHead, ThresholdHead, link, probe_head
-from dsnet.nn.slicing import Fixed, GlobalPool, Mix, Sliceable, SliceConv2d, SliceDepthwise, SliceLinear, Width
+from dsnet.nn.router import EarlyClassifier, EarlyRouter, ScoringHead, ThresholdHead, early_router, link, probe_head
+from dsnet.nn.slicing import (
+    Fixed,
+    GlobalPool,
+    Mix,
+    Sliceable,
+    SliceConv2d,
+    SliceDepthwise,
+    SliceLinear,
+    StandardLinear,
+    Width,
+)
 
 __all__ = [
     "Block",
     "Bottleneck",
     "ConvBlock",
     "DepthwiseSeparable",
+    "EarlyClassifier",
+    "EarlyRouter",
     "Fixed",
     "Gate",
     "GateSpec",
@@ -20,8 +32,8 @@ __all__ = [
     "MaxPool",
     "Mix",
     "NormSpec",
-    "ProbeHead",
     "RouterSpec",
+    "ScoringHead",
     "SliceBatchNorm2d",
     "SliceConv2d",
     "SliceDepthwise",
@@ -29,10 +41,11 @@ __all__ = [
     "SliceLinear",
     "SliceNorm",
     "Sliceable",
-    "SlimFirstHead",
     "SlimmingHead",
+    "StandardLinear",
     "ThresholdHead",
     "Width",
+    "early_router",
     "link",
     "probe_head",
 ]

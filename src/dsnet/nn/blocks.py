@@ -28,6 +28,11 @@ class Block(nn.Module):
         super().__init__()
         self.activation, self.gate, self.skip = ACTIVATIONS[activation], gate, skip
 
+    @property
+    def entered(self) -> Channels:
+        """Channels of the map that `enter` returns."""
+        raise TypeError(f"{type(self).__name__} does not start a segment")
+
     def enter(self, x: Tensor, w_in: Width) -> Tensor:
         return x
 
@@ -53,6 +58,10 @@ class ConvBlock(Block):
         super().__init__(activation)
         self.conv = SliceConv2d(cin, cout, kernel, stride=stride)
         self.norm = norm.build(cout)
+
+    @property
+    def entered(self) -> Channels:
+        return self.conv.cin
 
     def body(self, x: Tensor, scaled: Tensor, w_in: Width, w_out: Width) -> Tensor:
         return self.activation(self.norm(self.conv(scaled, w_in, w_out), w_out))
@@ -90,6 +99,10 @@ class DepthwiseSeparable(Block):
         self.pointwise = SliceConv2d(cin, cout)
         self.norm2 = norm.build(cout)
 
+    @property
+    def entered(self) -> Channels:
+        return self.depthwise.channels
+
     def enter(self, x: Tensor, w_in: Width) -> Tensor:
         return self.activation(self.norm1(self.depthwise(x, w_in), w_in))
 
@@ -121,6 +134,10 @@ class Bottleneck(Block):
         self.conv3, self.norm3 = SliceConv2d(inner, cout), norm.build(cout)
         self.shortcut = SliceConv2d(cin, cout, stride=stride) if project else None
         self.shortcut_norm = norm.build(cout) if project else None
+
+    @property
+    def entered(self) -> Channels:
+        return self.conv1.cin
 
     def body(self, x: Tensor, scaled: Tensor, w_in: Width, w_out: Width) -> Tensor:
         y = self.activation(self.norm1(self.conv1(scaled, w_in, w_out), w_out))
@@ -155,6 +172,10 @@ class InvertedResidual(Block):
         self.norm1 = norm.build(inner)
         self.project = SliceConv2d(inner, cout)
         self.norm2 = norm.build(cout)
+
+    @property
+    def entered(self) -> Channels:
+        return self.depthwise.channels
 
     def enter(self, x: Tensor, w_in: Width) -> Tensor:
         if self.expand is not None and self.norm0 is not None:

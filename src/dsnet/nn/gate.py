@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dsnet.errors import must
-from dsnet.nn.slicing import GlobalPool, Shape, SliceLinear, Width
+from dsnet.nn.slicing import GlobalPool, Shape, SliceLinear, StandardLinear, Width
 from dsnet.nn.tracing import materialise
 from dsnet.schema import Typed
 from dsnet.space import Channels
@@ -28,6 +28,8 @@ class GateSpec(Typed):
         reduction: The hidden size is the widest input divided by it, unless a stage sets the size.
         slimming: The output of the slimming head: `one_hot` scores, one `scalar`, or None for no slimming head.
         shared: Whether the slimming head reads the attention head's first layer W1, or has a first layer of its own.
+        standardised: Whether the slimming head reads standardised inputs and has a bias. The released network has
+            neither.
     """
 
     attention: Literal["tanh", "sigmoid"] = "tanh"
@@ -35,6 +37,7 @@ class GateSpec(Typed):
     reduction: int = 4
     slimming: Literal["one_hot", "scalar"] | None = "one_hot"
     shared: bool = True
+    standardised: bool = False
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -89,14 +92,19 @@ class Gate(nn.Module):
 
 
 class SlimmingHead(nn.Module):
-    """Raw scores [B, R] over the R candidate widths of the routing space (W2; no bias, as released)."""
+    """Raw scores [B, R] over the R candidate widths of the routing space (W2)."""
 
     def __init__(self, spec: GateSpec, channels: Channels, hidden: int, candidates: int) -> None:
         super().__init__()
         self.candidates, self.activation = candidates, ACTIVATIONS[spec.activation]
         self.scalar = spec.slimming == "scalar"
-        self.reduce = None if spec.shared else SliceLinear(channels, Channels.of(hidden))
-        self.score = SliceLinear(Channels.of(hidden), Channels.of(1 if self.scalar else candidates), bias=False)
+        code, scores = Channels.of(hidden), Channels.of(1 if self.scalar else candidates)
+        linear = StandardLinear if spec.standardised else SliceLinear
+        self.reduce = None if spec.shared else linear(channels, code)
+        if spec.standardised:
+            self.score = linear(code, scores) if spec.shared else SliceLinear(code, scores)
+        else:
+            self.score = SliceLinear(code, scores, bias=False)
 
     def forward(self, code: Tensor, width: Width) -> Tensor:
         if self.reduce is not None:
@@ -107,6 +115,12 @@ class SlimmingHead(nn.Module):
         # p = sigmoid(s) in steps between neighbouring widths: scores_k = -(p - k/(R-1))^2 / s0, s0 = 1/(R-1)^2.
         position = torch.sigmoid(scores) * (self.candidates - 1)
         return torch.cat([-((position - k) ** 2) for k in range(self.candidates)], dim=1)
+
+    def standardise(self, codes: Tensor) -> None:
+        """Take the standardisation from samples [N, C] of the code; only where the spec asks for it."""
+        first = self.score if self.reduce is None else self.reduce
+        if isinstance(first, StandardLinear):
+            first.standardise(codes)
 
     def materialise(self, width: int) -> nn.Module:
         """The head at a width of its input, as a plain module from code to scores."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -185,6 +186,37 @@ class SliceLinear(Sliceable):
         return f"{self.cin.counts} -> {self.cout.counts}, bias={self.bias is not None}"
 
 
+class StandardLinear(SliceLinear):
+    """Linear layer on standardised inputs, (x - mean) / std, folded into its weights wherever they are read."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, cin: Channels, cout: Channels) -> None:
+        super().__init__(cin, cout)
+        self.register_buffer("mean", torch.zeros(cin.max))
+        self.register_buffer("std", torch.ones(cin.max))
+
+    @torch.no_grad()
+    def standardise(self, inputs: Tensor) -> None:
+        """Take mean and std from samples [N, C] of the inputs; a constant input is only centred."""
+        std, mean = torch.std_mean(inputs.double(), 0, correction=0)
+        self.mean.copy_(mean)
+        self.std.copy_(torch.where(std > 1e-6, std, 1.0))
+
+    def sliced(self, w_in: Width, w_out: Width) -> tuple[Tensor, Tensor | None]:
+        weight, bias = super().sliced(w_in, w_out)
+        count = weight.shape[1]
+        assert bias is not None
+        weight = weight / self.std[:count]
+        return weight, bias - weight @ self.mean[:count]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+        for name in ("mean", "std"):  # layers of dsnet 0.1 did not standardise
+            state_dict.setdefault(prefix + name, getattr(self, name))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
 class GlobalPool(Sliceable):
     """Global average pooling to a vector: the gate's encoder E, and the end of every network."""
 
@@ -203,6 +235,31 @@ class GlobalPool(Sliceable):
 
     def out_shape(self, shape: Shape, *widths: int) -> Shape:
         return tuple(shape[:2])
+
+
+class GridPool(Sliceable):
+    """Average pooling to a grid of fixed side, then to a vector [B, C * side * side]; maps may have any size."""
+
+    def __init__(self, channels: Channels, side: int) -> None:
+        super().__init__()
+        self.channels, self.side = channels, side
+
+    def forward(self, x: Tensor, width: Width) -> Tensor:
+        return F.adaptive_avg_pool2d(x, self.side).flatten(1)
+
+    def materialise(self, *widths: int) -> nn.Module:
+        return nn.Sequential(nn.AdaptiveAvgPool2d(self.side), nn.Flatten(1)).train(self.training)
+
+    def bins(self, length: int) -> list[range]:
+        """The rows or columns of a map that each row or column of the grid averages; they may overlap."""
+        return [range(k * length // self.side, -(-(k + 1) * length // self.side)) for k in range(self.side)]
+
+    def pools(self, shape: Shape, *widths: int) -> int:
+        rows, columns = (sum(map(len, self.bins(length))) for length in shape[2:])
+        return rows * columns * self.channels[widths[0]]
+
+    def out_shape(self, shape: Shape, *widths: int) -> Shape:
+        return shape[0], shape[1] * self.side**2
 
 
 def out_side(side: int, stride: int) -> int:

@@ -17,7 +17,18 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, overload
 import torch
 from torch import nn
 
-from dsnet.checkpoint import MODEL, WEIGHTS, card_in, check_tensors, read_description, read_model, task_in, write_model
+from dsnet.checkpoint import (
+    MODEL,
+    WEIGHTS,
+    card_in,
+    check_tensors,
+    completed,
+    read_description,
+    read_model,
+    task_in,
+    with_standard,
+    write_model,
+)
 from dsnet.config import RunConfig, read_run, read_yaml, resolve
 from dsnet.data.batches import PlainImages
 from dsnet.data.dataset import Data
@@ -227,7 +238,9 @@ def load(folder: str | os.PathLike[str], task: str | None = None, *, device: tor
     folder = Path(folder)
     content, tensors = read_model(folder)
     empty = described(folder, content, task)
-    check_tensors(folder / WEIGHTS, tensors, empty.state_dict())
+    expected = empty.state_dict()
+    tensors = with_standard(tensors, expected)
+    check_tensors(folder / WEIGHTS, tensors, expected)
     with torch.random.fork_rng(devices=[]):  # building draws initial weights; loading must not move the generator
         net = empty.spec.build()
     net.card = empty.card
@@ -248,8 +261,9 @@ def described(folder: Path, content: Mapping[str, Any], task: str | None) -> Any
     if name not in TASKS:
         raise CheckpointError(f"{folder} holds a network for {name}, which dsnet does not know; update dsnet")
     owner = named(name)
-    spec = parse(owner.spec, content.get("spec"), str(folder / MODEL), error=CheckpointError, strict=True)
-    if plain(spec) != content["spec"]:
+    written = completed(content.get("spec"))
+    spec = parse(owner.spec, written, str(folder / MODEL), error=CheckpointError, strict=True)
+    if plain(spec) != written:
         raise CheckpointError(f"{folder / MODEL} leaves out keys of the spec; restore it from a copy")
     try:
         with torch.device("meta"):

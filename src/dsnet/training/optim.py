@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dsnet.errors import must
-from dsnet.nn import Gate, ProbeHead
+from dsnet.nn import Gate, ScoringHead
 from dsnet.schema import Typed
 
 # Of batch_size auto: smallest and largest batch, and the number of batches that an epoch should at least have.
@@ -148,7 +148,7 @@ def learning_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float
 
 def make_optimizer(module: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     """The optimiser of all parameters that require gradients, without weight decay in gates and routers."""
-    in_gates = {id(p) for gate in module.modules() if isinstance(gate, Gate | ProbeHead) for p in gate.parameters()}
+    in_gates = {id(p) for gate in module.modules() if isinstance(gate, Gate | ScoringHead) for p in gate.parameters()}
     trained = [p for p in module.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if id(p) not in in_gates], "weight_decay": config.weight_decay},

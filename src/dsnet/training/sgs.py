@@ -109,7 +109,7 @@ def with_fresh_router(net: N, spec: Any) -> N:
 
 
 def of_router(name: str) -> bool:
-    return name.startswith("probe.") or ".slimming." in name
+    return name.startswith(("probe.", "early.")) or ".slimming." in name
 
 
 class SGS(Stage[Supernet]):

@@ -125,7 +125,7 @@ class Detector(nn.Module):
                 x = segment.enter(x, w_in)
                 scaled, code = segment.attend(x, w_in)
             if scores is not None:
-                scores.append(segment.score(code, w_in))
+                scores.append(self.backbone.score(point, x, code, w_in))
             x, more = self.rest(point, w_out, segment.first.body(x, scaled, w_in, w_out))
             projected, w_in = projected | more, w_out
         return projected
@@ -220,7 +220,7 @@ def with_backbone(spec: DetectorSpec, net: Supernet) -> Detector:
     routing of the two may differ."""
     detector = Detector(spec).to(net.head.classifier.weight.dtype)
     theirs = net.state_dict()
-    skipped = ("head.classifier.", "probe.")
+    skipped = ("head.classifier.", "probe.", "early.")
     kept = {name: tensor for name, tensor in theirs.items() if not name.startswith(skipped)}
     ours = detector.backbone.state_dict()
     for name, tensor in kept.items():

@@ -66,6 +66,11 @@ class DetectorSpec(Typed):
                 f"router {self.backbone.router.kind} reads the logits of a classifier, which a detector does not have; "
                 f"use the router gate"
             )
+        if self.backbone.router is not None and self.backbone.router.early is not None:
+            raise ValueError(
+                "an early classifier names the class of an image, but images of a detector have no single class; use "
+                "the router gate without early"
+            )
         if self.backbone.num_classes != 1:
             object.__setattr__(self, "backbone", replace(self.backbone, num_classes=1))
 
