@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from dsnet.results import Difference
@@ -31,6 +33,22 @@ def of_samples(mean: float, samples: np.ndarray) -> Difference:
     low, high = np.quantile(samples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
     low, high = (round(end, DIGITS) for end in (min(low, mean), max(high, mean)))
     return Difference(round(mean, DIGITS), (low,), (high,))
+
+
+@lru_cache(maxsize=2)
+def redraws(images: int, count: int) -> np.ndarray:
+    """How often every image occurs in each of `count` sets [count, images] that are drawn with replacement.
+
+    They are the same sets for every network, so differences of resampled scores are paired by image.
+    """
+    rng = np.random.default_rng(0)
+    return np.stack([rng.multinomial(images, [1 / images] * images).astype(np.uint16) for _ in range(count)])
+
+
+def resampled_means(values: np.ndarray, count: int) -> np.ndarray:
+    """The mean of values [N], then the means over sets of images that are drawn again [1 + count]."""
+    values = values.astype(np.float64)
+    return np.array([values.mean(), *(drawn @ values / len(values) for drawn in redraws(len(values), count))])
 
 
 def wilson(share: float, images: int) -> tuple[float, float]:

@@ -10,11 +10,18 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from dsnet.cli import main
 from dsnet.experiments import EXPERIMENTS, grid
+from dsnet.hull import level
+from dsnet.manifest import Policy
+from dsnet.models import eager
+from dsnet.paired import redraws
 from dsnet.results import Chart, Experiment, read
+from dsnet.runs.evaluate import EvalOptions, evaluate_traced
+from dsnet.runs.folder import RunFolder
 from dsnet.training import Interrupted
 from support.grid import broken_cell, copied_cell, copy_run
 from support.runs import SMOKE
@@ -76,6 +83,31 @@ def check_result(out: Path, name: str) -> None:
             assert all(series.points for series in figure.series)
         else:
             assert drawn == sum(share > 0 for group in figure.groups for bar in group.bars for share in bar.shares) > 0
+
+
+def test_a_run_keeps_its_scores_over_images_that_are_drawn_again(reproduced: Path) -> None:
+    """A draw is what an evaluation of the drawn images would find, the hull of the widths included."""
+    run = grid.Finished(next((reproduced / "runs").glob("resnet-gate-slim_first-*")), 0)
+    folder = RunFolder.of(run.folder)
+    config, data = folder.opened()
+    again, traces = evaluate_traced(eager(folder.load()), data, folder.task, config, EvalOptions())
+    assert again.rows == run.result.rows
+    kept, dynamic = run.resampled, run.result.dynamic
+    assert kept is not None
+    assert dynamic is not None
+    for number in (0, len(kept) - 1):
+        images = np.repeat(np.arange(len(traces)), redraws(len(traces), len(kept))[number])
+        drawn = kept.evaluation(run.result, number)
+        widths = []
+        for row in drawn.rows:
+            assert row.score.mean == pytest.approx(traces.right(row.path)[images].mean())
+            widths += [(float(row.madds), row.score.mean)] if row.uniform else []
+        assert drawn.dynamic is not None
+        for row, before in zip(drawn.dynamic.rows, dynamic.rows, strict=True):
+            outcome = traces.at(Policy(before.lam))
+            assert row.madds.mean == pytest.approx(outcome.madds[images].mean())
+            assert row.score.mean == pytest.approx(traces.correct(outcome)[images].mean())
+            assert row.gain.mean == pytest.approx(100 * (row.score.mean - level(widths, row.madds.mean)))
 
 
 def test_finished_runs_are_not_trained_again(out: Path, no_training: None) -> None:

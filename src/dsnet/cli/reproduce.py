@@ -41,9 +41,10 @@ def run(args: Namespace) -> int:
     must("longer", args.longer, args.longer >= 1, "be at least 1, a factor of all epochs")
     scale = replace(SCALES[args.scale], longer=args.longer)
     out = Path(args.out or f"runs/{scale.name}")
-    seeds = tuple(args.seeds or scale.seeds)
+    if args.seeds:
+        scale = replace(scale, seeds=tuple(args.seeds), few={})
     if args.list:
-        done = progress(list(EXPERIMENTS), scale, out, args.root or "data", seeds)
+        done = progress(list(EXPERIMENTS), scale, out, args.root or "data")
         rows = [
             [name, experiment.title, f"{done[name][0]}/{done[name][1]}" if done[name][1] else "-"]
             for name, experiment in EXPERIMENTS.items()
@@ -69,7 +70,6 @@ def run(args: Namespace) -> int:
                 scale,
                 out,
                 root=args.root,
-                seeds=seeds,
                 workers=args.workers,
                 train=not args.finished,
                 export=None if args.export is None else Path(args.export),

@@ -7,8 +7,8 @@ import multiprocessing
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
@@ -20,6 +20,7 @@ from dsnet.errors import TrainingError
 from dsnet.experiments.recipe import Cell
 from dsnet.files import write_whole
 from dsnet.results import Evaluation, read
+from dsnet.runs.resampled import Resampled
 from dsnet.runs.train import train
 from dsnet.tasks import GATE, STATE
 from dsnet.training import Interrupted
@@ -35,11 +36,25 @@ class Finished:
 
     folder: Path
     seed: int
+    drawn: Evaluation | None = None  # over test images that are drawn again
 
     @cached_property
     def result(self) -> Evaluation:
+        if self.drawn is not None:
+            return self.drawn
         remedy = f"run `dsnet eval {self.folder}` and copy its results/test.json there"
         return read(self.folder / RESULT, Evaluation, remedy=remedy)
+
+    @cached_property
+    def resampled(self) -> Resampled | None:
+        """Scores over test images that are drawn again; runs of older versions have none."""
+        return Resampled.read(self.folder)
+
+    def draws(self) -> Iterator[Finished]:
+        """This run, evaluated over each set of images that were drawn again."""
+        if self.resampled is not None:
+            for number in range(len(self.resampled)):
+                yield replace(self, drawn=self.resampled.evaluation(self.result, number))
 
     @property
     def commit(self) -> str:
@@ -132,6 +147,6 @@ def train_cell(cell: Cell, folder: Path) -> None:
     if folder.exists() and not begun and rank() == 0:  # it was stopped before its first checkpoint
         shutil.rmtree(folder)
     barrier()
-    train(cell.config, folder, resume=begun, draw=False)
+    train(cell.config, folder, resume=begun, draw=False, resample=True)
     if rank() == 0:
         write_whole(folder / RESULT, (folder / "results" / "test.json").read_bytes())

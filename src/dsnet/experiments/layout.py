@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import mean, stdev
 from typing import Literal
 
+import numpy as np
+
 from dsnet import results
 from dsnet.experiments.grid import Finished
+from dsnet.experiments.paired import MORE, ONE_SEED, RULE, SEEDS_ONLY, WITHOUT, direction
 from dsnet.experiments.recipe import Recipe, Scale
+from dsnet.manifest import RouterSpec
+from dsnet.paired import of_samples
 from dsnet.report.tables import human
 from dsnet.results import Bench, Figure, Made
 
@@ -45,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Claim:
-    """How one row differs from another in a column; differences are paired by seed.
+    """How one row differs from another in a column; differences are paired by seed and by image.
 
     `paper` is the paper's difference, in the unit of the column (points, for percentages). Its sign is the direction of
     the claim; without a value, the claim is that `row` is higher.
@@ -95,30 +100,74 @@ class Experiment:
     compare: Callable[[Scale, Runs], Findings] | None = None
 
 
-def result_of(experiment: Experiment, scale: Scale, runs: Runs, seeds: Sequence[int]) -> results.Experiment:
+def result_of(experiment: Experiment, scale: Scale, runs: Runs) -> results.Experiment:
     """Build the result of an experiment from its finished runs. Rows without runs are marked as not run."""
     tables: list[results.Table] = []
     claims: list[results.Claim] = []
-    for table in experiment.tables(scale):
-        tables.append(laid_out(table, runs))
+    declared = experiment.tables(scale)
+    seeds = set[int]().union(*(seeds_of(table, scale) for table in declared))
+    for table in declared:
+        fewer = (
+            f"Seeds {', '.join(map(str, sorted(seeds_of(table, scale))))}." if seeds_of(table, scale) < seeds else ""
+        )
+        tables.append(laid_out(replace(table, note=f"{table.note} {fewer}".strip()), runs))
         claims += [judged(claim, table, runs) for claim in table.claims]
     trains = experiment.measure is None or scale.name == "smoke"
     general, how = (scale.about, scale.trained) if trains else ("", "")
     longer = f"{scale.longer} times as long" if scale.longer > 1 else ""
     note = longer and f"Here every training is {longer}."
-    text = (experiment.about, general, scale.notes.get(experiment.name, how), note)
+    text = (experiment.about, general, scale.notes.get(experiment.name, how), note, routers(runs))
     return results.Experiment(
         experiment=experiment.name,
         title=", ".join(part for part in (experiment.title, longer) if part),
         scale=scale.name,
-        seeds=tuple(seeds),
+        seeds=tuple(sorted(seeds or scale.seeds)),
         text=tuple(said for said in text if said),
         tables=tuple(tables),
         claims=tuple(claims),
         figures=tuple(plot(runs) for plot in experiment.plots(scale)),
         made=Made(),
         runs={label: tuple(run.folder.name for run in mine) for label, mine in runs.items()},
+        rule=rule_of(claims),
     )
+
+
+def seeds_of(table: Table, scale: Scale) -> set[int]:
+    return {seed for row in table.rows for seed in scale.seeds_of(row.recipe.base)}
+
+
+def routers(runs: Runs) -> str:
+    """Which router each row used, in words; empty without routers."""
+    by_row: dict[str, str] = {}
+    for label, mine in runs.items():
+        seeds: dict[str, list[str]] = {}
+        for run in mine:
+            if run.result.dynamic is not None:
+                seeds.setdefault(router_words(run), []).append(str(run.seed))
+        if len(seeds) == 1:
+            by_row[label] = next(iter(seeds))
+        elif seeds:
+            by_row[label] = ", ".join(f"{words} with seed {' and '.join(which)}" for words, which in seeds.items())
+    if len(set(by_row.values())) == 1:
+        return f"Router: {next(iter(by_row.values()))}."
+    return "Routers. " + "; ".join(f"{label}: {words}" for label, words in by_row.items()) + "." if by_row else ""
+
+
+def router_words(run: Finished) -> str:
+    """The router of a run: its kind, its targets, and what else differs from the defaults."""
+    dynamic, trained = run.result.dynamic, run.result.training.get("router")
+    assert dynamic is not None
+    plain = asdict(RouterSpec(dynamic.router, dynamic.targets))  # type: ignore[arg-type]
+    spec = trained if isinstance(trained, dict) else {}
+    more = [f"{key} {spec[key]}" for key, value in plain.items() if key in spec and spec[key] != value]
+    return ", ".join([f"{dynamic.router} ({dynamic.targets}", *more]) + ")"
+
+
+def rule_of(claims: Sequence[results.Claim]) -> str:
+    """How the claims were judged, in words."""
+    reasons = {claim.why for claim in claims}
+    more = [MORE] * (reasons != {SEEDS_ONLY})
+    return " ".join([RULE, *more, *(words for why, words in WITHOUT.items() if why in reasons)]) if claims else ""
 
 
 def laid_out(table: Table, runs: Runs) -> results.Table:
@@ -141,30 +190,62 @@ def laid_out(table: Table, runs: Runs) -> results.Table:
 
 def values_of(row: Row, column: Column, runs: Runs) -> dict[int, float]:
     """The values of a row by seed; nan if a run has no such value."""
-    measure = row.measures.get(column.name, column.measure)
-    return {run.seed: measure(run) for run in runs.get(row.label, ())}
+    return {run.seed: measure_of(row, column)(run) for run in runs.get(row.label, ())}
+
+
+def measure_of(row: Row, column: Column) -> Measure:
+    return row.measures.get(column.name, column.measure)
 
 
 def judged(claim: Claim, table: Table, runs: Runs) -> results.Claim:
-    """Judge the direction of a claim. It holds if all seeds agree and fails if all disagree; else no verdict."""
+    """Judge the direction of a claim by the rule of `paired`."""
     column = next(column for column in table.columns if column.name == claim.column)
-    rows = {row.label: values_of(row, column, runs) for row in table.rows}
-    ours, others = rows[claim.row], rows[claim.over]
-    differences = [ours[seed] - others[seed] for seed in ours if seed in others]
-    wanted = -1 if claim.paper is not None and claim.paper < 0 else 1
-    signs = {sign(difference) for difference in differences}
-    known = all(math.isfinite(difference) for difference in differences)
-    said = " ".join(difference_of(difference, column.form) for difference in differences) if known else OUTSIDE
+    row, other = (next(row for row in table.rows if row.label == label) for label in (claim.row, claim.over))
+    pairs = paired(runs.get(row.label, ()), runs.get(other.label, ()))
+    ours, others = measure_of(row, column), measure_of(other, column)
+    means = np.array([ours(run) - others(theirs) for run, theirs in pairs])
+    known = bool(np.isfinite(means).all())
+    said = " ".join(difference_of(difference, column.form) for difference in means.tolist()) if known else OUTSIDE
+    holds, why = None, ""
+    if len(pairs) and known:
+        ends = interval_of(pairs, ours, others)
+        why = SEEDS_ONLY if ends is None else ONE_SEED if len(pairs) == 1 else ""
+        if ends is not None:
+            said += f" ({' to '.join(difference_of(end, column.form) for end in ends)})"
+            holds = direction(means, ends) if not why else None
+    upwards = claim.paper is None or claim.paper >= 0
     return results.Claim(
         claim=claim.text,
         paper="" if claim.paper is None else difference_of(claim.paper / unit(column.form), column.form, 1),
         ours=said or MISSING,
-        holds=True if known and signs == {wanted} else False if known and signs == {-wanted} else None,
+        holds=holds if upwards or holds is None else not holds,
+        why=why,
     )
 
 
-def sign(value: float) -> int:
-    return (value > 1e-9) - (value < -1e-9)
+def paired(ours: Sequence[Finished], others: Sequence[Finished]) -> list[tuple[Finished, Finished]]:
+    """The runs of the seeds that both rows have."""
+    by_seed = {run.seed: run for run in others}
+    return [(run, by_seed[run.seed]) for run in ours if run.seed in by_seed]
+
+
+def interval_of(
+    pairs: Sequence[tuple[Finished, Finished]], ours: Measure, others: Measure
+) -> tuple[float, float] | None:
+    """The 95 % interval of the mean difference over seeds, by a bootstrap over images. None if a value is not known for
+    drawn images, or if the images of two runs differ."""
+    differences = []
+    for run, other in pairs:
+        if run.resampled is None or other.resampled is None or run.resampled.images != other.resampled.images:
+            return None
+        drawn = zip(run.draws(), other.draws(), strict=True)
+        differences.append([ours(mine) - others(theirs) for mine, theirs in drawn])
+    each = np.mean(differences, 0)
+    if not np.isfinite(each).all():
+        return None
+    mean = float(np.mean([ours(run) - others(other) for run, other in pairs]))
+    found = of_samples(mean, each)
+    return found.low[0], found.high[0]
 
 
 def unit(form: Form) -> float:

@@ -78,6 +78,7 @@ class Scale:
 
     Args:
         bases: Configs that recipes start from, by name.
+        few: Number of seeds of the bases that are trained with fewer.
         folders: Folder of a dataset or base, below the folder of all data.
         slim: Routing space of the paper's S networks, by base.
         longer: Factor by which the epochs of every training are multiplied.
@@ -94,6 +95,11 @@ class Scale:
     trained: str = ""  # data and epochs, in words
     notes: Mapping[str, str] = field(default_factory=dict)  # replaces `trained` for some experiments
     longer: int = 1
+    few: Mapping[str, int] = field(default_factory=dict)
+
+    def seeds_of(self, base: str) -> tuple[int, ...]:
+        """The seeds with which recipes of a base are trained."""
+        return self.seeds[: self.few.get(base)]
 
     @property
     def suffix(self) -> str:
@@ -196,7 +202,10 @@ CPU = Scale(
     name="cpu",
     about="Scale cpu: small networks, short trainings.",
     trained="On CIFAR-10: networks 14 epochs (DS-ResNet and EfficientNets 6), routers 2 (on DS-ResNet 1).",
-    seeds=(0, 1),
+    seeds=(0, 1, 2),
+    few=dict.fromkeys(
+        ("resnet", "resnet_target", "static_resnet", "static_resnet_target", "effnet", "static_effnet", "detector"), 2
+    ),
     bases={
         "mbnet": Base(MBNET),
         "small": Base(CLUTTERED),

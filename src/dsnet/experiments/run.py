@@ -33,7 +33,6 @@ def reproduce(
     out: Path,
     *,
     root: str | None = None,
-    seeds: Sequence[int] | None = None,
     workers: int = 1,
     train: bool = True,
     export: Path | None = None,
@@ -44,9 +43,8 @@ def reproduce(
     All experiments below `out` share their runs. Without `train`, only finished runs are shown, and experiments without
     any are left out. `export` is a second folder for the results.
     """
-    seeds = tuple(scale.seeds if seeds is None else seeds)
     root = str(out / DATA) if scale.name == "smoke" else root if train else root or DATA
-    grids = {name: cells_of(EXPERIMENTS[name], scale, seeds, out, root) for name in names}
+    grids = {name: cells_of(EXPERIMENTS[name], scale, out, root) for name in names}
     with (
         process_group(minutes=24 * 60),
         locked(out) if train else nullcontext(),
@@ -62,7 +60,7 @@ def reproduce(
     results = []
     for name in names if train else [name for name in names if has_begun(name, scale, grids[name], out)]:
         begun = time.time()
-        result = measured(EXPERIMENTS[name], scale, grids[name], out, seeds, anew=train)
+        result = measured(EXPERIMENTS[name], scale, grids[name], out, anew=train)
         if not result.made.command:
             seconds = round(time.time() - begun + result.trained_seconds)
             said = command or f"dsnet reproduce {name} --scale {scale.name}"
@@ -75,9 +73,7 @@ def reproduce(
     return results
 
 
-def measured(
-    experiment: Experiment, scale: Scale, cells: dict[str, list[Cell]], out: Path, seeds: Sequence[int], *, anew: bool
-) -> Result:
+def measured(experiment: Experiment, scale: Scale, cells: dict[str, list[Cell]], out: Path, *, anew: bool) -> Result:
     """The result of an experiment from its finished runs.
 
     The stored result of an experiment that measures time is reused, unless `anew`.
@@ -88,7 +84,7 @@ def measured(
         return read(file, Result, remedy=f"run `dsnet reproduce {experiment.name} --scale {scale.name}` again")
     folders = {label: [(out / RUNS / cell.name, cell.config.seed) for cell in mine] for label, mine in cells.items()}
     done = {label: [Finished(*place) for place in mine if is_finished(place[0])] for label, mine in folders.items()}
-    result = result_of(experiment, scale, done, seeds)
+    result = result_of(experiment, scale, done)
     found = None
     if experiment.measure is not None:
         found = experiment.measure(scale)
@@ -148,20 +144,19 @@ def locked(out: Path) -> Iterator[None]:
         yield
 
 
-def cells_of(
-    experiment: Experiment, scale: Scale, seeds: Sequence[int], out: Path, root: str | None
-) -> dict[str, list[Cell]]:
+def cells_of(experiment: Experiment, scale: Scale, out: Path, root: str | None) -> dict[str, list[Cell]]:
     """The runs of an experiment by row label, one per seed."""
-    rows = [row for table in experiment.tables(scale) for row in table.rows]
-    return {row.label: [cell_of(row.recipe, scale, seed, runs=out / RUNS, root=root) for seed in seeds] for row in rows}
+    recipes = {row.label: row.recipe for table in experiment.tables(scale) for row in table.rows}
+    return {
+        label: [cell_of(recipe, scale, seed, runs=out / RUNS, root=root) for seed in scale.seeds_of(recipe.base)]
+        for label, recipe in recipes.items()
+    }
 
 
-def progress(
-    names: Sequence[str], scale: Scale, out: Path, root: str | None, seeds: Sequence[int]
-) -> dict[str, tuple[int, int]]:
+def progress(names: Sequence[str], scale: Scale, out: Path, root: str | None) -> dict[str, tuple[int, int]]:
     """The number of finished runs and of all runs, by experiment."""
     found = {}
     for name in names:
-        cells = in_order(flat_list(cells_of(EXPERIMENTS[name], scale, seeds, out, root)))
+        cells = in_order(flat_list(cells_of(EXPERIMENTS[name], scale, out, root)))
         found[name] = (sum(is_finished(out / RUNS / cell.name) for cell in cells), len(cells))
     return found

@@ -22,10 +22,6 @@ DRIFT = (
     "or less; `dsnet predict --budget_tracking` corrects the budget while images run."
 )
 IDEAL = "Ideal: the same path as a static network of the same runtime. Times vary from run to run; compare the ratios."
-MEANING = (
-    "Differences are paired by seed, in points for accuracies. A direction holds if every seed shows it; it has no "
-    "verdict where seeds disagree or nothing differs. With few seeds, a small difference that holds is no proof."
-)
 
 
 @dataclass(frozen=True)
@@ -98,7 +94,7 @@ def experiment_parts(result: Experiment) -> tuple[list[Block], list[Block], list
     text: list[Block] = [*map(Text, result.text)]
     verdicts: list[Block] = [Table(tables.claims_table(result, "Does it hold?"))] if result.claims else []
     if result.runs:
-        verdicts += [Text(result.rule or MEANING)] * bool(verdicts)
+        verdicts += [Text(result.rule)] * bool(verdicts and result.rule)
         seeds = ", ".join(map(str, result.seeds))
         text += [Text(f"Mean ± standard deviation over seeds {seeds}.")] * (len(result.seeds) > 1)
     return text, [*map(Table, result.tables)], verdicts, [*map(Figure, result.figures)]

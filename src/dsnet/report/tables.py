@@ -287,7 +287,7 @@ def claims_table(result: Experiment, title: str = "") -> Table:
         "<claim": lambda row: row.claim,
         "paper": lambda row: row.paper,
         "ours": lambda row: row.ours,
-        "<direction": lambda row: VERDICTS[row.holds],
+        "<direction": lambda row: VERDICTS[row.holds] + (f" ({row.why})" if row.why else ""),
     }
     return filled(title, result.claims, columns)
 

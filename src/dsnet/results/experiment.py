@@ -23,12 +23,14 @@ class Table(Typed):
 
 @dataclass(frozen=True)
 class Claim(Typed):
-    """A claim of the paper and our measurement; `holds` is None if there is no verdict."""
+    """A claim of the paper and our measurement; `holds` is None if there is no verdict. why: why there cannot be one,
+    such as `seeds only`."""
 
     claim: str
     paper: str
     ours: str
     holds: bool | None
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,4 +48,4 @@ class Experiment(Typed):
     trained_at: dict[str, int] = field(default_factory=dict)
     trained_seconds: float = 0.0
     bench: Bench | None = None
-    rule: str = ""  # how claims are judged, if not by seed alone
+    rule: str = ""  # how claims are judged

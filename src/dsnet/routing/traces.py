@@ -56,6 +56,11 @@ class Scorer(Protocol):
         interval would take too long."""
         ...
 
+    def resample(self, paths: np.ndarray) -> np.ndarray | None:
+        """The metric along some paths [N, points], then over sets of images that are drawn again [1 + R]. None if this
+        would take too long."""
+        ...
+
     def right(self, path: WidthPath) -> np.ndarray | None:
         """Which images [N] a path gets right; None if the metric is not a mean over images."""
         ...

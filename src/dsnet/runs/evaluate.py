@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from dsnet.config import RunConfig
 from dsnet.data.dataset import Data
 from dsnet.errors import RoutingError
-from dsnet.hull import concave
+from dsnet.hull import concave, straight
 from dsnet.manifest import Policy, Router
 from dsnet.results import (
     BudgetRow,
@@ -28,6 +27,7 @@ from dsnet.results import (
 )
 from dsnet.routing.budgets import parse_budget, policy_for
 from dsnet.routing.traces import Traces, auc
+from dsnet.runs.resampled import Resampled
 from dsnet.runs.routes import answers_of, by_class, choices, difficulties, histograms, routed
 from dsnet.runtime.runner import Runner
 from dsnet.space import WidthPath
@@ -59,7 +59,24 @@ class EvalOptions:
 def evaluate(runner: Runner, data: Data, task: Task, config: RunConfig, asked: EvalOptions | None = None) -> Evaluation:
     """What runs the network of a run, on a split of the run's data: one row per path, cheapest first, and the dynamic
     network at several budgets. Runs in this process alone."""
-    start, asked, manifest = time.perf_counter(), asked or EvalOptions(), runner.manifest
+    result, _ = evaluate_traced(runner, data, task, config, asked or EvalOptions())
+    return result
+
+
+def evaluate_resampled(
+    runner: Runner, data: Data, task: Task, config: RunConfig
+) -> tuple[Evaluation, Resampled | None]:
+    """`evaluate`, and the same over test images that are drawn again."""
+    result, traces = evaluate_traced(runner, data, task, config, EvalOptions())
+    dynamic, paths = result.dynamic, [row.path for row in result.rows]
+    policies = [] if dynamic is None else [Policy(), *(Policy(row.lam) for row in dynamic.rows)]
+    return result, Resampled.of(traces, paths, [traces.at(policy) for policy in policies])
+
+
+def evaluate_traced(
+    runner: Runner, data: Data, task: Task, config: RunConfig, asked: EvalOptions
+) -> tuple[Evaluation, Traces]:
+    start, manifest = time.perf_counter(), runner.manifest
     if manifest.classes != data.classes:
         raise ValueError(
             f"the model knows the classes {list(manifest.classes)[:5]} but the data has {list(data.classes)[:5]}; "
@@ -83,7 +100,7 @@ def evaluate(runner: Runner, data: Data, task: Task, config: RunConfig, asked: E
     if manifest.routes:
         dynamic = evaluate_dynamic(traces, asked.budgets, max_width=asked.max_width, paths=paths)
     outcome = None if dynamic is None else traces.at(Policy(dynamic.best_row.lam, asked.max_width))
-    return Evaluation(
+    result = Evaluation(
         task=task.name,
         metric=scorer.metric,
         model=manifest.model,
@@ -104,6 +121,7 @@ def evaluate(runner: Runner, data: Data, task: Task, config: RunConfig, asked: E
         warnings=data.warnings,
         answers=answers_of(traces, paths[-1], dynamic, outcome),
     )
+    return result, traces
 
 
 def made_here(**known: Any) -> Made:
@@ -269,11 +287,9 @@ def hull(traces: Traces, madds: float) -> np.ndarray:
 def between(traces: Traces, madds: float) -> float:
     """The score at the given MAdds, interpolated between the uniform widths."""
     uniform = traces.manifest.space.uniform
-    points = sorted((traces.table.madds(path), next(iter(traces.scorer.of(path).values()))) for path in uniform)
-    for (a, low), (b, high) in pairwise(points):
-        if madds <= b:
-            return low + (high - low) * max(0.0, madds - a) / (b - a)
-    return points[-1][1]
+    return straight(
+        [(traces.table.madds(path), next(iter(traces.scorer.of(path).values()))) for path in uniform], madds
+    )
 
 
 def health(router: Router, row: BudgetRow, when: str) -> list[str]:

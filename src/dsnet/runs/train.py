@@ -19,7 +19,7 @@ from dsnet.data.folders import listed
 from dsnet.errors import TrainingError
 from dsnet.models import eager
 from dsnet.results import Evaluation
-from dsnet.runs.evaluate import evaluate
+from dsnet.runs.evaluate import evaluate, evaluate_resampled
 from dsnet.runs.folder import RunFolder
 from dsnet.tasks import Plan
 from dsnet.training import Interrupted, Loop
@@ -30,9 +30,16 @@ N = TypeVar("N", bound=nn.Module)
 
 
 def train(
-    config: RunConfig, folder: Path, *, resume: bool = False, overwrite: bool = False, draw: bool = True
+    config: RunConfig,
+    folder: Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    draw: bool = True,
+    resample: bool = False,
 ) -> Evaluation | None:
-    """Train what the config asks for, or go on. draw: figures of the result as well.
+    """Train what the config asks for, or go on. draw: figures of the result as well. resample: also write the scores
+    over test images that are drawn again.
 
     overwrite: Delete the run that is in the folder, once all checks have passed.
     Returns the evaluation of the saved network on the test split; processes other than the first return None.
@@ -69,7 +76,12 @@ def train(
             train_stage(plan, loop if plan is left[0] else None, data, run, config, resume=resume)
         if rank() != 0:  # the evaluation runs in one process
             return None
-        result = evaluate(eager(run.load()), data, task, config)
+        runner = eager(run.load())
+        result, resampled = (
+            evaluate_resampled(runner, data, task, config) if resample else (evaluate(runner, data, task, config), None)
+        )
+        if resampled is not None:
+            resampled.write(folder)
         run.record("test", result, data, draw=draw)
         return result
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from dsnet.data.dataset import Batch
 from dsnet.manifest import Manifest
 from dsnet.models import Supernet, eager
-from dsnet.paired import of_correct
+from dsnet.paired import of_correct, resampled_means
 from dsnet.results import Difference, Example, Measure, Metric
 from dsnet.routing.route import Outputs
 from dsnet.routing.traces import Outcome, Traces, auc, by_path, slimmest_score
@@ -24,6 +24,7 @@ from dsnet.training import distributed
 METRIC = Metric("top-1", ".2%", (Measure("top-5", ".2%"), Measure("loss", ".3f")))
 TOP = 5
 SHARES = (1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6)
+DRAWS = 500  # sets of images that are drawn again
 SHOWN = 12  # number of examples in each group
 
 
@@ -82,6 +83,9 @@ class AccuracyScorer:
 
     def difference(self, paths: np.ndarray, others: np.ndarray) -> Difference:
         return of_correct(self.answered(paths) == self.labels, self.answered(others) == self.labels)
+
+    def resample(self, paths: np.ndarray) -> np.ndarray:
+        return resampled_means(self.answered(paths) == self.labels, DRAWS)
 
     def budgets(self, traces: Traces) -> dict[str, float]:
         """Five budgets in average MAdds, spaced evenly between the slimmest and the widest path."""

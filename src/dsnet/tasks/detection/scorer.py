@@ -9,7 +9,7 @@ import torch
 
 from dsnet.data.boxes import PADDING
 from dsnet.manifest import Manifest
-from dsnet.paired import of_samples
+from dsnet.paired import of_samples, redraws
 from dsnet.prediction.answers import CONFIDENCE, Detections, name_of, select
 from dsnet.results import Box, Difference, Example, Metric
 from dsnet.routing.route import Outputs, as_array
@@ -74,9 +74,8 @@ class PrecisionScorer:
             if sum(len(each.scores) for each in found) > MOST:
                 return None
             truths = [self.truths[row] for row in sorted(self.truths)]
-            count = len(truths)
-            drawn = np.random.default_rng(0).multinomial(count, [1 / count] * count, size=DRAWS)
-            times = np.concatenate([np.ones((1, count), np.int64), drawn])
+            drawn = redraws(len(truths), DRAWS).astype(np.int64)
+            times = np.concatenate([np.ones_like(drawn[:1]), drawn])
             rankings = [ranked(found, truths, label, overlap=self.overlap) for label in range(self.classes)]
             self.samples[key] = resampled(rankings, times, rule=self.rule)
         return self.samples[key]

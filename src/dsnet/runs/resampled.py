@@ -1,0 +1,110 @@
+"""An evaluation over test images that are drawn again with replacement: what a paired bootstrap over images needs."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import nan
+from pathlib import Path
+
+import numpy as np
+
+from dsnet.errors import ResultError
+from dsnet.files import write_whole
+from dsnet.hull import level, straight
+from dsnet.paired import resampled_means
+from dsnet.results import BudgetRow, Evaluation, Stat
+from dsnet.routing.traces import Outcome, Traces
+from dsnet.space import WidthPath
+
+FILE = "results/resampled.npz"  # in a run's folder
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """The scores of an evaluation over R sets of images, the same sets for every network.
+
+    Args:
+        images: Digest of the test images. Only evaluations of the same images can be compared.
+        paths: Scores of the evaluation's rows [rows, R].
+        routed: Scores of the dynamic network as trained, then of its budgets [1 + budgets, R]; no rows without a
+            router.
+        madds: Average MAdds of the same rows.
+    """
+
+    images: str
+    paths: np.ndarray
+    routed: np.ndarray
+    madds: np.ndarray
+
+    @classmethod
+    def of(cls, traces: Traces, paths: Sequence[WidthPath], outcomes: Sequence[Outcome]) -> Resampled | None:
+        """The scores of some paths, and of the dynamic network as trained and at its budgets. None if they would take
+        too long."""
+        fixed = [traces.scorer.resample(traces.alike(path)) for path in paths]
+        routed = [traces.scorer.resample(outcome.paths) for outcome in outcomes]
+        known = [each[1:] for each in (*fixed, *routed) if each is not None]
+        if len(known) < len(fixed) + len(routed):
+            return None
+        draws = len(known[0])
+        madds = [resampled_means(outcome.madds, draws)[1:] for outcome in outcomes]
+        return cls(
+            images=hashlib.sha256(traces.ids.astype(np.int64).tobytes()).hexdigest()[:16],
+            paths=np.stack(known[: len(fixed)]),
+            routed=np.reshape(known[len(fixed) :], (len(routed), draws)),
+            madds=np.reshape(madds, (len(routed), draws)),
+        )
+
+    def __len__(self) -> int:
+        return self.paths.shape[1]
+
+    def write(self, folder: Path) -> None:
+        file = io.BytesIO()
+        arrays = {"paths": self.paths, "routed": self.routed, "madds": self.madds}
+        np.savez_compressed(file, allow_pickle=False, images=np.array(self.images), **arrays)
+        (folder / FILE).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / FILE, file.getvalue())
+
+    @classmethod
+    def read(cls, folder: Path) -> Resampled | None:
+        """The scores that lie in a run's folder; None if there are none."""
+        if not (folder / FILE).is_file():
+            return None
+        try:
+            with np.load(folder / FILE) as kept:
+                return cls(str(kept["images"]), kept["paths"], kept["routed"], kept["madds"])
+        except (OSError, ValueError, KeyError) as error:
+            raise ResultError(
+                f"{folder / FILE} cannot be read ({error}); delete it, and the run is compared by seed only"
+            ) from None
+
+    def evaluation(self, result: Evaluation, number: int) -> Evaluation:
+        """The evaluation over one of the sets. The hull is made of its own scores; what was not resampled is nan."""
+        scores = self.paths[:, number].tolist()
+        rows = tuple(replace(row, score=Stat(score)) for row, score in zip(result.rows, scores, strict=True))
+        dynamic = result.dynamic
+        if dynamic is not None:
+            widths = [(float(row.madds), row.score.mean) for row in rows if row.uniform]
+            drawn = [
+                resampled_row(row, score, madds, widths, concave=bool(dynamic.difficulty))
+                for row, score, madds in zip(
+                    [dynamic.as_trained, *dynamic.rows],
+                    self.routed[:, number].tolist(),
+                    self.madds[:, number].tolist(),
+                    strict=True,
+                )
+            ]
+            dynamic = replace(dynamic, as_trained=drawn[0], rows=tuple(drawn[1:]), auc=Stat(nan), oracle=None)
+        return replace(result, rows=rows, dynamic=dynamic)
+
+
+def resampled_row(
+    row: BudgetRow | None, score: float, madds: float, widths: list[tuple[float, float]], *, concave: bool
+) -> BudgetRow:
+    """A budget's row with another score and cost. concave: whether it is compared with the hull of the widths, or with
+    straight lines between them."""
+    assert row is not None
+    fixed = level(widths, madds) if concave else straight(widths, madds)
+    return replace(row, score=Stat(score), madds=Stat(madds), hull=Stat(fixed), gain=Stat(100 * (score - fixed)))
