@@ -19,7 +19,8 @@ from dsnet.hull import level
 from dsnet.manifest import Policy
 from dsnet.models import eager
 from dsnet.paired import redraws
-from dsnet.results import Chart, Experiment, read
+from dsnet.results import Chart, Experiment, Stat, read
+from dsnet.routing.traces import by_path
 from dsnet.runs.evaluate import EvalOptions, evaluate_traced
 from dsnet.runs.folder import RunFolder
 from dsnet.training import Interrupted
@@ -107,6 +108,9 @@ def test_a_run_keeps_its_scores_over_images_that_are_drawn_again(reproduced: Pat
             outcome = traces.at(Policy(before.lam))
             assert row.madds.mean == pytest.approx(outcome.madds[images].mean())
             assert row.score.mean == pytest.approx(traces.correct(outcome)[images].mean())
+            shares = [(path, np.isin(images, rows).mean()) for path, rows in by_path(outcome.paths)]
+            mixed = sum(share * traces.right(path)[images].mean() for path, share in shares)
+            assert row.lottery == Stat(pytest.approx(mixed))
             assert row.gain.mean == pytest.approx(100 * (row.score.mean - level(widths, row.madds.mean)))
 
 

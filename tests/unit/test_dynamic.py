@@ -14,7 +14,7 @@ from dsnet.manifest import Policy, Router, RouterSpec
 from dsnet.results import BudgetRow, Point, Stat
 from dsnet.routing.budgets import calibrate
 from dsnet.routing.traces import auc
-from dsnet.runs.evaluate import budget_row, difficulties, evaluate_dynamic, health, histograms, hull, oracle
+from dsnet.runs.evaluate import budget_row, difficulties, evaluate_dynamic, health, histograms, hull, oracle, oracle_at
 from dsnet.space import WidthSpace
 from support.networks import ROUTERS, router_net, traces_on
 
@@ -54,6 +54,9 @@ def test_difficulty_and_oracle_by_hand() -> None:
     assert found["dependent"] == [False, True, True, False]
     assert found["hard"] == [False, False, False, True]
     assert oracle(traces) == Point(Stat((10 + 20 + 40 + 10) / 4), Stat(0.75))
+    # 10: all slimmest; 12.5: one image at width 1; 20: another one at width 2; nothing is gained beyond
+    wanted = {5: 0.25, 10: 0.25, 11.25: 0.375, 12.5: 0.5, 16.25: 0.625, 20: 0.75, 40: 0.75}
+    assert {madds: oracle_at(traces, madds) for madds in wanted} == pytest.approx(wanted)
 
 
 def test_auc_counts_pairs() -> None:
@@ -89,6 +92,12 @@ def test_a_result_is_consistent_with_its_traces(name: str, router: object) -> No
         outcome = traces.at(Policy(row.lam))
         assert row.score.mean == pytest.approx(traces.score(outcome))
         assert row.madds.mean == pytest.approx(outcome.spent)
+        assert row.oracle is not None
+        assert row.oracle.mean >= row.hull.mean - 1e-9
+        assert row.lottery is not None or net.spec.router.kind == "gate"  # behind several gates some paths are rare
+        if row.lottery is not None:
+            taken = [tuple(path) for path in outcome.paths.tolist()]
+            assert row.lottery.mean == pytest.approx(np.mean([traces.right(path).mean() for path in taken]))
         groups = [(result.difficulty[key], part.madds) for key, part in row.groups.items()]
         assert sum(share * (madds or 0) for share, madds in groups) == pytest.approx(row.madds.mean)
     middle = traces.at(Policy(result.rows[1].lam))

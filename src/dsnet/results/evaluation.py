@@ -92,6 +92,9 @@ class BudgetRow(Typed):
         gain_se: Paired standard error of the gain.
         groups: Routes of easy, dependent and hard images.
         to_paths: Differences to the paths of the evaluation's rows, in their order; empty if none was computed.
+        lottery: The score of choosing at random, with the same share of images on every path. None if some path was
+            not run on all images.
+        oracle: The score of a router that knows the narrowest width that is right, at the same MAdds.
     """
 
     name: str
@@ -108,6 +111,8 @@ class BudgetRow(Typed):
     gates: tuple[Gate, ...]
     groups: dict[str, Group] = field(default_factory=dict)
     to_paths: tuple[Difference, ...] = ()
+    lottery: Stat | None = None
+    oracle: Stat | None = None
 
     @property
     def to_full(self) -> Difference | None:
@@ -141,6 +146,8 @@ class Dynamic(Typed):
         range: Lowest and highest average MAdds that the router can spend.
         as_trained: The row at lambda 0.
         auc: Area under the ROC curve of the router's score as a predictor of whether the slimmest candidate is right.
+        auc_wider: The same for the difference of its scores of the widest and of the slimmest candidate, as a
+            predictor of whether the widest is right and the slimmest is wrong.
         difficulty: Shares of easy, dependent and hard images.
         oracle: A router that knows the narrowest width that is right.
         best: Position of the best budget: the cheapest whose score equals the full network's, or else the most
@@ -160,6 +167,7 @@ class Dynamic(Typed):
     classes: tuple[ClassRow, ...] = ()
     best: int | None = None
     max_width: int | None = None
+    auc_wider: Stat | None = None
 
     @property
     def middle(self) -> BudgetRow:

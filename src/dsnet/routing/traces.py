@@ -295,6 +295,12 @@ def slimmest_score(targets: str, scores: np.ndarray) -> np.ndarray:
     return shifted[:, 0] - np.log(np.exp(shifted).sum(1))
 
 
+def widest_gain(scores: np.ndarray) -> np.ndarray:
+    """How much better than the slimmest candidate a router thinks the widest is [N], given the scores [N, R] of its
+    first decision."""
+    return scores[:, -1].astype(np.float64) - scores[:, 0]
+
+
 def auc(scores: np.ndarray, positive: np.ndarray) -> float:
     """Area under the ROC curve: the chance that a positive outranks a negative, ties counting half."""
     count, negatives = int(positive.sum()), int((~positive).sum())

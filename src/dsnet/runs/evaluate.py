@@ -26,7 +26,7 @@ from dsnet.results import (
     made,
 )
 from dsnet.routing.budgets import parse_budget, policy_for
-from dsnet.routing.traces import Traces, auc
+from dsnet.routing.traces import Outcome, Traces, auc, by_path, widest_gain
 from dsnet.runs.resampled import Resampled
 from dsnet.runs.routes import answers_of, by_class, choices, difficulties, histograms, routed
 from dsnet.runtime.runner import Runner
@@ -200,7 +200,15 @@ def evaluate_dynamic(
         classes=by_class(traces, [Policy(row.lam, max_width) for row in rows], best),
         best=best,
         max_width=max_width,
+        auc_wider=Stat(auc_wider(traces)) if judged else None,
     )
+
+
+def auc_wider(traces: Traces) -> float:
+    """How well the router's scores tell which images the widest candidate gets right and the slimmest does not."""
+    assert traces.router is not None
+    slim, wide = (traces.right(traces.router.candidates[end]) for end in (0, -1))
+    return auc(widest_gain(traces.scores[()]), wide & ~slim)
 
 
 def best_of(rows: Sequence[BudgetRow]) -> int:
@@ -251,6 +259,8 @@ def budget_row(
         gates=histograms(traces, outcome.paths),
         groups={key: routed(traces, outcome, members) for key, members in groups.items()},
         to_paths=known if len(known) == len(paths) else (),
+        lottery=lottery(traces, outcome) if groups else None,
+        oracle=Stat(oracle_at(traces, outcome.spent)) if groups else None,
     )
 
 
@@ -262,6 +272,25 @@ def oracle(traces: Traces) -> Point:
     costs = np.array([traces.table.madds(path) for path in paths], np.float64)
     narrowest = right.argmax(1)
     return Point(Stat(float(costs[narrowest].mean())), Stat(float(right.any(1).astype(np.float64).mean())))
+
+
+def lottery(traces: Traces, outcome: Outcome) -> Stat | None:
+    """The score of choosing at random with the outcome's shares of paths; None if a path was not run on all images."""
+    shares = [(path, len(rows) / len(traces)) for path, rows in by_path(outcome.paths)]
+    if not all(traces.known[path].all() for path, _ in shares):
+        return None
+    return Stat(sum(share * float(traces.right(path).astype(np.float64).mean()) for path, share in shares))
+
+
+def oracle_at(traces: Traces, madds: float) -> float:
+    """The score of a router that knows the narrowest uniform path that is right, at average MAdds. It begins with the
+    slimmest path for all images and widens those first that need the least."""
+    paths = traces.manifest.space.uniform
+    right = np.stack([traces.right(path) for path in paths], 1)
+    costs = np.array([traces.table.madds(path) for path in paths], np.float64)
+    narrowest = np.bincount(right.argmax(1)[right.any(1)], minlength=len(paths)) / len(right)
+    spent, score = costs[0] + (narrowest * (costs - costs[0])).cumsum(), narrowest.cumsum()
+    return float(np.interp(madds, spent, score))
 
 
 def hull(traces: Traces, madds: float) -> np.ndarray:

@@ -16,7 +16,7 @@ from dsnet.files import write_whole
 from dsnet.hull import level, straight
 from dsnet.paired import resampled_means
 from dsnet.results import BudgetRow, Evaluation, Stat
-from dsnet.routing.traces import Outcome, Traces
+from dsnet.routing.traces import Outcome, Traces, by_path
 from dsnet.space import WidthPath
 
 FILE = "results/resampled.npz"  # in a run's folder
@@ -32,12 +32,15 @@ class Resampled:
         routed: Scores of the dynamic network as trained, then of its budgets [1 + budgets, R]; no rows without a
             router.
         madds: Average MAdds of the same rows.
+        lottery: Scores of choosing at random with the same shares of paths; nan where some path was not run on all
+            images.
     """
 
     images: str
     paths: np.ndarray
     routed: np.ndarray
     madds: np.ndarray
+    lottery: np.ndarray
 
     @classmethod
     def of(cls, traces: Traces, paths: Sequence[WidthPath], outcomes: Sequence[Outcome]) -> Resampled | None:
@@ -55,6 +58,9 @@ class Resampled:
             paths=np.stack(known[: len(fixed)]),
             routed=np.reshape(known[len(fixed) :], (len(routed), draws)),
             madds=np.reshape(madds, (len(routed), draws)),
+            lottery=np.reshape(
+                [resampled_lottery(traces, outcome, draws) for outcome in outcomes], (len(routed), draws)
+            ),
         )
 
     def __len__(self) -> int:
@@ -62,7 +68,7 @@ class Resampled:
 
     def write(self, folder: Path) -> None:
         file = io.BytesIO()
-        arrays = {"paths": self.paths, "routed": self.routed, "madds": self.madds}
+        arrays = {"paths": self.paths, "routed": self.routed, "madds": self.madds, "lottery": self.lottery}
         np.savez_compressed(file, allow_pickle=False, images=np.array(self.images), **arrays)
         (folder / FILE).parent.mkdir(parents=True, exist_ok=True)
         write_whole(folder / FILE, file.getvalue())
@@ -74,7 +80,7 @@ class Resampled:
             return None
         try:
             with np.load(folder / FILE) as kept:
-                return cls(str(kept["images"]), kept["paths"], kept["routed"], kept["madds"])
+                return cls(str(kept["images"]), kept["paths"], kept["routed"], kept["madds"], kept["lottery"])
         except (OSError, ValueError, KeyError) as error:
             raise ResultError(
                 f"{folder / FILE} cannot be read ({error}); delete it, and the run is compared by seed only"
@@ -87,24 +93,49 @@ class Resampled:
         dynamic = result.dynamic
         if dynamic is not None:
             widths = [(float(row.madds), row.score.mean) for row in rows if row.uniform]
+            figures = zip(
+                *(values[:, number].tolist() for values in (self.routed, self.madds, self.lottery)), strict=True
+            )
             drawn = [
-                resampled_row(row, score, madds, widths, concave=bool(dynamic.difficulty))
-                for row, score, madds in zip(
-                    [dynamic.as_trained, *dynamic.rows],
-                    self.routed[:, number].tolist(),
-                    self.madds[:, number].tolist(),
-                    strict=True,
-                )
+                resampled_row(row, score, madds, lottery, widths, concave=bool(dynamic.difficulty))
+                for row, (score, madds, lottery) in zip([dynamic.as_trained, *dynamic.rows], figures, strict=True)
             ]
-            dynamic = replace(dynamic, as_trained=drawn[0], rows=tuple(drawn[1:]), auc=Stat(nan), oracle=None)
+            dynamic = replace(
+                dynamic, as_trained=drawn[0], rows=tuple(drawn[1:]), auc=Stat(nan), auc_wider=Stat(nan), oracle=None
+            )
         return replace(result, rows=rows, dynamic=dynamic)
 
 
 def resampled_row(
-    row: BudgetRow | None, score: float, madds: float, widths: list[tuple[float, float]], *, concave: bool
+    row: BudgetRow | None,
+    score: float,
+    madds: float,
+    lottery: float,
+    widths: list[tuple[float, float]],
+    *,
+    concave: bool,
 ) -> BudgetRow:
-    """A budget's row with another score and cost. concave: whether it is compared with the hull of the widths, or with
-    straight lines between them."""
+    """A budget's row with other figures. concave: whether it is compared with the hull of the widths, or with straight
+    lines between them."""
     assert row is not None
     fixed = level(widths, madds) if concave else straight(widths, madds)
-    return replace(row, score=Stat(score), madds=Stat(madds), hull=Stat(fixed), gain=Stat(100 * (score - fixed)))
+    return replace(
+        row,
+        score=Stat(score),
+        madds=Stat(madds),
+        hull=Stat(fixed),
+        gain=Stat(100 * (score - fixed)),
+        lottery=Stat(lottery),
+        oracle=None,
+    )
+
+
+def resampled_lottery(traces: Traces, outcome: Outcome, draws: int) -> np.ndarray:
+    """The score of choosing at random with the outcome's shares of paths, in every draw [draws]."""
+    total = np.zeros(draws)
+    for path, rows in by_path(outcome.paths):
+        if path not in traces.known or not traces.known[path].all() or traces.scorer.right(path) is None:
+            return np.full(draws, nan)
+        taken = np.isin(np.arange(len(traces)), rows)
+        total += resampled_means(taken, draws)[1:] * resampled_means(traces.right(path), draws)[1:]
+    return total
