@@ -96,6 +96,14 @@ def test_ieb_teaches_the_slimmest_by_the_mean_of_probabilities() -> None:
 
 
 @pytest.mark.parametrize("teacher", ["inplace", "ema", "ieb"])
+def test_the_weight_is_of_all_sub_networks_but_the_widest(teacher: str) -> None:
+    plain, weighted = losses(teacher)[0], losses(teacher, weight=0.25)[0]
+    assert {name: (weighted[name] / plain[name]).item() for name in plain} == pytest.approx(
+        {"widest": 1, "random1": 0.25, "slimmest": 0.25}
+    )
+
+
+@pytest.mark.parametrize("teacher", ["inplace", "ema", "ieb"])
 def test_targets_are_detached(teacher: str) -> None:
     found, online, average = losses(teacher)
     (found["random1"] + found["slimmest"]).backward()

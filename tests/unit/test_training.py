@@ -97,7 +97,7 @@ def test_wrong_values_are_refused() -> None:
     for wrong in ({"patience": 0}, {"betas": (0.9, 1.0)}, {"batch_size": 0}):
         with pytest.raises(ValueError, match=r"optim\."):
             OptimConfig(**wrong)
-    for wrong in ({"mixup": -1}, {"class_weights": "equal"}, {"distillation": 2}):
+    for wrong in ({"mixup": -1}, {"weight": 0}, {"class_weights": "equal"}, {"distillation": 2}):
         with pytest.raises(ValueError, match=r"ieb\."):
             IEBConfig(**wrong)
     for wrong in ({"teacher": "self"}, {"temperature": 0}, {"momentum": 1}):

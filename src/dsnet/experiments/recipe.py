@@ -29,6 +29,7 @@ LATER: Keys = {  # keys by their endings that were added later. At these values 
     "optim.warmup_steps": None,
     "optim.patience": None,
     "data.labels": None,
+    "ieb.weight": 1.0,
     "ieb.mixup": 0.0,
     "ieb.class_weights": "none",
     "ieb.distillation": 0.7,

@@ -28,6 +28,7 @@ class IEBConfig(Typed):
             widest and the random sub-networks of the moving average).
         paths: Number of random sub-networks trained in each step, besides the widest and the slimmest. More give
             smoother curves and slower steps.
+        weight: Weight of the losses of all sub-networks except the widest. Less than 1 favours the widest.
         temperature: Number that student and teacher logits are divided by before they are compared.
         scale_gradients: Multiply the distillation losses by the square of the temperature.
         momentum: Momentum of the moving average. It warms up over the first steps.
@@ -41,6 +42,7 @@ class IEBConfig(Typed):
 
     teacher: Literal["inplace", "ema", "ieb"] = "ieb"
     paths: int = 2
+    weight: float = 1.0
     temperature: float = 1.0
     scale_gradients: bool = False
     momentum: float = 0.97
@@ -52,6 +54,7 @@ class IEBConfig(Typed):
         if self.teacher not in ("inplace", "ema", "ieb"):
             raise ValueError(f"ieb.teacher {self.teacher!r} is unknown; choose inplace, ema or ieb")
         must("ieb.paths", self.paths, self.paths >= 0, "be at least 0")
+        must("ieb.weight", self.weight, 0 < self.weight <= 10, "lie in (0, 10]; 1 counts all sub-networks alike")
         must("ieb.temperature", self.temperature, self.temperature > 0, "be positive")
         must("ieb.momentum", self.momentum, 0 <= self.momentum < 1, "lie in [0, 1)")
         must("ieb.mixup", self.mixup, 0 <= self.mixup <= 10, "lie in [0, 10]; 0.2 is usual")
@@ -138,8 +141,8 @@ class IEB(Stage[Supernet]):
         wide_probs, slim_probs = self.targets(images, wide, paths, teacher)
         losses = self.widest_losses(images, wide, labels, share)
         for number, logits in enumerate(middle, start=1):
-            losses[f"random{number}"] = self.distil(logits, wide_probs)
-        losses["slimmest"] = self.distil(slim, slim_probs)
+            losses[f"random{number}"] = self.config.weight * self.distil(logits, wide_probs)
+        losses["slimmest"] = self.config.weight * self.distil(slim, slim_probs)
         return losses
 
     def widest_losses(self, images: Tensor, logits: Tensor, labels: Tensor, share: float) -> dict[str, Tensor]:

@@ -118,6 +118,7 @@ def training_of(config: ClassificationConfig, manifest: Manifest) -> dict[str, A
     for name, value, default in (
         ("optimizer", config.optim.name, fresh.optim.name),
         ("patience", config.optim.patience, fresh.optim.patience),
+        ("narrow_weight", config.ieb.weight, fresh.ieb.weight),
         ("mixup", config.ieb.mixup, fresh.ieb.mixup),
         ("class_weights", config.ieb.class_weights, fresh.ieb.class_weights),
     ):
