@@ -161,6 +161,7 @@ def predict(
     path: Sequence[int] | None = None,
     latency: str | None = None,
     latency_cap: str | None = None,
+    window: str | Sequence[int] | None = None,
     confidence: float = CONFIDENCE,
     top: int = 0,
     batch_size: int = 64,
@@ -179,6 +180,8 @@ def predict(
         path: Run this path for every image instead of routing.
         latency: Mean time to spend per image instead of a budget, such as "5ms"; images then run one at a time.
         latency_cap: Time that no image may exceed. Both times need a table that `dsnet bench` measured.
+        window: Window of widths to choose within as trained, instead of a budget: "S", "M" or "L" of a gate that was
+            trained with windows, or the positions of its slimmest and widest width such as (0, 2).
         confidence: Lowest confidence of detected objects.
         top: Number of the most probable classes that each answer of a classifier lists as `top`.
         batch_size: Number of images that run together.
@@ -187,7 +190,8 @@ def predict(
     pictures, single = listed(images)
     timed = latency is not None or latency_cap is not None
     runner = run if isinstance(run, Runner) else (open_timed if timed else open_runner)(Path(run))
-    limits = {"budget": budget, "max_width": max_width, "latency": latency, "latency_cap": latency_cap}
+    limits: dict[str, Any] = {"budget": budget, "max_width": max_width, "window": window}
+    limits |= {"latency": latency, "latency_cap": latency_cap}
     policy, pinned = choice(runner, path, limits)
     if policy.note:
         warnings.warn(policy.note, stacklevel=2)

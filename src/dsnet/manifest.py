@@ -14,12 +14,10 @@ from dsnet.cost import CostTable
 from dsnet.errors import CheckpointError, must
 from dsnet.results import Evaluation
 from dsnet.schema import Typed, parse_json, to_json
-from dsnet.space import WidthPath, WidthSpace
+from dsnet.space import WidthPath, WidthSpace, Window
 
 FORMAT = 3
 KEY = "dsnet.manifest"  # its key in an ONNX file's metadata
-Window = tuple[int, int]
-"""The first and the last of a run of adjacent positions in a router's list of widths."""
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
 RouterKind = Literal["gate", "slim_first", "threshold", "exit_first"]
 Targets = Literal["try_best", "give_up", "narrowest", "correctness", "kl"]

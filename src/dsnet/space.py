@@ -12,6 +12,8 @@ from typing import Any
 
 WidthPath = tuple[int, ...]
 """One width index per choice point, 0 = slimmest. A static network has the path ()."""
+Window = tuple[int, int]
+"""The first and the last of a run of adjacent positions in a router's list of widths."""
 EXIT = -2
 """In place of every width index of a path: the early classifier answers. (-1 means that the router chooses.)"""
 

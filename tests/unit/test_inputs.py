@@ -32,11 +32,12 @@ from support.detectors import random_detector
 from support.networks import ROUTERS, load_from, randomised, router_net, side, traces_on, varied
 
 GATE, SLIM_FIRST, THRESHOLD = RouterSpec("gate", "correctness"), ROUTERS[1], RouterSpec("threshold")
+WINDOWED = replace(GATE, windows=3)
 INPUTS = ["image", "budget", "max_width", "pin"]
 
 
 def calibrated(name: str, router: RouterSpec, rows: int = 9) -> Supernet:
-    """A random network with rows of budgets, a wide gap among them."""
+    """A random network with rows of budgets, a wide gap among them. Windows change as budgets rise."""
     net = router_net(name, router).float()
     if isinstance(net.probe, ThresholdHead):
         net.probe.width.fill_(2)
@@ -45,6 +46,9 @@ def calibrated(name: str, router: RouterSpec, rows: int = 9) -> Supernet:
     places = [low + (high - low) * step / rows for step in range(rows + 1) if step not in (5, 6)]
     lams = np.random.default_rng(0).normal(0, 0.3, len(places))
     budgets = [Budget(madds, lam, 0.5, size) for madds, lam in zip(places, sorted(lams, reverse=True), strict=True)]
+    if router.windows is not None:
+        windows = [None, *net.manifest(size).routers[0].windows]
+        budgets = [replace(row, window=windows[k // 2 % len(windows)]) for k, row in enumerate(budgets)]
     net.card = replace(net.card, budgets=tuple(budgets))
     return net
 
@@ -91,7 +95,9 @@ def test_plain_onnx_runtime_opens_every_file_without_a_warning(
         assert names_of(file) == inputs
 
 
-@pytest.mark.parametrize("router", [GATE, SLIM_FIRST, THRESHOLD], ids=lambda router: router.kind)
+@pytest.mark.parametrize(
+    "router", [GATE, WINDOWED, SLIM_FIRST, THRESHOLD], ids=["gate", "windows", "slim_first", "threshold"]
+)
 def test_the_graph_decides_as_dsnet_for_any_scores_and_budget(router: RouterSpec) -> None:
     net = calibrated("ds_mobilenet_v1_tiny", router)
     manifest = to_export(net, side(net), None)
@@ -112,14 +118,15 @@ def test_the_graph_decides_as_dsnet_for_any_scores_and_budget(router: RouterSpec
     shares = [row.madds / manifest.table.widest for row in net.card.budgets]
     asked = [*shares, *rng.uniform(shares[0] / 2, 1.2 * shares[-1], 20), 0.01, 1.0, *np.nextafter(shares, 0)]
     for number, share in enumerate(asked):
-        policy = policy_for(manifest, share * manifest.table.widest, max_width=(None, 3)[number % 2])
+        policy = policy_for(manifest, share * manifest.table.widest, max_width=(None, 3, 1, 0)[number % 4])
         expected = decide(scores, prices.at(0, 0), policy, prices.allowed(0, policy))
         cap = -1 if policy.max_width is None else policy.max_width
         for fed in (np.float32(share), np.float32(policy.share)):  # what a caller asks, and what dsnet feeds
             feed = {"scores": scores, "budget": fed[None], "max_width": np.int64([cap])}
             assert np.array_equal(session.run(None, feed)[0], expected), share
     free = {"scores": scores, "budget": np.float32([-1]), "max_width": np.int64([-1])}
-    assert np.array_equal(session.run(None, free)[0], decide(scores, prices.at(0, 0), manifest.defaults))
+    allowed = prices.allowed(0, manifest.defaults)
+    assert np.array_equal(session.run(None, free)[0], decide(scores, prices.at(0, 0), manifest.defaults, allowed))
 
 
 @pytest.mark.parametrize(
@@ -166,12 +173,12 @@ def test_a_file_with_several_gates_is_evaluated_as_the_network(tmp_path: Path) -
 
 
 def test_a_lambda_that_no_budget_gives_is_decided_outside_the_file(tmp_path: Path) -> None:
-    for name, router in (("ds_resnet_tiny", GATE), ("ds_mobilenet_v1_tiny", SLIM_FIRST)):
+    for name, router in (("ds_resnet_tiny", WINDOWED), ("ds_mobilenet_v1_tiny", SLIM_FIRST)):
         net = calibrated(name, router)
         x = varied(net, 12).float()
         file = open_runner(export_onnx(net, tmp_path / "file.onnx", image_size=side(net)), threads=1)
         stale = replace(file.policy(net.card.budgets[2].madds), lam=0.07)  # of another table of budgets
-        for policy in (Policy(-1e3), Policy(0.02), Policy(0.11, 2), stale):
+        for policy in (Policy(-1e3), Policy(0.02), Policy(0.11, 2), stale, Policy(0.03, 2, window=(1, 3))):
             expected, actual = route(net, x, policy), file.run(x, policy)
             assert torch.equal(actual.paths, expected.paths)
             assert torch.equal(actual.madds, expected.madds)

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+import dsnet
+from dsnet.errors import RoutingError
+from dsnet.export.bundle import export_bundle
+from dsnet.export.dynamic import export_onnx
 from dsnet.manifest import Budget, Card, Manifest, Policy, Router, from_metadata, to_metadata
 from dsnet.models import route
 from dsnet.nn import RouterSpec
+from dsnet.opening import open_runner
+from dsnet.routing.budgets import calibrate, policy_for
 from dsnet.schema import parse_json, to_json
 from dsnet.space import WidthSpace
-from support.networks import prices_of, router_net, varied
+from support.networks import prices_of, router_net, side, traces_on, varied
 
 GATE = RouterSpec("gate", windows=3)
 SMALL = ["ds_mobilenet_v1_tiny", "ds_resnet_tiny"]
@@ -44,7 +53,7 @@ def test_impossible_windows_are_refused(make: object, words: str) -> None:
 @pytest.mark.parametrize("name", SMALL)
 def test_decisions_lie_within_the_window_and_the_cap(name: str) -> None:
     net = router_net(name, GATE)
-    x, last = varied(net, 16), net.spec.widths[0] - 1
+    x, last = varied(net, 8), net.spec.widths[0] - 1
     for low, high in net.manifest().routers[0].windows:
         for lam, end in ((-1e3, high), (1e3, low)):
             assert set(route(net, x, Policy(lam, window=(low, high))).paths.flatten().tolist()) == {end}
@@ -79,3 +88,114 @@ def test_manifests_and_cards_keep_windows_and_older_ones_have_none() -> None:
     router = parse_json(Manifest, spec, "manifest").router
     assert router is not None
     assert router.windows == [(0, 5)]
+
+
+# calibration
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_windows_never_cost_accuracy_on_the_calibration_images(name: str) -> None:
+    net = router_net(name, GATE)
+    traces = traces_on(net, 40)
+    rows = calibrate(traces, 6)
+    assert len({row.window for row in rows}) > 1
+    assert [row.madds for row in rows] == sorted(row.madds for row in rows)
+    net.card = replace(net.card, budgets=rows)
+    manifest = net.manifest(side(net))
+    for row in rows:
+        policy = policy_for(manifest, row.madds)
+        outcome = traces.at(policy)
+        assert (policy.lam, policy.window) == (row.lam, row.window)
+        assert outcome.spent == row.madds
+        assert traces.score(outcome) == row.accuracy
+        low, high = row.window or (0, 9)
+        assert outcome.paths.min() >= low
+        assert outcome.paths.max() <= high
+    net.card = replace(net.card, budgets=())
+    object.__setattr__(net.spec, "router", replace(GATE, windows=None))
+    step = (rows[-1].madds - rows[0].madds) / 5
+    for whole in calibrate(traces, 6):
+        near = [row.accuracy for row in rows if abs(row.madds - whole.madds) <= step]
+        assert max(near) >= whole.accuracy
+
+
+def test_lambdas_of_different_windows_are_not_interpolated() -> None:
+    net = router_net("ds_mobilenet_v1_tiny", GATE)
+    places = [
+        (1.0, 2.0, (0, 2)),
+        (1.2, 1.0, (0, 2)),
+        (1.4, -1.0, (1, 3)),
+        (1.6, -2.0, (1, 3)),
+        (1.8, 0.5, None),
+        (2.6, 0.4, None),
+    ]
+    net.card = replace(net.card, budgets=tuple(Budget(m * 1e6, lam, 0.5, 32, window=w) for m, lam, w in places))
+    manifest = net.manifest()
+    for asked, lam, window in (
+        ("1.1M", 1.5, (0, 2)),
+        ("1.3M", 1.0, (0, 2)),
+        ("1.4M", -1.0, (1, 3)),
+        ("1.5M", -1.5, (1, 3)),
+        ("1.7M", -2.0, (1, 3)),
+        ("4M", 0.4, None),
+        ("0.5M", 2.0, (0, 2)),
+    ):
+        policy = policy_for(manifest, asked)
+        assert policy.lam == pytest.approx(lam)
+        assert policy.window == window
+    constant = policy_for(manifest, "1.3M").share
+    assert constant == pytest.approx(1.2e6 / manifest.table.widest), "what the row below spends"
+
+
+# asking for a window
+
+
+def test_the_papers_networks_are_the_lowest_the_middle_and_the_highest_window() -> None:
+    manifest = router_net("ds_mobilenet_v1_tiny", GATE).manifest()
+    asked = [policy_for(manifest, window=text) for text in ("S", "m", "L", "0:1", (2, 2))]
+    assert asked == [Policy(window=window) for window in ((0, 2), (1, 3), (3, 5), (0, 1), (2, 2))]
+    assert manifest.defaults == Policy(window=(1, 3)), "without a budget, the middle one as trained"
+    assert policy_for(manifest, max_width=2, window="S") == Policy(max_width=2, window=(0, 2))
+    whole = router_net("ds_mobilenet_v1_tiny", RouterSpec("gate")).manifest()
+    assert whole.defaults == Policy()
+    assert policy_for(whole, window="1:2").window == (1, 2)
+    with pytest.raises(RoutingError, match="trained to choose among all widths; give positions from 0 to 5, such as 0"):
+        policy_for(whole, window="S")
+    with pytest.raises(RoutingError, match="window 2:9 goes beyond the router's widths, whose positions are 0 to 5"):
+        policy_for(manifest, window="2:9")
+    with pytest.raises(RoutingError, match="budget 1M picks its own window; leave window S out"):
+        policy_for(manifest, "1M", window="S")
+    for bad in ("XL", "2:1", "1:2:3", "", (1,), (-1, 2)):
+        with pytest.raises(RoutingError, match="is not understood; write S, M or L, or the positions"):
+            policy_for(manifest, window=bad)
+
+
+@pytest.mark.parametrize("name", [SMALL[0], pytest.param(SMALL[1], marks=pytest.mark.slow)])
+def test_every_runtime_chooses_within_the_same_windows(name: str, tmp_path: Path) -> None:
+    net = router_net(name, GATE).float()
+    size, x = side(net), varied(net, 10).float()
+    net.card = replace(net.card, budgets=tuple(calibrate(traces_on(net, 24), 5)))
+    live = dsnet.models.eager(net)
+    others = [
+        dsnet.DynamicRunner(net),
+        open_runner(export_onnx(net, tmp_path / "model.onnx", image_size=size), threads=1),
+        open_runner(export_bundle(net, tmp_path / "bundle", image_size=size), threads=1),
+    ]
+    budgets = [row.madds for row in net.card.budgets]
+    between = [float(madds) for madds in np.mean([budgets[1:], budgets[:-1]], axis=0)]
+    asked: list[dict[str, object]] = [{"budget": madds} for madds in (*budgets, *between)]
+    asked += [{"window": window} for window in ("S", "L", (1, 2))]
+    asked += [{}, {"window": "L", "max_width": 1}, {"budget": budgets[-2], "max_width": 0}]
+    for limits in asked:
+        expected = live(x, **limits)  # type: ignore[arg-type]
+        for runner in others:
+            assert torch.equal(runner(x, **limits).paths, expected.paths), (runner.runtime, limits)  # type: ignore[arg-type]
+    assert live(x, window="L", max_width=1).paths.unique().tolist() == [1], "the widest width within the cap"
+    slim = export_onnx(net, tmp_path / "slim.onnx", image_size=size, window="S", simple=True)
+    slimmest = open_runner(slim, threads=1)
+    assert slimmest.manifest.defaults.window == (0, 2)
+    assert torch.equal(slimmest(x).paths, live(x, window="S").paths)
+    with pytest.raises(RoutingError, match="takes no lambda and no window; export it again without --simple"):
+        slimmest(x, window="L")
+    with pytest.raises(ValueError, match="leave budget, max_width and window out"):
+        export_onnx(net, tmp_path / "no.onnx", path=net.space.widest, window="S")

@@ -18,6 +18,10 @@ SHARED: dict[str, dict[str, Any]] = {
         "help": "Average MAdds to spend per image, such as 150M, or a share of the widest such as 0.5 or 50%%."
     },
     "--max_width": {"help": "Largest width index that may run; 0 is the slimmest.", "type": int, "metavar": "INDEX"},
+    "--window": {
+        "help": "Choose within this window of widths as trained, instead of a budget: S, M or L of a gate that was "
+        "trained with windows, or the positions of its slimmest and widest width, such as 0:2."
+    },
     "--latency": {
         "help": "Mean time to spend per image instead of a budget, such as 5ms. Needs `dsnet bench` on this machine.",
         "metavar": "TIME",
@@ -41,12 +45,13 @@ SHARED: dict[str, dict[str, Any]] = {
 NUMBERS = {int: ("N", "a whole number"), float: ("X", "a number")}
 
 
-# Options whose syntax is checked as soon as they are read, in any command, by these functions of `routing.budgets`.
+# Options whose syntax is checked as soon as they are read, in any command, by these functions of `routing`.
 CHECKS = {
-    "budget": "read_budget",
-    "budgets": "read_budget",
-    "latency": "read_latency",
-    "latency_cap": "read_latency",
+    "budget": "budgets.read_budget",
+    "budgets": "budgets.read_budget",
+    "latency": "budgets.read_latency",
+    "latency_cap": "budgets.read_latency",
+    "window": "windows.read_window",
 }
 
 
@@ -117,11 +122,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuse budgets and latencies that are written wrongly, before a command imports torch."""
-    for name, reader in CHECKS.items():
+    """Refuse budgets, latencies and windows that are written wrongly, before a command imports torch."""
+    for name, place in CHECKS.items():
         if (given := getattr(args, name, None)) is not None:
+            module, _, reader = place.partition(".")
             for text in [given] if isinstance(given, str) else given:
-                getattr(import_module("dsnet.routing.budgets"), reader)(text)
+                getattr(import_module(f"dsnet.routing.{module}"), reader)(text)
 
 
 def number(kind: type[int] | type[float], text: str, *, several: bool) -> float:

@@ -24,6 +24,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add("--budget", "Default budget of the file: average MAdds per image. It can be changed when the file runs.")
     cap = "Default cap of the file: the largest width index that may run. It can be changed when the file runs."
     parser.add("--max_width", cap, type=int, metavar="INDEX")
+    window = "Default window of the file: it chooses within it as trained, unless it is given a budget. S, M, L or 0:2."
+    parser.add("--window", window)
     parser.add("--latency", "Set the default budget by a mean time per image, such as 5ms. Needs `dsnet bench RUN`.")
     parser.add("--latency_cap", "Set the default cap by a time that no image may exceed. Needs `dsnet bench RUN`.")
     simple = "Leave image and budget as the only inputs of the file, for callers that need no cap and no pinned path."
@@ -45,12 +47,14 @@ def run(args: Namespace) -> None:
         raise ValueError(f"{args.run} is exported already; give its run folder")
     net = load(args.run).float()
     manifest = net.manifest(args.image_size)
-    asked = {name: getattr(args, name) for name in ("budget", "max_width", "latency", "latency_cap")}
+    asked = {name: getattr(args, name) for name in ("budget", "max_width", "latency", "latency_cap", "window")}
     given = any(value is not None for value in asked.values())
     known = evaluation_of(Path(args.run)) if args.image_size is None else None
     if args.bundle:
         if args.path is not None or args.simple or given:
-            raise ValueError("a bundle takes its budget, cap and path when it runs; leave them and --simple out")
+            raise ValueError(
+                "a bundle takes its budget, cap, window and path when it runs; leave them and --simple out"
+            )
         where = export_bundle(net, args.out or Path(args.run) / "bundle", image_size=args.image_size, evaluation=known)
     else:
         path = None if args.path is None else manifest.parse_path(args.path)
@@ -68,7 +72,7 @@ def run(args: Namespace) -> None:
                 print(policy.note, file=sys.stderr)
             if table is not None:
                 print(told(manifest, table, policy), file=sys.stderr)
-        knobs = {"budget": budget, "max_width": cap, "simple": args.simple}
+        knobs = {"budget": budget, "max_width": cap, "window": args.window, "simple": args.simple}
         where = export_onnx(net, file, path=path, image_size=size, evaluation=known, **knobs)
     runner = open_onnx(where)
     off, kind, held = difference(net, runner), runner.manifest.kind, len(runner.paths)
@@ -93,11 +97,11 @@ def policy_of(args: Namespace, net: Any, manifest: Manifest) -> tuple[Policy, La
     from dsnet.runtime.onnx import runtime_of
 
     if args.latency is None and args.latency_cap is None:
-        return policy_for(manifest, args.budget, max_width=args.max_width), None
+        return policy_for(manifest, args.budget, max_width=args.max_width, window=args.window), None
     setting = Setting(weights_digest(net), manifest.image_size, runtime_of("dynamic"), 1, cpu())
     held = require_any(setting, args.run)
     limits = {"latency": args.latency, "latency_cap": args.latency_cap}
-    return policy_in(manifest, held, **limits, budget=args.budget, max_width=args.max_width), held
+    return policy_in(manifest, held, **limits, budget=args.budget, max_width=args.max_width, window=args.window), held
 
 
 def told(manifest: Manifest, held: Latency, policy: Policy) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 STDOUT = "-"
 BATCH = 64
-LIMITS = ("budget", "max_width", "latency", "latency_cap")
+LIMITS = ("budget", "max_width", "latency", "latency_cap", "window")
 WIDE = 140  # columns of a table that is not printed to a terminal
 
 
@@ -30,6 +30,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add("images", "Image files, or folders that are searched to any depth.", nargs="+")
     parser.add("--budget")
     parser.add("--max_width")
+    parser.add("--window")
     parser.add("--latency")
     parser.add("--latency_cap")
     threads = "Threads of the runtime (default: all cores; with a latency, those that were measured)."
@@ -74,7 +75,9 @@ def run(args: Namespace) -> int:
         limits = {name: getattr(args, name) for name in LIMITS}
         policy = runner.policy(**limits)
         if args.budget_tracking:
-            tracker = BudgetTracker(runner, **limits)
+            if args.window is not None:
+                raise ValueError("--window asks for no budget, so there is nothing to track; leave one of them out")
+            tracker = BudgetTracker(runner, **{name: limits[name] for name in limits if name != "window"})
     elif path is None:
         if limited(args):
             raise ValueError(f"{args.run} {manifest.why_fixed()}, so it has no budgets and no cap")

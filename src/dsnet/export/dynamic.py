@@ -24,7 +24,7 @@ from dsnet.routing.budgets import lambdas, policy_for
 from dsnet.routing.policy import Prices
 from dsnet.routing.route import follow
 from dsnet.runtime.onnx import BUDGET, IMAGE, MAX_WIDTH, PIN
-from dsnet.space import WidthPath, WidthSpace
+from dsnet.space import WidthPath, WidthSpace, Window
 from dsnet.version import __version__
 
 
@@ -36,6 +36,7 @@ def export_onnx(
     image_size: int | None = None,
     budget: str | float | None = None,
     max_width: int | None = None,
+    window: str | Sequence[int] | None = None,
     simple: bool = False,
     evaluation: Evaluation | None = None,
 ) -> Path:
@@ -51,28 +52,29 @@ def export_onnx(
         path: The path to export; None exports the dynamic network.
         budget: Default budget of the file.
         max_width: Default max_width of the file.
+        window: Default window of the file, within which it chooses as trained if it is given no budget.
         simple: Whether the inputs are image and budget only.
         evaluation: The network's evaluation, which is stored in the file.
     """
     check_weights(net)
     manifest = to_export(net, image_size, evaluation)
     if path is not None or not manifest.points:
-        if budget is not None or max_width is not None:
-            raise ValueError("a path pins the widths; leave budget and max_width out")
+        if budget is not None or max_width is not None or window is not None:
+            raise ValueError("a path pins the widths; leave budget, max_width and window out")
         if simple:
             raise ValueError("a file of one path has no input but the image; leave simple out")
         wanted = manifest.space.validate(path or ())
         proto = static_model(net.parts(routed=False), manifest, wanted)
         held = WidthSpace(tuple((width,) for width in wanted))
         return write_checked(proto, exported(manifest, kind="static", space=held, inputs=(IMAGE,)), Path(file))
-    if manifest.router is None and (budget is not None or max_width is not None):
-        raise ValueError(f"this {manifest.model} has not learned to route, so it has no budgets")
+    if manifest.router is None and (budget is not None or max_width is not None or window is not None):
+        raise ValueError(f"this {manifest.model} has not learned to route, so it has no budgets and no windows")
     if simple and (manifest.router is None or not manifest.router.budgets):
         raise ValueError(
             f"this {manifest.model} has no calibrated budgets at {manifest.image_size} px, so a simple file would have "
             f"nothing to choose; leave simple out, or export one path"
         )
-    policy = policy_for(net.manifest(image_size), budget, max_width=max_width)
+    policy = policy_for(net.manifest(image_size), budget, max_width=max_width, window=window)
     writer = DynamicWriter(net.parts(), manifest, policy, simple=simple)
     if writer.prices is not None:
         writer.prices.check_cap(max_width)
@@ -182,9 +184,10 @@ class DynamicWriter(PartWriter):
         if self.router is not None:
             if self.router.budgets:
                 shapes[BUDGET] = FLOAT, 1
-                self.lam = self.interpolated(self.router.budgets)
+                self.lam, self.window = self.interpolated(self.router.budgets)
             else:
                 self.lam = self.graph.constant([self.policy.lam], np.float64)
+                self.window = self.columns([self.policy.window])
             shapes[MAX_WIDTH] = INT, 1
             widest, cap = max(map(max, self.choices)), self.policy.max_width
             self.cap = self.fallback(MAX_WIDTH, widest if cap is None else cap)
@@ -199,27 +202,45 @@ class DynamicWriter(PartWriter):
         graph = self.graph
         return graph.op("Where", graph.op("Less", name, graph.constant([0])), graph.constant([default]), name)
 
-    def interpolated(self, budgets: Sequence[Budget]) -> str:
-        """Lambda at the budget, by the operations of `Lambdas.at`; below zero it is the default."""
-        graph, (starts, lams, slopes) = self.graph, lambdas(budgets, self.table)
+    def interpolated(self, budgets: Sequence[Budget]) -> tuple[str, list[str]]:
+        """Lambda and window at the budget, by the operations of `Lambdas.at`; below zero they are the default."""
+        graph, (starts, lams, slopes, windows) = self.graph, lambdas(budgets, self.table)
         columns = [0, 0, *starts], [self.policy.lam, lams[0], *lams], [0, 0, *slopes]
         start, lam, slope = (graph.constant(column, np.float64) for column in columns)
         beyond = graph.op("Sub", graph.op("Cast", BUDGET, to=TensorProto.DOUBLE), start)
         pieces = graph.op("Add", lam, graph.op("Mul", beyond, slope))
         ends = graph.constant([0, *starts], np.float32)
         passed = graph.op("Cast", graph.op("LessOrEqual", ends, BUDGET), to=INT)
-        return graph.op("Gather", pieces, graph.op("ReduceSum", passed, graph.constant([0])))  # [1]
+        place = graph.op("ReduceSum", passed, graph.constant([0]))  # [1]
+        window = [graph.op("Gather", ends, place) for ends in self.columns([self.policy.window, windows[0], *windows])]
+        return graph.op("Gather", pieces, place), window
+
+    def columns(self, windows: Sequence[Window | None]) -> list[str]:
+        """The first and the last positions of windows, as two columns; none if no window restricts a decision."""
+        if self.router is None or all(window is None for window in windows):
+            return []
+        whole = 0, self.router.windows[-1][1]
+        ends = zip(*(window or whole for window in windows), strict=True)
+        return [self.graph.constant(list(column)) for column in ends]
 
     def widths_at(self, point: int) -> list[int]:
         assert self.prices is not None
         return self.prices.widths(point)
 
     def decision(self, graph: Graph, scores: str, prices: str, point: int) -> str:
-        """The position that `decide` takes: the highest score minus lambda times price within the limit; ties go to the
-        slimmer width."""
+        """The position that `decide` takes: the highest score minus lambda times price within the cap and the window;
+        ties go to the slimmer width."""
         cost = graph.op("Mul", self.lam, prices)
         values = graph.op("Sub", graph.op("Cast", scores, to=TensorProto.DOUBLE), cost)
-        allowed = graph.op("LessOrEqual", graph.constant(self.widths_at(point)), self.cap)
+        widths = self.widths_at(point)
+        allowed = graph.op("LessOrEqual", graph.constant(widths), self.cap)
+        if self.window:
+            low, high = self.window
+            last = graph.op("ReduceSum", graph.op("Cast", allowed, to=INT), graph.constant([0]))
+            low = graph.op("Min", low, graph.op("Sub", last, graph.constant([1])))
+            positions = graph.constant(list(range(len(widths))))
+            allowed = graph.op("And", allowed, graph.op("GreaterOrEqual", positions, low))
+            allowed = graph.op("And", allowed, graph.op("LessOrEqual", positions, high))
         values = graph.op("Where", allowed, values, graph.constant(-np.inf, np.float64))
         return graph.op("Squeeze", graph.op("ArgMax", values, axis=1, keepdims=0))
 

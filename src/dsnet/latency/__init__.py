@@ -185,7 +185,7 @@ def shares_at(manifest: Manifest, madds: float, image_size: int | None = None) -
 
 def is_gap(rows: Sequence[Budget], a: Budget, b: Budget) -> bool:
     """Whether no budget between two neighbouring rows can be met, so that the lower one is taken."""
-    return b.madds - a.madds > GAP * (rows[-1].madds - rows[0].madds)
+    return a.window != b.window or b.madds - a.madds > GAP * (rows[-1].madds - rows[0].madds)
 
 
 def calibrated(manifest: Manifest, image_size: int | None = None) -> list[Budget]:
@@ -255,6 +255,7 @@ def policy_in(
     max_width: int | None = None,
     image_size: int | None = None,
     table: CostTable | None = None,
+    window: str | Sequence[int] | None = None,
 ) -> Policy:
     """The policy that meets a mean latency and keeps a cap on the latency of every image, from a latency table."""
     if latency is not None and budget is not None:
@@ -265,7 +266,7 @@ def policy_in(
     if latency_cap is not None:
         width = width_for(manifest, held, read_latency(latency_cap))
         max_width = width if max_width is None else min(width, max_width)
-    policy = policy_for(manifest, budget, max_width=max_width, image_size=image_size, table=table)
+    policy = policy_for(manifest, budget, max_width=max_width, image_size=image_size, table=table, window=window)
     return replace(policy, note=note or policy.note)
 
 

@@ -15,7 +15,7 @@ from dsnet.manifest import Card, Manifest, Policy, Router, WidthRow
 from dsnet.models.count import count, count_parts
 from dsnet.nn.norm import SliceBatchNorm2d
 from dsnet.nn.router import link
-from dsnet.routing.budgets import default_lambda
+from dsnet.routing.budgets import default_policy
 from dsnet.routing.route import Fork, Outputs, Routed, Step
 from dsnet.runtime.runner import GroupedRunner
 from dsnet.schema import to_json
@@ -206,8 +206,8 @@ def describe(
     routers: tuple[Router, ...] = ()
     defaults = Policy()
     if spec.router is not None:
-        routers = (Router(spec.router, WidthSpace(spec.routing), card.budgets),)
-        defaults = Policy(default_lambda(spec.router.kind, spec.router.targets, card.budgets, spec.image_size))
+        router = Router(spec.router, WidthSpace(spec.routing), card.budgets)
+        routers, defaults = (router,), default_policy(router, spec.image_size)
     widths = [
         WidthRow(
             size=size,

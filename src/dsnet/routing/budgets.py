@@ -14,13 +14,15 @@ import numpy as np
 
 from dsnet.cost import CostTable
 from dsnet.errors import RoutingError
-from dsnet.manifest import Budget, Manifest, Policy
+from dsnet.manifest import Budget, Manifest, Policy, Router
 from dsnet.routing.traces import Outcome, Traces, by_path
-from dsnet.space import WidthPath
+from dsnet.routing.windows import parse_window, trained_windows
+from dsnet.space import WidthPath, Window
 
 POINTS = 25
 PATHS = 32  # number of different paths whose shares a budget keeps
 GAP = 0.15  # share of the range; a wider gap between rows means that scores tie and images change width together
+SHORT = 0.002  # share of the range; the first and the last row are this far from its ends
 NEAR = 5e-4  # share of the range; tolerance of a row, far below the error that other images cause
 UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
 PLAIN = 1000  # numbers above it are MAdds without a unit
@@ -29,18 +31,47 @@ SECONDS = {"us": 1e-3, "ms": 1.0, "s": 1e3}  # in milliseconds
 
 
 def calibrate(traces: Traces, points: int = POINTS) -> tuple[Budget, ...]:
-    """A table of budgets from the lowest to the highest average MAdds that the router can spend."""
-    low, high = (spent(traces, Policy(unfold(end))) for end in (LIMIT, -LIMIT))
-    rows: dict[float, Budget] = {}
+    """A table of budgets from the lowest to the highest average MAdds that the router can spend.
+
+    A router with windows takes, at each budget, the window with the best score on these images. The whole range is
+    tried as well. Equal scores keep the window of the budget below, so that the window seldom changes.
+    """
+    assert traces.router is not None
+    ranges = {window: reach(traces, window) for window in [*trained_windows(traces.router), None]}
+    low, high = ranges[None]
+    near, step = NEAR * (high - low), (high - low) / (points - 1)
+    rows: dict[int, Budget] = {}
+    last: Budget | None = None
     for number in range(points):
         # Any extreme lambda meets the ends exactly. Stop short of them, or interpolation would use arbitrary lambdas.
-        share = min(max(number / (points - 1), 0.002), 0.998)
-        lam = solve(traces, low + share * (high - low), near=NEAR * (high - low))
-        outcome = traces.at(Policy(lam))
-        if (key := round(outcome.spent)) not in rows:
-            shares = path_shares(outcome, traces.prices.spent)
-            rows[key] = Budget(outcome.spent, lam, traces.score(outcome), traces.image_size, shares)
+        asked = low + min(max(number / (points - 1), SHORT), 1 - SHORT) * (high - low)
+        held = [window for window, (least, most) in ranges.items() if least <= asked <= most]
+        found = [row_at(traces, asked, window, near) for window in held]
+        fair = [row for row in found if abs(row.madds - asked) <= step / 2]
+        before = last.window if last is not None else held[0]
+        best = max(fair or found, key=lambda row: (row.accuracy, row.window == before))
+        if last is not None and best.window != last.window:  # how far the window before reaches
+            least, most = ranges[last.window]
+            end = row_at(traces, min(best.madds - 2 * near, most - SHORT * (most - least)), last.window, near)
+            if last.madds < end.madds < best.madds:
+                rows.setdefault(round(end.madds), end)
+        rows.setdefault(round(best.madds), best)
+        last = best
     return tuple(rows[key] for key in sorted(rows))
+
+
+def reach(traces: Traces, window: Window | None) -> tuple[float, float]:
+    """The lowest and the highest average MAdds within a window."""
+    low, high = (traces.at(Policy(unfold(end), window=window)).spent for end in (LIMIT, -LIMIT))
+    return low, high
+
+
+def row_at(traces: Traces, madds: float, window: Window | None, near: float) -> Budget:
+    """The operating point nearest to some MAdds within a window."""
+    lam = solve(traces, madds, near=near, window=window)
+    outcome = traces.at(Policy(lam, window=window))
+    shares = path_shares(outcome, traces.prices.spent)
+    return Budget(outcome.spent, lam, traces.score(outcome), traces.image_size, shares, window)
 
 
 def path_shares(outcome: Outcome, cost: Callable[[WidthPath], float]) -> tuple[tuple[WidthPath, float], ...]:
@@ -61,11 +92,7 @@ def unfold(position: float) -> float:
     return math.copysign(math.expm1(abs(position)), position)
 
 
-def spent(traces: Traces, policy: Policy) -> float:
-    return traces.at(policy).spent
-
-
-def solve(traces: Traces, madds: float, *, near: float = 0.0) -> float:
+def solve(traces: Traces, madds: float, *, near: float = 0.0, window: Window | None = None) -> float:
     """Find a lambda whose average MAdds are within `near` of the target, or else the closest one that was tried.
 
     This is a bisection: the MAdds spent fall as lambda rises. With several gates, each new lambda may send images along
@@ -75,7 +102,7 @@ def solve(traces: Traces, madds: float, *, near: float = 0.0) -> float:
     tried: dict[float, float] = {}
     for _ in range(32):
         middle = (low + high) / 2
-        tried[middle] = spent(traces, Policy(unfold(middle)))
+        tried[middle] = traces.at(Policy(unfold(middle), window=window)).spent
         if abs(tried[middle] - madds) <= near:
             break
         if tried[middle] > madds:
@@ -171,11 +198,15 @@ def policy_for(
     max_width: int | None = None,
     image_size: int | None = None,
     table: CostTable | None = None,
+    window: str | Sequence[int] | None = None,
 ) -> Policy:
     """The policy that meets an average budget, from the router's calibrated table; without a budget, the default.
 
     Lambda is interpolated between calibrated points. Outside of them it is clamped, and the policy's note says so.
-    table: costs that a budget given as a share refers to; by default those at the manifest's image size.
+
+    Args:
+        table: Costs that a budget given as a share refers to; by default those at the manifest's image size.
+        window: The window to choose within as trained, that is with lambda 0: S, M, L, or positions such as 0:2.
     """
     limit = max(manifest.table.space.widest, default=0)
     if max_width is not None and not 0 <= max_width <= limit:
@@ -183,6 +214,12 @@ def policy_for(
             f"max_width is {max_width}; it is a width index of {manifest.model}, from 0 (slimmest) to {limit} (widest)"
         )
     cap = manifest.defaults.max_width if max_width is None else max_width
+    if window is not None:
+        if budget is not None:
+            raise RoutingError(f"budget {budget} picks its own window; leave window {window} out")
+        if manifest.router is None:
+            raise RoutingError(f"this {manifest.model} {manifest.why_fixed()}, so it has no windows")
+        return Policy(0.0, cap, window=parse_window(window, manifest.router))
     if budget is None:
         return replace(manifest.defaults, max_width=cap)
     size = image_size or manifest.image_size
@@ -199,16 +236,19 @@ def policy_for(
     madds = parse_budget(budget, costs)
     curve = lambdas(rows, costs)
     share = curve.reach(share_of(madds, costs))
-    return Policy(curve.at(share), cap, _note(rows, madds), share)
+    lam, chosen = curve.at(share)
+    return Policy(lam, cap, _note(rows, madds), share, chosen)
 
 
-def default_lambda(kind: str, targets: str, budgets: Sequence[Budget], image_size: int) -> float:
-    """The lambda used without a budget: 0 for the paper's gate, the middle of the range for other routers."""
-    if (targets in ("try_best", "give_up") and kind == "gate") or not budgets:
-        return 0.0
-    rows = [row for row in budgets if row.image_size == image_size] or list(budgets)
-    middle = (rows[0].madds + rows[-1].madds) / 2
-    return Lambdas.between([row.madds for row in rows], [row.lam for row in rows]).at(middle)
+def default_policy(router: Router, image_size: int) -> Policy:
+    """The policy without a budget. The paper's gate takes lambda 0, in the middle window if it has windows. Other
+    routers take the middle of the range that they can spend."""
+    spec, rows = router.spec, [row for row in router.budgets if row.image_size == image_size] or router.budgets
+    if (spec.targets in ("try_best", "give_up") and spec.kind == "gate") or not rows:
+        return Policy(window=parse_window("M", router) if trained_windows(router) else None)
+    curve = Lambdas.between([row.madds for row in rows], rows)
+    lam, window = curve.at((rows[0].madds + rows[-1].madds) / 2)
+    return Policy(lam, window=window)
 
 
 def share_of(madds: float, table: CostTable) -> float:
@@ -217,37 +257,43 @@ def share_of(madds: float, table: CostTable) -> float:
 
 
 def lambdas(rows: Sequence[Budget], table: CostTable) -> Lambdas:
-    """Lambda as a function of the budget as a share."""
-    return Lambdas.between([share_of(row.madds, table) for row in rows], [row.lam for row in rows])
+    """Lambda and window as functions of the budget as a share."""
+    return Lambdas.between([share_of(row.madds, table) for row in rows], rows)
 
 
 class Lambdas(NamedTuple):
-    """Lambda as a function of the budget, in linear pieces between calibrated rows; it is constant outside of them.
+    """Lambda and window as functions of the budget, between calibrated rows; they are constant outside of them.
 
-    An exported file computes it by the same operations in the same order, so that both get the same lambda bit for bit.
+    Lambda has linear pieces, and the window is that of the row below the budget. An exported file computes them by the
+    same operations in the same order, so that both get the same lambda bit for bit.
     """
 
     starts: list[float]
     lams: list[float]
     slopes: list[float]
+    windows: list[Window | None]
 
     @classmethod
-    def between(cls, starts: list[float], lams: list[float]) -> Lambdas:
-        """Rows in rising order. In a wide gap no lambda spends an amount in between, so lambda stays that of the row
-        below the budget."""
-        widest = GAP * (starts[-1] - starts[0])
-        ends = zip(pairwise(starts), pairwise(lams), strict=True)
-        slopes = [(to - lam) / (b - a) if 0 < b - a <= widest else 0.0 for (a, b), (lam, to) in ends]
-        return cls(starts, lams, [*slopes, 0.0])
+    def between(cls, starts: list[float], rows: Sequence[Budget]) -> Lambdas:
+        """Rows in rising order. In a wide gap no lambda spends an amount in between, and lambdas of different windows
+        cannot be compared. In both cases lambda stays that of the row below the budget."""
+        gap, lams = GAP * (starts[-1] - starts[0]), [row.lam for row in rows]
+        slopes = [
+            (after.lam - row.lam) / (b - a) if 0 < b - a <= gap and row.window == after.window else 0.0
+            for (a, b), (row, after) in zip(pairwise(starts), pairwise(rows), strict=True)
+        ]
+        return cls(starts, lams, [*slopes, 0.0], [row.window for row in rows])
 
     def reach(self, budget: float) -> float:
         """The budget, or the nearest row below it (above it, for the first row) where lambda is constant."""
         place = max(bisect_right(self.starts, budget) - 1, 0)
         return budget if self.slopes[place] and budget >= self.starts[0] else self.starts[place]
 
-    def at(self, budget: float) -> float:
+    def at(self, budget: float) -> tuple[float, Window | None]:
         place = bisect_right(self.starts, budget) - 1
-        return self.lams[place] + (budget - self.starts[place]) * self.slopes[place] if place >= 0 else self.lams[0]
+        if place < 0:
+            return self.lams[0], self.windows[0]
+        return self.lams[place] + (budget - self.starts[place]) * self.slopes[place], self.windows[place]
 
 
 def _note(rows: Sequence[Budget], madds: float) -> str:

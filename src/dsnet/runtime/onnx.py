@@ -20,7 +20,7 @@ from dsnet.routing.budgets import lambdas
 from dsnet.routing.policy import Prices, decide
 from dsnet.routing.route import Fork, Outputs, Routed, Step, as_array
 from dsnet.runtime.runner import GroupedRunner, Runner
-from dsnet.space import WidthPath
+from dsnet.space import WidthPath, Window
 
 IMAGE, BUDGET, MAX_WIDTH, PIN = "image", "budget", "max_width", "pin"
 DEFAULT, FREE = -1, -1  # the file's own budget; a width that the router chooses
@@ -92,21 +92,22 @@ class FileRunner(Runner):
         return fed[1]
 
     def _computes(self, policy: Policy) -> bool:
-        """Whether the file computes the policy's lambda itself, as its default or from the policy's budget."""
-        default = self.manifest.defaults
-        known = policy.lam == default.lam if policy.share is None else policy.lam == self._lambda_at(policy.share)
+        """Whether the file computes the policy's lambda and window itself, as its default or from the budget."""
+        default, asked = self.manifest.defaults, (policy.lam, policy.window)
+        known = (default.lam, default.window) if policy.share is None else self._computed_at(policy.share)
         if not self.manifest.pins and policy.max_width != default.max_width:
             raise RoutingError(
                 f"{self.file} was exported with --simple, so its cap cannot be changed; export it again without "
                 f"--simple, or with --max_width {policy.max_width}"
             )
-        if not self.manifest.pins and not known:
+        if not self.manifest.pins and asked != known:
             raise RoutingError(
-                f"{self.file} was exported with --simple and takes no lambda; export it again without --simple"
+                f"{self.file} was exported with --simple and takes no lambda and no window; export it again without "
+                f"--simple"
             )
-        return known
+        return asked == known
 
-    def _lambda_at(self, budget: float) -> float | None:
+    def _computed_at(self, budget: float) -> tuple[float, Window | None] | None:
         return None if self._lambdas is None else self._lambdas.at(budget)
 
     def _decided(self, image: np.ndarray, policy: Policy, prices: Prices, names: Sequence[str]) -> list[np.ndarray]:

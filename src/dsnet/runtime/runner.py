@@ -69,6 +69,7 @@ class Runner:
         path: Sequence[int] | None = None,
         latency: str | None = None,
         latency_cap: str | None = None,
+        window: str | Sequence[int] | None = None,
     ) -> Routed:
         """Run images, each along its own path, or all of them along a pinned one.
 
@@ -79,17 +80,19 @@ class Runner:
         latency: mean time to spend instead of a budget, such as '5ms', for images that run one at a time.
         latency_cap: time that no image may exceed; wider paths are not taken. Both times need a table that `dsnet
             bench` measured on this machine.
+        window: window of widths to choose within as trained, that is with lambda 0, instead of a budget: 'S', 'M' or
+            'L' of a gate that was trained with windows, or positions such as (0, 2).
         """
         if not hasattr(x, "dtype"):
             x = as_batch(x, self.manifest)
-        asked = (budget, max_width, x.shape[-1], latency, latency_cap)
+        asked = (budget, max_width, x.shape[-1], latency, latency_cap, window)
         if path is None:
             policy = self.policy(*asked)
             if policy.note:
                 warnings.warn(policy.note, stacklevel=2)
             return self.run(x, policy)
-        if any(value is not None for value in (budget, max_width, latency, latency_cap)):
-            raise ValueError("a path pins the widths; leave budget, max_width, latency and latency_cap out")
+        if any(value is not None for value in (budget, max_width, latency, latency_cap, window)):
+            raise ValueError("a path pins the widths; leave budget, max_width, latency, latency_cap and window out")
         return self.run_path(x, path)
 
     def run(self, x: Any, policy: Policy | None = None) -> Routed:
@@ -130,12 +133,19 @@ class Runner:
         image_size: int | None = None,
         latency: str | None = None,
         latency_cap: str | None = None,
+        window: str | Sequence[int] | None = None,
     ) -> Policy:
-        """The policy that meets a budget or a latency, with a cache."""
-        key, manifest = (budget, max_width, image_size, latency, latency_cap), self.manifest
+        """The policy that meets a budget or a latency, or that of a window, with a cache."""
+        window = window if window is None or isinstance(window, str) else tuple(window)
+        key, manifest = (budget, max_width, image_size, latency, latency_cap, window), self.manifest
         cached_for, policy = self._policies.get(key, (None, Policy()))
         if cached_for is not manifest:
-            known: dict[str, Any] = {"budget": budget, "max_width": max_width, "image_size": image_size}
+            known: dict[str, Any] = {
+                "budget": budget,
+                "max_width": max_width,
+                "image_size": image_size,
+                "window": window,
+            }
             if budget is not None:
                 known["table"] = self.table(image_size or manifest.image_size)
             if latency is None and latency_cap is None:
