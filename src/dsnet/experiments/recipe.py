@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from dsnet.config import RunConfig, flat, nested, packaged, read_yaml
 from dsnet.space import WidthPath
 from dsnet.tasks import config_from
+from dsnet.tasks.classification.config import ClassificationConfig
 
 Keys = Mapping[str, Any]  # of a config, such as {"ieb.teacher": "ema"}
 LINKS = ("source", "gate_from", "distill", "backbone")  # other runs that a run starts from
@@ -33,6 +34,17 @@ LATER: Keys = {  # keys by their endings that were added later. At these values 
     "ieb.mixup": 0.0,
     "ieb.class_weights": "none",
     "ieb.distillation": 0.7,
+}
+NO_ROUTER: Keys = {  # of a run without a router: the defaults of stage II when such runs got their names
+    "sgs.router": "slim_first",
+    "sgs.targets": None,
+    "sgs.classification": None,
+    "sgs.complexity": None,
+    "sgs.guidance": 1.0,
+    "sgs.temperature": 1.0,
+    "sgs.final_temperature": 1.0,
+    "sgs.hidden": 32,
+    "sgs.momentum": 0.99,
 }
 ROUNDING: Keys = {"optim.channels_last": False}  # changes only rounding, so the digest uses the default
 
@@ -147,6 +159,8 @@ def cell_of(recipe: Recipe, scale: Scale, seed: int, *, runs: Path, root: str | 
     config = config_of_keys(json.dumps(keys))
     learned = {key: value for key, value in flat(config.to_dict()).items() if key not in (*PLACES, *LINKS)}
     decisive = {key: value for key, value in learned.items() if not is_later(key, value)}
+    if isinstance(config, ClassificationConfig) and not config.routes:
+        decisive = {key: value for key, value in decisive.items() if not key.startswith("sgs.")} | NO_ROUTER
     if config.task == "classification":  # runs that were trained before there were other tasks keep their names
         del decisive["task"]
     decisive |= {key: value for key, value in ROUNDING.items() if key in decisive}

@@ -104,3 +104,22 @@ def s_resnet50() -> ModelSpec:
 def resnet50(width: float = 1.0) -> ModelSpec:
     """Plain static ResNet-50 with batch norm, at any width multiplier."""
     return ModelSpec(name=scaled("resnet50", width), stages=plain_stages((width,), None), zero_init=True)
+
+
+@register
+def resnet_tiny(width: float = 1.0) -> ModelSpec:
+    """Static counterpart of ds_resnet_tiny with batch norm and without gates, at any width multiplier."""
+    inner = [ladder(16 * 2**k, (width,)) for k in range(4)]
+    return ModelSpec(
+        name=scaled("resnet_tiny", width),
+        stages=(
+            StageSpec("conv", ladder(16, (width,)), stride=2),
+            *(
+                StageSpec("bottleneck", 2 * n, 2, stride=1 if k == 0 else 2, expansion=2, tap=f"stage{k + 1}")
+                for k, n in enumerate(inner)
+            ),
+        ),
+        zero_init=True,
+        num_classes=10,
+        image_size=32,
+    )
