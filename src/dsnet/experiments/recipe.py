@@ -160,7 +160,8 @@ def cell_of(recipe: Recipe, scale: Scale, seed: int, *, runs: Path, root: str | 
     learned = {key: value for key, value in flat(config.to_dict()).items() if key not in (*PLACES, *LINKS)}
     decisive = {key: value for key, value in learned.items() if not is_later(key, value)}
     if isinstance(config, ClassificationConfig) and not config.routes:
-        decisive = {key: value for key, value in decisive.items() if not key.startswith("sgs.")} | NO_ROUTER
+        decisive = {key: value for key, value in decisive.items() if not key.startswith("sgs.")}
+        decisive |= NO_ROUTER
     if config.task == "classification":  # runs that were trained before there were other tasks keep their names
         del decisive["task"]
     decisive |= {key: value for key, value in ROUNDING.items() if key in decisive}
