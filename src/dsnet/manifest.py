@@ -160,11 +160,16 @@ class RouterSpec(Typed):
 
 @dataclass(frozen=True)
 class Router(Typed):
-    """A trained router: its kind, the widths that it chooses from, and its calibrated budgets."""
+    """A trained router: its kind, the widths that it chooses from, and its calibrated budgets.
+
+    combine: Of an exit_first router, the weights (u, v) for each width. An image that goes on to the width is answered
+        by u times the logits of the exit plus v times those of the width.
+    """
 
     spec: RouterSpec
     routing: WidthSpace
     budgets: tuple[Budget, ...] = ()
+    combine: tuple[tuple[float, float], ...] = ()
 
     @property
     def probes(self) -> bool:
@@ -286,11 +291,12 @@ class Manifest(Typed):
 
     @cached_property
     def pinnable(self) -> list[WidthPath]:
-        """The paths that can be pinned, the widest last. A file with a probing router holds its candidates only."""
+        """The paths that can be pinned, the widest last. A file whose router decides once holds its candidates only."""
         router = self.router
-        if router is not None and router.probes and self.kind in ("dynamic", "bundle"):
+        if router is not None and router.spec.single and self.kind in ("dynamic", "bundle"):
             return router.candidates
-        return list(self.space)
+        exits = self.space.exit and self.kind != "static"  # a static file may hold the exit alone
+        return [self.space.exit_path] * exits + list(self.space)
 
     @property
     def points(self) -> int:
@@ -303,7 +309,9 @@ class Manifest(Typed):
         return "holds a single path"
 
     def parse_path(self, text: str) -> WidthPath:
-        """A path that a user wrote, such as 3 or 0,1,2,3."""
+        """A path that a user wrote, such as 3, 0,1,2,3 or exit."""
+        if text == "exit":
+            return self.space.validate(self.space.exit_path)
         try:
             path = [int(part) for part in text.split(",")] if text else []
         except ValueError:

@@ -75,6 +75,8 @@ class WidthSpace:
 
     def __post_init__(self) -> None:
         for point, allowed in enumerate(self.choices):
+            if allowed == (EXIT,) and self.exit:  # the exit alone
+                continue
             if not allowed or min(allowed) < 0 or list(allowed) != sorted(set(allowed)):
                 raise ValueError(
                     f"choice point {point} allows widths {allowed}; "
@@ -85,6 +87,11 @@ class WidthSpace:
     def full(cls, widths: Iterable[int], *, exit: bool = False) -> WidthSpace:
         """All width indices, given the number of widths at each choice point."""
         return cls(tuple(tuple(range(count)) for count in widths), exit)
+
+    @classmethod
+    def only(cls, path: WidthPath) -> WidthSpace:
+        """The space of one path."""
+        return cls(tuple((width,) for width in path), is_exit(path))
 
     def restrict(self, routing: Sequence[int] | Sequence[Sequence[int]] | None) -> WidthSpace:
         """A subspace: allowed indices per choice point, or one list of indices for all of them."""

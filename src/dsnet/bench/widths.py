@@ -34,7 +34,7 @@ def bench_widths(artefacts: Artefacts, config: BenchConfig) -> WidthTimes:
     net, manifest = artefacts.net, artefacts.manifest
     size, router = manifest.image_size, manifest.router
     paths = paths_of(config, manifest, manifest.space.uniform if router is None else router.candidates)
-    held = PartWriter(net.parts()).pinnable if manifest.points else [()]
+    held = PartWriter(net.parts(), manifest).pinnable if manifest.points else [()]
     if missing := [path for path in paths if path not in held]:
         raise ValueError(f"path {missing[0]} is not one that the router of {manifest.model!r} can choose; leave it out")
     others = {name: static_model(name, manifest) for name in config.against}

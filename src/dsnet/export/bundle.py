@@ -18,8 +18,8 @@ from dsnet.export.parts import Branch, PartWriter
 from dsnet.export.writer import FLOAT, Graph, Model
 from dsnet.manifest import Manifest, exported, to_metadata
 from dsnet.results import Evaluation
-from dsnet.runtime.onnx import BUNDLE, IMAGE, NOTHING, WEIGHTS
-from dsnet.space import WidthPath
+from dsnet.runtime.onnx import BUNDLE, EXIT_LOGITS, IMAGE, NOTHING, WEIGHTS
+from dsnet.space import WidthPath, is_exit
 
 NEW = ".new"  # folder in which a bundle is written before its files are moved to their places
 PAGE = 4096  # weights start at multiples of this, so that they can be mapped into memory
@@ -46,7 +46,7 @@ def export_bundle(
     shutil.rmtree(fresh, ignore_errors=True)  # left over from an export that was interrupted
     fresh.mkdir(parents=True)
     try:
-        write_bundle(PartWriter(net.parts()), manifest, fresh)
+        write_bundle(PartWriter(net.parts(), manifest), manifest, fresh)
         (folder / BUNDLE).unlink(missing_ok=True)  # moved last, because a bundle without a manifest is refused
         for old in folder.glob("*.onnx"):
             old.unlink()
@@ -73,7 +73,7 @@ def parts(writer: PartWriter) -> dict[str, onnx.ModelProto]:
 
     The first segment has a single incoming width, so its `rest` holds all of it, which saves copying maps.
     """
-    graphs = {"front": part([IMAGE], writer.given(0), lambda graph: writer.front(graph, IMAGE))}
+    graphs = {"front": part([IMAGE], writer.given(0), lambda graph: writer.front(graph, IMAGE), writer.grid)}
     for point, pairs in enumerate(transitions(writer.pinnable)):
         maps = [f"in_{name}" for name in writer.maps_at(point)]
         outputs = writer.given(point + 1)
@@ -93,9 +93,11 @@ def parts(writer: PartWriter) -> dict[str, onnx.ModelProto]:
     return graphs
 
 
-def part(inputs: Sequence[str], outputs: Sequence[str], write: Branch) -> onnx.ModelProto:
-    """One part as a separate graph, for batches of any size."""
-    graph = Graph(Model(shared=True))
+def part(
+    inputs: Sequence[str], outputs: Sequence[str], write: Branch, grid: tuple[int, int] | None = None
+) -> onnx.ModelProto:
+    """One part as a separate graph, for batches of any size. grid: see `Model`."""
+    graph = Graph(Model(shared=True, grid=grid))
     if not outputs:  # no later part reads this one, but a graph must have an output
         graph.nodes.append(helper.make_node("Shape", [inputs[0]], [NOTHING]))
         nothing = helper.make_tensor_value_info(NOTHING, TensorProto.INT64, [None])
@@ -107,13 +109,13 @@ def part(inputs: Sequence[str], outputs: Sequence[str], write: Branch) -> onnx.M
 
 
 def value_info(name: str) -> onnx.ValueInfoProto:
-    rank = {"logits": 2, "router_scores": 2, "boxes": 3, "scores": 3}.get(name, 4)
+    rank = {"logits": 2, "router_scores": 2, EXIT_LOGITS: 2, "boxes": 3, "scores": 3}.get(name, 4)
     return helper.make_tensor_value_info(name, FLOAT, ["batch", *[None] * (rank - 1)])
 
 
 def transitions(paths: Sequence[WidthPath]) -> list[list[tuple[int, int]]]:
     """For each choice point, the (in, out) widths that some path takes there."""
-    steps = [list(pairwise((0, *path))) for path in paths]
+    steps = [list(pairwise((0, *path))) for path in paths if not is_exit(path)]
     return [sorted(set(point)) for point in zip(*steps, strict=True)]
 
 

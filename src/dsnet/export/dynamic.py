@@ -15,7 +15,7 @@ from torch import nn
 
 from dsnet.cost import CostTable
 from dsnet.export.layers import write_call
-from dsnet.export.parts import Branch, PartWriter
+from dsnet.export.parts import Branch, PartWriter, grid_of
 from dsnet.export.writer import FLOAT, INT, IR_VERSION, OPSET, Graph, Model
 from dsnet.manifest import Budget, Manifest, Policy, exported, to_metadata
 from dsnet.models.parts import LiveParts, weights_digest
@@ -23,8 +23,8 @@ from dsnet.results import Evaluation
 from dsnet.routing.budgets import lambdas, policy_for
 from dsnet.routing.policy import Prices
 from dsnet.routing.route import follow
-from dsnet.runtime.onnx import BUDGET, IMAGE, MAX_WIDTH, PIN
-from dsnet.space import WidthPath, WidthSpace, Window
+from dsnet.runtime.onnx import BUDGET, FREE, IMAGE, MAX_WIDTH, PIN
+from dsnet.space import EXIT, WidthPath, WidthSpace, Window, is_exit
 from dsnet.version import __version__
 
 
@@ -43,10 +43,11 @@ def export_onnx(
     """Write a network as one ONNX file: the dynamic network for one image at a time, or a single path for batches.
 
     Inputs of a dynamic file: image; budget (float, a share of the widest path's MAdds), max_width (int64) and pin
-    (int64 per choice point). A budget or max_width of -1 takes the file's default, and a pin of -1 lets the router
-    choose. Its outputs: those of the network (logits, or boxes and scores), path, madds, and router_scores of all
-    decisions one after another. A file without calibrated budgets has no input `budget`. A network that has not learned
-    to route becomes a file of all widths: `pin` selects the path, and -1 is the widest.
+    (int64 per choice point). A budget or max_width of -1 takes the file's default. A pin of -1 lets the router choose,
+    and one of -2 takes the exit of an exit_first router. Its outputs: those of the network (logits, or boxes and
+    scores), path, madds, and router_scores of all decisions one after another. A file without calibrated budgets has no
+    input `budget`. A network that has not learned to route becomes a file of all widths: `pin` selects the path, and -1
+    is the widest.
 
     Args:
         path: The path to export; None exports the dynamic network.
@@ -65,7 +66,7 @@ def export_onnx(
             raise ValueError("a file of one path has no input but the image; leave simple out")
         wanted = manifest.space.validate(path or ())
         proto = static_model(net.parts(routed=False), manifest, wanted)
-        held = WidthSpace(tuple((width,) for width in wanted))
+        held = WidthSpace.only(wanted)
         return write_checked(proto, exported(manifest, kind="static", space=held, inputs=(IMAGE,)), Path(file))
     if manifest.router is None and (budget is not None or max_width is not None or window is not None):
         raise ValueError(f"this {manifest.model} has not learned to route, so it has no budgets and no windows")
@@ -135,9 +136,11 @@ def finish(graph: Graph, name: str, inputs: Sequence[Any], outputs: Sequence[Any
 
 def static_model(live: LiveParts, manifest: Manifest, path: WidthPath) -> onnx.ModelProto:
     """One sub-network for batches of any size, with sliced and folded weights."""
-    graph, size = Graph(Model(shared=False)), manifest.image_size
+    graph, size = Graph(Model(shared=False, grid=grid_of(live.net, manifest.image_size))), manifest.image_size
 
     def call(x: Any) -> tuple[Any, ...]:
+        if is_exit(path):
+            return (live.net.run(x, path),)
         start = live.front(x)
         left = start.left if start.fork is None else {**start.left, **follow(live, start.fork, path)}
         answers = live.finish(left)
@@ -156,18 +159,19 @@ class DynamicWriter(PartWriter):
     """Writes the whole dynamic network as one graph, whose branches slice the weights of the main graph."""
 
     def __init__(self, live: LiveParts, manifest: Manifest, policy: Policy, *, simple: bool = False) -> None:
-        super().__init__(live)
-        self.manifest, self.policy, self.simple = manifest, policy, simple
+        super().__init__(live, manifest)
+        self.policy, self.simple = policy, simple
         self.table: CostTable = manifest.table
         self.prices = None if self.router is None else Prices(self.table, self.router)
-        self.graph = Graph(Model(shared=True))
+        self.graph = Graph(Model(shared=True, grid=self.grid))
 
     def model(self) -> onnx.ModelProto:
         knobs = self.knobs()
         names = self.front(self.graph, IMAGE)
-        outputs = (self.write_probing if self.probes else self.write_gates)(names)
-        decisions = self.choices[:1] if self.probes else self.choices
-        shapes = {"path": [self.manifest.points], "madds": [], "router_scores": [1, sum(map(len, decisions))]}
+        single = self.router is not None and self.router.spec.single
+        outputs = (self.write_probing if self.probes else self.write_once if single else self.write_gates)(names)
+        scores = len(self.router.candidates) if self.router is not None and single else sum(map(len, self.choices))
+        shapes = {"path": [self.manifest.points], "madds": [], "router_scores": [1, scores]}
         shapes |= {name: [1, *shape] for name, shape in self.manifest.outputs.items()}
         infos = []
         for name, output in outputs.items():
@@ -298,10 +302,48 @@ class DynamicWriter(PartWriter):
             outputs["router_scores"] = seen[0] if len(seen) == 1 else graph.op("Concat", *seen, axis=1)
         return outputs
 
-    def left_of(self, point: int, names: list[str]) -> dict[str, str]:
-        """The arrays for `finish` among the outputs of the part that ends at a choice point."""
-        kept = self.live.left_at(point)
-        return dict(zip(kept, names[len(names) - len(kept) :], strict=True))
+    def write_once(self, names: list[str]) -> dict[str, str]:
+        """One decision at the first choice, then the whole of the chosen candidate."""
+        graph, table, exit = self.graph, self.table, self.exit_of(names)
+        assert self.router is not None
+        assert self.prices is not None
+        candidates = self.router.candidates
+        _, scores = self.fork_of(names, 0)
+        assert scores is not None
+        pinned = graph.op("Gather", PIN, graph.constant(0))
+        is_free = graph.op("Equal", pinned, graph.constant(FREE))
+        # Widths that are not in the file get a position out of range, so that pinning them fails.
+        positions = {path[0]: position for position, path in enumerate(candidates)}
+        listed = [positions.get(width, len(candidates)) for width in range(EXIT, len(table.steps[0][0]))]
+        listed[FREE - EXIT] = 0  # not read
+        place = graph.op("Gather", graph.constant(listed), graph.op("Sub", pinned, graph.constant(EXIT)))
+        chosen = self.decision(graph, scores, graph.constant(self.prices.at(0, 0), np.float64), 0)
+        position = graph.op("Where", is_free, chosen, place)
+
+        def branch(path: WidthPath) -> Branch:
+            return lambda inner: list(self.routed(inner, path, names, exit, is_free).values())
+
+        later = [name for point in range(len(self.choices)) for name in self.live.left_at(point + 1)]
+        found = graph.choose(position, [branch(path) for path in candidates], [FLOAT] * len(later))
+        left = {**self.left_of(0, names), **dict(zip(later, found, strict=True))}
+        spent = [[table.madds(path, dynamic=dynamic) for path in candidates] for dynamic in (False, True)]
+        row = graph.op("Gather", graph.constant(spent), graph.op("Cast", is_free, to=INT))
+        path = graph.op("Gather", graph.constant(candidates), position)
+        outputs = {**self.finish(graph, left), "path": path, "madds": graph.op("Gather", row, position)}
+        return {**outputs, "router_scores": scores}
+
+    def routed(self, graph: Graph, path: WidthPath, names: list[str], exit: str | None, is_free: str) -> dict[str, str]:
+        """What a candidate leaves for `finish`. If the router chose it behind the exit, the answers are combined."""
+        if is_exit(path):
+            assert exit is not None
+            return {"logits": exit}
+        left = self.follow(graph, path, names)
+        assert self.router is not None
+        if exit is None or (weights := self.router.combine[self.router.candidates.index(path) - 1]) == (0.0, 1.0):
+            return left
+        u, v = (graph.constant(weight, np.float32) for weight in weights)
+        both = graph.op("Add", graph.op("Mul", u, exit), graph.op("Mul", v, left["logits"]))
+        return {"logits": graph.op("Where", is_free, both, left["logits"])}
 
     def write_probing(self, names: list[str]) -> dict[str, str]:
         """Run the slimmest candidate first. Keep its logits, or run the chosen wider candidate from the front on."""
@@ -311,7 +353,7 @@ class DynamicWriter(PartWriter):
         is_pinned, position = self.is_pinned(graph, 0), self.pinned(graph, 0)
 
         def probe(branch: Graph) -> list[str]:
-            (logits,) = self.follow(branch, candidates[0], names)
+            logits = self.follow(branch, candidates[0], names)["logits"]
             scores = self.probe_scores(branch, logits)
             prices = branch.constant(free, np.float64)
             return [self.decision(branch, scores, prices, 0), logits, scores]
@@ -324,7 +366,10 @@ class DynamicWriter(PartWriter):
             graph.op("Cast", is_pinned, to=TensorProto.INT64), [probe, pinned], [INT, FLOAT, FLOAT]
         )
         goes_on = graph.op("Or", is_pinned, graph.op("Greater", position, graph.constant(0)))
-        tree: list[Branch] = [lambda branch, path=path: self.follow(branch, path, names) for path in candidates]  # type: ignore[misc]
+        tree: list[Branch] = [
+            lambda branch, path=path: list(self.follow(branch, path, names).values())  # type: ignore[misc]
+            for path in candidates
+        ]
         (logits,) = graph.choose(
             graph.op("Cast", goes_on, to=TensorProto.INT64),
             [lambda branch: [answer], lambda branch: branch.choose(position, tree, [FLOAT])],

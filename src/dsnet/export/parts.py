@@ -10,9 +10,13 @@ import torch
 
 from dsnet.export.layers import write_call
 from dsnet.export.writer import FLOAT, Graph
+from dsnet.manifest import Manifest
+from dsnet.models import Supernet
+from dsnet.models.count import early_shape
 from dsnet.models.parts import LiveParts
 from dsnet.nn import ThresholdHead, link
 from dsnet.routing.route import Fork, Step
+from dsnet.runtime.onnx import EXIT_LOGITS
 from dsnet.space import WidthPath, WidthSpace
 
 Branch = Callable[[Graph], Sequence[str]]
@@ -21,26 +25,29 @@ Branch = Callable[[Graph], Sequence[str]]
 class PartWriter:
     """Writes parts of a network into graphs.
 
-    held: the widths that the file holds. pinnable: the paths that can be pinned.
+    held: the widths that the file holds. pinnable: the paths that can be pinned. grid: height and width of the map
+    that the early classifier pools.
     """
 
-    def __init__(self, live: LiveParts) -> None:
+    def __init__(self, live: LiveParts, manifest: Manifest) -> None:
         self.live, self.root, self.net = live, live.owner, live.net
-        self.manifest = live.manifest
+        self.manifest = manifest
         self.router = self.manifest.router
         self.probes = self.router is not None and self.router.probes
         self.held: WidthSpace = self.manifest.space if self.router is None else self.router.routing
         self.choices = self.held.choices
-        candidates = self.router is not None and self.probes
-        self.pinnable: list[WidthPath] = self.held.uniform if candidates else list(self.held)
+        once = self.router if self.router is not None and self.router.spec.single else None
+        self.pinnable: list[WidthPath] = list(self.held) if once is None else once.candidates
+        self.grid = grid_of(self.net, self.manifest.image_size)
 
     def maps_at(self, point: int) -> list[str]:
         """Names of the maps that the first block behind a choice reads."""
         return self.live.maps_at(point)
 
     def fork_at(self, point: int) -> list[str]:
-        """Names of the values at a choice point: maps, and the router's scores if gates route."""
-        return self.maps_at(point) + ["router_scores"] * self.live.scores_at(point)
+        """Names of the values at a choice point: maps, the scores of a decision, and the logits of the exit."""
+        scores = ["router_scores"] * self.live.scores_at(point)
+        return self.maps_at(point) + scores + [EXIT_LOGITS] * self.live.exits_at(point)
 
     def given(self, point: int) -> list[str]:
         """Names of all outputs of the part that ends at a choice point, or behind the last one."""
@@ -74,8 +81,17 @@ class PartWriter:
 
     def fork_of(self, names: list[str], point: int) -> tuple[list[str], str | None]:
         """Maps that the first block of a segment reads, and the scores."""
-        maps, fork = len(self.maps_at(point)), len(self.fork_at(point))
-        return names[:maps], names[maps] if fork > maps else None
+        maps = len(self.maps_at(point))
+        return names[:maps], names[maps] if self.live.scores_at(point) else None
+
+    def exit_of(self, names: list[str]) -> str | None:
+        """The logits of the exit, among the outputs of the front."""
+        return names[self.fork_at(0).index(EXIT_LOGITS)] if self.live.exits_at(0) else None
+
+    def left_of(self, point: int, names: list[str]) -> dict[str, str]:
+        """The arrays for `finish` among the outputs of the part that ends at a choice point."""
+        kept = self.live.left_at(point)
+        return dict(zip(kept, names[len(names) - len(kept) :], strict=True))
 
     def first(self, graph: Graph, point: int, w_in: int, w_out: int, maps: list[str]) -> str:
         def call(*xs: torch.Tensor) -> torch.Tensor:
@@ -89,14 +105,14 @@ class PartWriter:
     def rest(self, graph: Graph, point: int, width: int, x: str) -> list[str]:
         return self.step_names(graph, lambda y: self.live.rest(point, width, y), x)
 
-    def follow(self, graph: Graph, path: WidthPath, maps: list[str]) -> list[str]:
-        """Logits of one path."""
-        w_in, names = 0, maps
+    def follow(self, graph: Graph, path: WidthPath, names: list[str]) -> dict[str, str]:
+        """The arrays that one path leaves for `finish`, from the outputs of the front."""
+        w_in, left = 0, dict[str, str]()
         for point, w_out in enumerate(path):
             maps, _ = self.fork_of(names, point)
             names = self.rest(graph, point, w_out, self.first(graph, point, w_in, w_out, maps))
-            w_in = w_out
-        return names
+            w_in, left = w_out, {**left, **self.left_of(point + 1, names)}
+        return left
 
     def whole(self, point: int, width: int, maps: list[str]) -> Branch:
         """The whole first segment at a width; its input has a single width."""
@@ -129,6 +145,14 @@ class PartWriter:
             others = graph.op("Add", column, graph.constant(worth, np.float32))
             return graph.op("Concat", top, others, axis=1)
         return write_call(graph, self.net, lambda x: link(router.spec, head(x)), logits)
+
+
+def grid_of(net: Supernet, image_size: int) -> tuple[int, int] | None:
+    """Height and width of the map that the early classifier pools; None if there is none."""
+    if net.early is None:
+        return None
+    *_, height, width = early_shape(net.spec, image_size)
+    return height, width
 
 
 def _outputs(step: Step) -> tuple[Any, ...]:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from dsnet.models.supernet import Supernet
 
 
+Combination = tuple[tuple[float, float], ...]
+
+
 class LiveParts:
     """The `Parts` of a live network, sliced at every call. The parts of all other runtimes are made from these.
 
@@ -34,14 +37,14 @@ class LiveParts:
     def __init__(self, net: Supernet, *, routed: bool = True) -> None:
         self.net, self.routed = net, routed
         self.owner: Any = net  # the module that has the spec and the card, and every layer that parts use
-        self._manifest: tuple[Card, Manifest] | None = None
+        self._manifest: tuple[Card, Combination, Manifest] | None = None
 
     @property
     def manifest(self) -> Manifest:
-        card = self.owner.card
-        if self._manifest is None or self._manifest[0] is not card:
-            self._manifest = card, self.owner.manifest()
-        return self._manifest[1]
+        card, combine = self.owner.card, combination(self.net)
+        if self._manifest is None or self._manifest[0] is not card or self._manifest[1] != combine:
+            self._manifest = card, combine, self.owner.manifest()
+        return self._manifest[2]
 
     @property
     def device(self) -> torch.device:
@@ -58,10 +61,18 @@ class LiveParts:
         segment = self.net.chain[point]
         x = segment.enter(x, width)
         scaled, code = segment.attend(x, width)
-        raw = segment.score(code, width) if self.scores_at(point) else None
-        router = self.net.spec.router
-        scores = None if raw is None or router is None else link(router, raw)
-        return Fork(x if segment.first.reads_unscaled else None, scaled, scores)
+        scores, exit, router = None, None, self.net.spec.router
+        if router is not None and self.scores_at(point):
+            if self.net.early is not None:
+                logits = self.net.early.classifier(x)
+                raw = self.net.early_scores(logits)
+                exit = logits if router.exits else None
+            else:
+                head = segment.score(code, width)
+                assert head is not None
+                raw = head
+            scores = link(router, raw)
+        return Fork(x if segment.first.reads_unscaled else None, scaled, scores, exit)
 
     def first(self, point: int, w_in: int, w_out: int, fork: Fork) -> Tensor:
         x = fork.scaled if fork.x is None else fork.x
@@ -87,10 +98,15 @@ class LiveParts:
     # The ONNX export needs these names before it runs the parts.
 
     def scores_at(self, point: int) -> bool:
-        """Whether the gate of a choice point computes its scores."""
+        """Whether the router decides at a choice point."""
         router, gate = self.net.spec.router, self.net.chain[point].first.gate
-        gated = router is not None and not router.probes and gate is not None and gate.slimming is not None
-        return self.routed and gated
+        if not self.routed or router is None or router.probes or (point and router.bound):
+            return False
+        return router.early is not None or (gate is not None and gate.slimming is not None)
+
+    def exits_at(self, point: int) -> bool:
+        """Whether the early classifier may answer at a choice point."""
+        return point == 0 and self.scores_at(point) and self.net.space.exit
 
     def maps_at(self, point: int) -> list[str]:
         """Names of the maps that the first block behind a choice reads."""
@@ -181,6 +197,14 @@ def uncalibrated(net: Supernet, paths: Sequence[WidthPath]) -> list[WidthPath]:
     return [path for path in paths if norms and not seen[path[0] if path else 0]]
 
 
+def combination(net: Supernet) -> Combination:
+    """The weights (u, v) with which an exit_first router combines the answers of the exit and of each width."""
+    early = getattr(net, "early", None)
+    if early is None or early.exit_weights is None or early.exit_weights.is_meta:
+        return ()
+    return tuple(zip(early.exit_weights.tolist(), early.width_weights.tolist(), strict=True))
+
+
 def route(net: Any, x: Any, policy: Policy | None = None) -> Routed:
     """Run every sample along the path that the router picks for it; without a policy, lambda is 0."""
     return eager(net).run(x, policy)
@@ -202,11 +226,12 @@ def describe(
     """
     spec, card = net.spec, net.card
     size = spec.image_size if image_size is None else image_size
-    table, space = count(net, size), WidthSpace.full(spec.widths)
+    table, space = count(net, size), spec.space
     routers: tuple[Router, ...] = ()
     defaults = Policy()
     if spec.router is not None:
-        router = Router(spec.router, WidthSpace(spec.routing), card.budgets)
+        routing = WidthSpace(spec.routing, spec.router.exits)
+        router = Router(spec.router, routing, card.budgets, combination(net))
         routers, defaults = (router,), default_policy(router, spec.image_size)
     widths = [
         WidthRow(

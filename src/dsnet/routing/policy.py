@@ -33,16 +33,16 @@ def decide(scores: np.ndarray, prices: np.ndarray, policy: Policy, allowed: np.n
 class Prices:
     """The price of each candidate of a decision, as a share of the widest path's MAdds.
 
-    At a gate, it is the cost of choosing width k from w_in and continuing uniformly at k. With a router that probes, it
-    is the cost of a wider path beyond the probe, which has run already.
+    At a gate, it is the cost of choosing width k from w_in and continuing uniformly at k. With a router that decides
+    once, it is the cost of a candidate beyond that of the first one.
     """
 
     def __init__(self, table: CostTable, router: Router) -> None:
         self.table, self.router = table, router
         self._spent: dict[WidthPath, int] = {}
         self.tables: list[np.ndarray] = []
-        if table.probe is not None:
-            base = table.probe.madds
+        if router.spec.single:
+            base = table.madds(router.candidates[0], dynamic=True)
             prices = [(table.madds(path, dynamic=True) - base) / table.widest for path in router.candidates]
             self.tables.append(np.array([prices], np.float64))
             return
@@ -76,8 +76,8 @@ class Prices:
         return self.tables[point][w_in]
 
     def widths(self, point: int) -> list[int]:
-        """The widest index that each candidate of a decision uses."""
-        if self.router.probes:
+        """The widest index that each candidate of a decision uses; that of the exit is below any cap."""
+        if self.router.spec.single:
             return [max(path) for path in self.router.candidates]
         return list(self.router.routing.choices[point])
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dsnet.manifest import Manifest, Policy
+from dsnet.manifest import Manifest, Policy, Router
 from dsnet.routing.policy import Prices, decide
-from dsnet.space import WidthPath
+from dsnet.space import WidthPath, is_exit
 
 Outputs = dict[str, Any]
 """The outputs of a network by name, arrays [B, ...]: `logits`, or `boxes` and `scores`."""
@@ -28,7 +28,7 @@ class Routed:
 
     Args:
         outputs: Arrays by name.
-        paths: Width indices [B, points].
+        paths: Width indices [B, points]; EXIT where the early classifier answered.
         madds: MAdds [B], including the router.
         scores: The router's scores, one array [B, R] per decision.
     """
@@ -46,17 +46,18 @@ class Routed:
 class Fork(NamedTuple):
     """The state at a choice point: a feature map, the map scaled by the gate's attention, and the gate's scores.
 
-    `x` is None if no layer behind the choice reads the unscaled map. `scores` is None if there is no slimming head.
+    `x` is None if no layer behind the choice reads the unscaled map. `scores` is None if there is no decision. `exit`
+    holds the logits of the early classifier if its answer is a candidate.
     """
 
     x: Any | None
     scaled: Any
     scores: Any | None = None
+    exit: Any | None = None
 
     def rows(self, chosen: np.ndarray) -> Fork:
         """The fork for some samples of the batch."""
-        x, scores = (None if part is None else part[chosen] for part in (self.x, self.scores))
-        return Fork(x, self.scaled[chosen], scores)
+        return Fork(*(None if part is None else part[chosen] for part in self))
 
 
 class Step(NamedTuple):
@@ -116,7 +117,7 @@ def run_grouped(parts: Parts, x: Any, policy: Policy, prices: Prices, *, overrid
         chosen = decide(scores, prices.at(point, w_in), policy, prices.allowed(point, policy))
         return chosen if override is None else override(point, rows, chosen)
 
-    run = _probing if prices.router.probes else _gates
+    run = _once if prices.router.spec.single else _gates
     left, paths, scores = run(parts, x, prices, decided)
     madds = np.array([prices.spent(tuple(path)) for path in paths.tolist()], np.int64)
     return Routed(parts.finish(left.whole(parts)), paths, madds, scores)
@@ -125,6 +126,7 @@ def run_grouped(parts: Parts, x: Any, policy: Policy, prices: Prices, *, overrid
 def run_paths(parts: Parts, at: Step, paths: Sequence[WidthPath]) -> list[Outputs]:
     """The outputs of several paths, starting behind the front; common prefixes of paths are computed once."""
     outputs: dict[WidthPath, Outputs] = {}
+    wide = [path for path in paths if not is_exit(path)]
 
     def descend(step: Step, left: Outputs, prefix: WidthPath) -> None:
         left = {**left, **step.left}
@@ -132,11 +134,15 @@ def run_paths(parts: Parts, at: Step, paths: Sequence[WidthPath]) -> list[Output
             outputs[prefix] = parts.finish(left)
             return
         point = len(prefix)
-        for w_out in dict.fromkeys(path[point] for path in paths if path[:point] == prefix):
+        for w_out in dict.fromkeys(path[point] for path in wide if path[:point] == prefix):
             y = parts.first(point, prefix[-1] if prefix else 0, w_out, step.fork)
             descend(parts.rest(point, w_out, y), left, (*prefix, w_out))
 
-    descend(at, {}, ())
+    for path in set(paths) - set(wide):
+        assert at.fork is not None
+        outputs[path] = parts.finish(exit_outputs(at.fork))
+    if wide:
+        descend(at, {}, ())
     return [outputs[path] for path in paths]
 
 
@@ -160,22 +166,49 @@ class _Left:
         return outputs
 
 
-def _probing(parts: Parts, x: Any, prices: Prices, decided: Decided) -> tuple[_Left, np.ndarray, list[np.ndarray]]:
-    candidates, everyone = prices.router.candidates, np.arange(len(x))
-    start = parts.front(x)
+def _once(parts: Parts, x: Any, prices: Prices, decided: Decided) -> tuple[_Left, np.ndarray, list[np.ndarray]]:
+    """One decision for the whole path. A router that probes reads the outputs of the first candidate, others what the
+    first gate or the early classifier says."""
+    router, candidates, everyone = prices.router, prices.router.candidates, np.arange(len(x))
+    start, known = parts.front(x), dict[int, Outputs]()
     assert start.fork is not None
-    slim = follow(parts, start.fork, candidates[0])
-    scores = as_array(parts.probe(parts.finish({**start.left, **slim})))
+    if router.probes:
+        known[0] = follow(parts, start.fork, candidates[0])
+        scores = as_array(parts.probe(parts.finish({**start.left, **known[0]})))
+    else:
+        scores = as_array(start.fork.scores)
+    if router.spec.exits:
+        known[0] = exit_outputs(start.fork)
     chosen = decided(0, 0, everyone, scores)
     left = _Left()
     left.add(everyone, start.left)
     for position, rows in groups_of(chosen):
-        fork = start.fork if len(rows) == len(x) else start.fork.rows(rows)
-        if position:
-            left.add(rows, follow(parts, fork, candidates[position]))
+        if position in known:
+            found = {name: array if len(rows) == len(x) else array[rows] for name, array in known[position].items()}
         else:
-            left.add(rows, slim if len(rows) == len(x) else {name: array[rows] for name, array in slim.items()})
+            fork = start.fork if len(rows) == len(x) else start.fork.rows(rows)
+            found = follow(parts, fork, candidates[position])
+            if router.spec.exits:
+                found = combined(router, candidates[position], exit_outputs(fork), found)
+        left.add(rows, found)
     return left, np.array(candidates, np.int64)[chosen], [scores]
+
+
+def exit_outputs(fork: Fork) -> Outputs:
+    """The answer of the early classifier."""
+    assert fork.exit is not None
+    return {"logits": fork.exit}
+
+
+def combined(router: Router, path: WidthPath, exit: Outputs, outputs: Outputs) -> Outputs:
+    """The answer for images that an exit_first router sent on to a path, from that of the exit and that of the path.
+
+    Adding logits is adding log-probabilities: both differ by a number per image, which no probability depends on.
+    """
+    if is_exit(path):
+        return outputs
+    u, v = router.combine[router.candidates.index(path) - 1]
+    return {"logits": u * exit["logits"] + v * outputs["logits"]}
 
 
 def follow(parts: Parts, fork: Fork, path: WidthPath) -> Outputs:

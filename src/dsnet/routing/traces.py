@@ -12,8 +12,8 @@ from dsnet.cost import CostTable
 from dsnet.manifest import Manifest, Policy, Router
 from dsnet.results import Difference, Example, Metric
 from dsnet.routing.policy import Prices, decide
-from dsnet.routing.route import Outputs, Routed, as_array
-from dsnet.space import WidthPath
+from dsnet.routing.route import Outputs, Routed, as_array, combined
+from dsnet.space import EXIT, WidthPath
 
 BATCH = 256
 
@@ -110,10 +110,14 @@ class Surveyed(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The routes of N images under a policy: paths [N, points] and MAdds [N]."""
+    """The routes of N images under a policy: paths [N, points] and MAdds [N].
+
+    answers: What a scorer knows the answer of each image by; see `Traces.answer_of`.
+    """
 
     paths: np.ndarray
     madds: np.ndarray
+    answers: np.ndarray
 
     @property
     def spent(self) -> float:
@@ -151,8 +155,13 @@ class Traces:
                 continue
             rows = np.arange(count, count + len(batch.images))
             answers, seen = runner.survey(batch.images, self.paths)
-            for path, outputs in zip(self.paths, answers, strict=True):
+            found = dict(zip(self.paths, answers, strict=True))
+            for path, outputs in found.items():
                 scorer.add(path, rows, outputs, batch.labels)
+            for path in self.combined:
+                assert self.router is not None
+                both = combined(self.router, path, found[self.combined[0]], found[path])
+                scorer.add(self.answer_of(path), rows, both, batch.labels)
             if seen is not None:
                 first.append(as_array(seen))
             kept.append(as_array(batch.ids))
@@ -171,6 +180,16 @@ class Traces:
     @property
     def router(self) -> Router | None:
         return self.manifest.router if self.routed and self.manifest.routes else None
+
+    @property
+    def combined(self) -> list[WidthPath]:
+        """The paths whose answers a router combines with that of the exit; the exit is the first of them."""
+        return self.router.candidates if self.router is not None and self.router.spec.exits else []
+
+    def answer_of(self, path: WidthPath) -> WidthPath:
+        """What the scorer knows the answer of a routed image by: its path. Behind an exit_first router the answer is
+        not that of the path alone, and has one more entry."""
+        return (*path, EXIT) if self.combined else path
 
     def needed(self) -> list[WidthPath]:
         """The paths that routing and its evaluation always need."""
@@ -195,9 +214,9 @@ class Traces:
         assert self.router is not None
         return slimmest_score(self.router.spec.targets, self.scores[()])
 
-    def right(self, path: WidthPath) -> np.ndarray:
-        """Which images [N] a path gets right; the path must have been run on all of them."""
-        right = self.scorer.right(path)
+    def right(self, path: WidthPath, *, routed: bool = False) -> np.ndarray:
+        """Which images [N] a path gets right, on its own or as the router's choice; all of them must have been run."""
+        right = self.scorer.right(self.answer_of(path) if routed else path)
         assert right is not None
         return right
 
@@ -205,7 +224,7 @@ class Traces:
         """Which images [N] are right along the paths of an outcome."""
         correct_rows = np.zeros(len(self), bool)
         for path, rows in by_path(outcome.paths):
-            correct_rows[rows] = self.right(path)[rows]
+            correct_rows[rows] = self.right(path, routed=True)[rows]
         return correct_rows
 
     def alike(self, path: WidthPath) -> np.ndarray:
@@ -214,7 +233,7 @@ class Traces:
 
     def score(self, outcome: Outcome) -> float:
         """The metric of an outcome."""
-        return self.scorer.along(outcome.paths)
+        return self.scorer.along(outcome.answers)
 
     def at(self, policy: Policy, some: np.ndarray | None = None) -> Outcome:
         """The route of every image, or of the images of some rows, under a policy, and its cost."""
@@ -227,13 +246,18 @@ class Traces:
         madds = np.zeros(len(some), np.int64)
         for path, rows in by_path(paths):
             madds[rows] = self.prices.spent(path)
-        return Outcome(paths, madds)
+        return self.outcome(paths, madds)
+
+    def outcome(self, paths: np.ndarray, madds: np.ndarray) -> Outcome:
+        """The outcome of given routes."""
+        answers = np.pad(paths, ((0, 0), (0, 1)), constant_values=EXIT) if self.combined else paths
+        return Outcome(paths, madds, answers)
 
     def _walk(self, policy: Policy, some: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Paths [N, points] from recorded scores, and the rows whose scores or outputs have not been recorded yet."""
         router, prices = self.router, self.prices
         assert router is not None
-        if router.probes:
+        if router.spec.single:
             chosen = decide(self.scores[()][some], prices.at(0, 0), policy, prices.allowed(0, policy))
             return np.array(router.candidates, np.int64)[chosen], np.zeros(0, np.int64)
         routing = router.routing.choices

@@ -70,4 +70,4 @@ def follow(traces: Traces, tracker: BudgetTracker, seed: int = 0) -> Outcome:
         outcome = traces.at(tracker.policy(), rows)
         tracker.add(outcome.madds)
         paths[rows], madds[rows] = outcome.paths, outcome.madds
-    return Outcome(paths, madds)
+    return traces.outcome(paths, madds)

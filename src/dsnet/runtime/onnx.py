@@ -18,13 +18,14 @@ from dsnet.latency import cores
 from dsnet.manifest import Manifest, Policy, from_metadata
 from dsnet.routing.budgets import lambdas
 from dsnet.routing.policy import Prices, decide
-from dsnet.routing.route import Fork, Outputs, Routed, Step, as_array
+from dsnet.routing.route import Fork, Outputs, Routed, Step, as_array, combined
 from dsnet.runtime.runner import GroupedRunner, Runner
-from dsnet.space import WidthPath, Window
+from dsnet.space import WidthPath, Window, is_exit
 
 IMAGE, BUDGET, MAX_WIDTH, PIN = "image", "budget", "max_width", "pin"
 DEFAULT, FREE = -1, -1  # the file's own budget; a width that the router chooses
 BUNDLE, WEIGHTS = "manifest.json", "weights.bin"
+EXIT_LOGITS = "exit_logits"  # output of a part: the answer of the early classifier
 NOTHING = "nothing"  # placeholder output of a part whose outputs are not read
 CHUNK = 8  # images that run together; the maps of more images would not fit into the processor's cache
 
@@ -121,7 +122,7 @@ class FileRunner(Runner):
 
         def decided(path: WidthPath, scores: np.ndarray) -> WidthPath:
             """The path up to the first decision that differs from it; the scores behind that are not known yet."""
-            if router.probes:
+            if router.spec.single:
                 allowed = prices.allowed(0, policy)
                 return router.candidates[decide(scores, prices.at(0, 0), policy, allowed)[0]]
             for point, seen in enumerate(self._by_decision(scores)):
@@ -137,13 +138,17 @@ class FileRunner(Runner):
                 break
             answers, path, seen = run(pin)
             scores = scores if router.probes else seen  # a pinned path is not probed
+            if router.spec.exits and not is_exit(path):  # nor is its answer combined with that of the exit
+                keys, (exit, _, _) = list(self.manifest.outputs), run(router.candidates[0])
+                alone, early = (dict(zip(keys, found, strict=True)) for found in (answers, exit))
+                answers = list(combined(router, path, early, alone).values())
         return [*answers, np.array(path, np.int64), np.array(prices.spent(path), np.int64), scores]
 
     def _by_decision(self, scores: np.ndarray) -> list[np.ndarray]:
         """The scores [B, R] of each decision; the file returns them one after another."""
         router = self.manifest.router
         assert router is not None
-        if router.probes or len(router.routing.choices) == 1:
+        if router.spec.single or len(router.routing.choices) == 1:
             return [scores]
         ends = np.cumsum([len(widths) for widths in router.routing.choices])
         return np.split(scores, ends[:-1], axis=1)
@@ -280,7 +285,8 @@ class OrtParts:
         outputs.pop(NOTHING, None)
         if "scaled" not in outputs:
             return Step(None, outputs)
-        return Step(Fork(outputs.pop("x", None), outputs.pop("scaled"), outputs.pop("router_scores", None)), outputs)
+        fork = Fork(*(outputs.pop(part, None) for part in ("x", "scaled", "router_scores", EXIT_LOGITS)))
+        return Step(fork, outputs)
 
     def _check_same(self) -> None:
         """Refuse a bundle that was replaced since it was opened: parts are opened one by one and must not be mixed."""
