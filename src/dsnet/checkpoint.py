@@ -146,12 +146,11 @@ def completed(spec: Any) -> Any:
 def with_standard(given: dict[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a model, with those that leave inputs as they are if it was written before heads read standardised
     inputs."""
-    fresh = {"mean": torch.zeros, "std": torch.ones}
+    weight, fresh = given.get("probe.reduce.weight"), {"mean": torch.zeros, "std": torch.ones}
     lacking = {
-        name: fresh[part](expected[name].shape)
-        for layer in ("probe.reduce",)
-        for part in fresh
-        if (name := f"{layer}.{part}") in expected and name not in given
+        name: make(expected[name].shape, dtype=weight.dtype)
+        for part, make in fresh.items()
+        if weight is not None and (name := f"probe.reduce.{part}") in expected and name not in given
     }
     return {**given, **lacking}
 

@@ -102,12 +102,31 @@ def router_net(name: str, router: RouterSpec, *, routing: object = None, seed: i
             spread = raw.std(0).clamp_min(1e-3)
             fresh.probe.score.weight /= spread[:, None]
             fresh.probe.score.bias.sub_(raw.mean(0)).div_(spread)
+        if fresh.early is not None:
+            spread_early(fresh, x)
         for point, head in enumerate(fresh.slimming_heads()):
             head.score.weight.normal_(0, 2)
             if point == 0 and entered.code is not None and head.reduce is None:
                 mean = entered.code.mean(0)  # scores centred over the batch: no width wins for all
                 head.score.weight -= (head.score.weight @ mean)[:, None] * mean / mean.square().sum()
     return fresh
+
+
+def spread_early(net: Supernet, x: Tensor) -> None:
+    """Give an early classifier's head scores that tell images apart, and an exit weights that matter."""
+    early, entered = net.early, net.enter(x)
+    assert early is not None
+    early.classifier.reads.standardise(net.pooled_early(entered))
+    logits = net.early_logits(entered)
+    early.head.reduce.standardise(early.head.features(logits))
+    early.head.score.weight.normal_(0, 2)
+    raw = early.head(logits)
+    early.head.score.weight /= raw.std(0)[:, None]
+    early.head.score.bias.sub_(raw.mean(0)).div_(raw.std(0))
+    early.head.score.weight *= torch.rand(raw.shape[1], 1, dtype=raw.dtype) + 0.5  # no two scores of rank one are equal
+    if early.exit_weights is not None:
+        early.exit_weights.uniform_(0.3, 1)
+        early.width_weights.uniform_(0.3, 1)
 
 
 def varied(net: Supernet, count: int, seed: int = 1) -> Tensor:
@@ -118,6 +137,11 @@ def varied(net: Supernet, count: int, seed: int = 1) -> Tensor:
     return x * 3 * contrast + 6 * (brightness - 0.5)
 
 
+EARLY = [
+    RouterSpec("exit_first", "correctness", hidden=0, early=8),
+    RouterSpec("gate", "try_best", hidden=6, early=0),
+    RouterSpec("gate", "try_best", bound=True),
+]
 ROUTERS = [RouterSpec("gate"), RouterSpec("slim_first", "correctness"), RouterSpec("slim_first", "kl")]
 
 
