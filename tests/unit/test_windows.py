@@ -17,10 +17,14 @@ from dsnet.manifest import Budget, Card, Manifest, Policy, Router, from_metadata
 from dsnet.models import route
 from dsnet.nn import RouterSpec
 from dsnet.opening import open_runner
+from dsnet.report.charts import accuracy
+from dsnet.report.tables import budgets_table, windows_table
 from dsnet.routing.budgets import calibrate, policy_for
+from dsnet.runs.evaluate import evaluate_dynamic, policy_of
 from dsnet.schema import parse_json, to_json
 from dsnet.space import WidthSpace
 from support.networks import prices_of, router_net, side, traces_on, varied
+from support.results import evaluation
 
 GATE = RouterSpec("gate", windows=3)
 SMALL = ["ds_mobilenet_v1_tiny", "ds_resnet_tiny"]
@@ -199,3 +203,38 @@ def test_every_runtime_chooses_within_the_same_windows(name: str, tmp_path: Path
         slimmest(x, window="L")
     with pytest.raises(ValueError, match="leave budget, max_width and window out"):
         export_onnx(net, tmp_path / "no.onnx", path=net.space.widest, window="S")
+
+
+# evaluation
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_window_is_evaluated_as_trained(name: str) -> None:
+    net = router_net(name, GATE)
+    traces = traces_on(net, 24)
+    net.card = replace(net.card, budgets=calibrate(traces, 3))
+    router = net.manifest().routers[0]
+    result = evaluate_dynamic(traces, [0.4, 0.7])
+    assert [row.window for row in result.windows] == router.windows
+    assert [row.name for row in result.windows if row.name] == (["S", "M", "L"] if name == SMALL[0] else ["S", "L"])
+    for row in (*result.rows, *result.windows):
+        low, high = row.window or (0, 9)
+        outcome = traces.at(policy_of(row))
+        assert row.score.mean == traces.score(outcome)
+        assert row.madds.mean == outcome.spent
+        for gate in row.gates:
+            assert sum(gate.shares[low : high + 1]) == pytest.approx(1)
+    assert {row.lam for row in result.windows} == {0.0}
+    assert result.as_trained is not None
+    assert result.as_trained.window == net.manifest().defaults.window
+    whole = replace(evaluation(), dynamic=result)
+    table = windows_table(whole)
+    assert table is not None
+    assert [row[0] for row in table.rows][:: len(router.windows) - 1] == [
+        "0:2 S",
+        f"{router.windows[-1][0]}:{router.windows[-1][1]} L",
+    ]
+    assert "window" in budgets_table(whole).columns  # type: ignore[union-attr]
+    assert "windows as trained" in [series.name for series in accuracy([whole]).series]
+    assert windows_table(evaluation()) is None
+    assert "window" not in budgets_table(evaluation()).columns  # type: ignore[union-attr]

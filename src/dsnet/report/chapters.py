@@ -166,7 +166,8 @@ def scores(run: Run) -> list[Block]:
     blocks: list[Block] = [*map(Figure, [charts.accuracy([result], run.static), *clocks]), Table(paths, "folded")]
     blocks += [] if by_class is None else [Table(by_class, "folded")]
     if budgets is not None:
-        return [*blocks, Table(budgets), *warnings(result)]
+        windows = tables.windows_table(result)
+        return [*blocks, Table(budgets), *([] if windows is None else [Table(windows)]), *warnings(result)]
     return blocks if result.static else [*blocks, not_routed(run, "the dynamic network")]
 
 

@@ -34,7 +34,7 @@ MADDS = "MAdds, average over images"
 
 
 def accuracy(results: Sequence[Evaluation], static: Sequence[Evaluation] = ()) -> Chart:
-    """The score over MAdds: fixed widths, other paths, dynamic budgets, and separately trained static networks."""
+    """The score over MAdds: fixed widths, other paths, dynamic budgets, windows, and separately trained networks."""
     series = []
     for result in results:
         lead = f"{result.model}, " if len(results) > 1 else ""
@@ -42,6 +42,9 @@ def accuracy(results: Sequence[Evaluation], static: Sequence[Evaluation] = ()) -
         series.append(Series(f"{lead}{'static' if result.static else 'fixed widths'}", fixed(result), kind))
         if result.dynamic is not None:
             series.append(Series(f"{lead}dynamic, router {router_name(result.dynamic)}", budgets(result)))
+        if result.dynamic is not None and result.dynamic.windows:
+            dots = tuple(dot(row, result) for row in result.dynamic.windows)
+            series.append(Series(f"{lead}windows as trained", dots, kind="points"))
         others = tuple(dot(row, result) for row in result.rows if not row.uniform)
         if others:
             series.append(Series(f"{lead}other paths", others, kind="points"))

@@ -20,6 +20,7 @@ from dsnet.results import (
     Stat,
     Table,
 )
+from dsnet.routing.windows import window_text
 from dsnet.schema import plain
 from dsnet.space import WidthPath
 
@@ -105,8 +106,8 @@ def show_evaluation(result: Evaluation, pictures: Sequence[Path] = ()) -> None:
 
 
 def evaluation_tables(result: Evaluation) -> list[Table]:
-    """The tables of an evaluation: paths, classes if there are many, budgets."""
-    tables = [paths_table(result), classes_table(result), budgets_table(result)]
+    """The tables of an evaluation: paths, classes if there are many, budgets, windows."""
+    tables = [paths_table(result), classes_table(result), budgets_table(result), windows_table(result)]
     return [table for table in tables if table is not None]
 
 
@@ -185,6 +186,7 @@ def budgets_table(result: Evaluation) -> Table | None:
         return None
     columns: dict[str, Callable[[BudgetRow], str]] = {
         "budget": lambda row: row.name or human(row.asked),
+        "window": lambda row: window_text(row.window) or "all",
         "MAdds": lambda row: human(row.madds.mean),
         "p95": lambda row: human(row.p95.mean),
         metric.name: lambda row: shown(row.score, metric.form),
@@ -195,11 +197,34 @@ def budgets_table(result: Evaluation) -> Table | None:
     }
     if not any(row.to_full for row in dynamic.rows):
         del columns[TO_FULL]
+    del columns["p95" if dynamic.windows else "window"]
     del columns["uniform" if gain(dynamic.middle) else "gain"]
     learned = "" if dynamic.router == "threshold" else f", targets {dynamic.targets}"
     return filled(
         f"dynamic network: router {dynamic.router}{learned}", dynamic.rows, columns, dynamic_note(result, dynamic)
     )
+
+
+def windows_table(result: Evaluation) -> Table | None:
+    """The dynamic network as trained in each of its windows; None if it has no windows."""
+    dynamic, metric = result.dynamic, result.metric
+    if dynamic is None or not dynamic.windows:
+        return None
+    columns: dict[str, Callable[[BudgetRow], str]] = {
+        "<window": lambda row: f"{window_text(row.window)} {row.name}".rstrip(),
+        "MAdds": lambda row: human(row.madds.mean),
+        metric.name: lambda row: shown(row.score, metric.form),
+        "gain": gain,
+        "over mix": lambda row: "" if row.lottery is None else points(result, row.score.mean - row.lottery.mean),
+        "bits": lambda row: " ".join(f"{gate.entropy:.2f}" for gate in row.gates),
+        "<per width, %": lambda row: " ".join(f"{100 * share:.0f}" for share in row.gates[0].shares),
+    }
+    note = (
+        "As trained: lambda is 0, and decisions choose within the window. S, M and L are the lowest, the middle and "
+        "the highest window. Over mix: points above a random choice with the same shares of widths. Bits: entropy of "
+        f"the shares{', of each gate' * (len(dynamic.middle.gates) > 1)}."
+    )
+    return filled("windows as trained", dynamic.windows, columns, note)
 
 
 def gain(row: BudgetRow) -> str:
@@ -216,6 +241,7 @@ def dynamic_note(result: Evaluation, dynamic: Dynamic) -> str:
     several = len(result.seeds) > 1
     spread = "standard deviation over seeds" if several else "paired standard error"
     words = [SIZES] if [row.name for row in dynamic.rows] == ["S", "M", "L"] else []
+    words += ["Window: positions of the widths that the budget chooses among."] if dynamic.windows else []
     gates = len(dynamic.middle.gates)
     words.append(f"Per width: share of the images{' at the first gate' * (gates > 1)}, slimmest first.")
     if gain(dynamic.middle):

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from dsnet.results.base import Made, Metric, Stat
 from dsnet.schema import Typed
-from dsnet.space import WidthPath
+from dsnet.space import WidthPath, Window
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,7 @@ class BudgetRow(Typed):
         lottery: The score of choosing at random, with the same share of images on every path. None if some path was
             not run on all images.
         oracle: The score of a router that knows the narrowest width that is right, at the same MAdds.
+        window: First and last position of the widths that decisions chose among; None for all of them.
     """
 
     name: str
@@ -113,6 +114,7 @@ class BudgetRow(Typed):
     to_paths: tuple[Difference, ...] = ()
     lottery: Stat | None = None
     oracle: Stat | None = None
+    window: Window | None = None
 
     @property
     def to_full(self) -> Difference | None:
@@ -144,7 +146,7 @@ class Dynamic(Typed):
 
     Args:
         range: Lowest and highest average MAdds that the router can spend.
-        as_trained: The row at lambda 0.
+        as_trained: The row at lambda 0, in the middle window if the router has windows.
         auc: Area under the ROC curve of the router's score as a predictor of whether the slimmest candidate is right.
         auc_wider: The same for the difference of its scores of the widest and of the slimmest candidate, as a
             predictor of whether the widest is right and the slimmest is wrong.
@@ -153,6 +155,7 @@ class Dynamic(Typed):
         best: Position of the best budget: the cheapest whose score equals the full network's, or else the most
             accurate. None in results that were made before it was determined.
         max_width: Cap on the width index that all rows were evaluated with.
+        windows: The rows at lambda 0 in every window, lowest first; empty if the router has no windows.
     """
 
     router: str
@@ -168,6 +171,7 @@ class Dynamic(Typed):
     best: int | None = None
     max_width: int | None = None
     auc_wider: Stat | None = None
+    windows: tuple[BudgetRow, ...] = ()
 
     @property
     def middle(self) -> BudgetRow:

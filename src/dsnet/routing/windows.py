@@ -24,7 +24,7 @@ def named_windows(router: Router) -> dict[str, Window]:
     return {name: windows[place] for name, place in zip(NAMES, places, strict=True)} if windows else {}
 
 
-def name_of_window(router: Router, window: Window) -> str:
+def name_of_window(window: Window, router: Router) -> str:
     """The paper's name of a window; empty for those in between."""
     return next((name for name, held in named_windows(router).items() if held == window), "")
 

@@ -16,6 +16,7 @@ from dsnet.manifest import Policy
 from dsnet.results import Drift, DriftBudget, Evaluation, Stat
 from dsnet.routing.traces import Outcome, Traces
 from dsnet.routing.tracking import BudgetTracker
+from dsnet.runs.evaluate import policy_of
 from dsnet.runtime.runner import Runner
 from dsnet.tasks import Task, images_of
 
@@ -47,7 +48,7 @@ def with_drift(
         images, scorer = images_of(task, kind, result.split, config), task.scorer(runner.manifest, result.options)
         traces = Traces(runner, images.batches(), scorer, load=images.load)
         widest = next(iter(scorer.of(runner.manifest.space.widest).values()))
-        rows = [(row.name, row.asked, Policy(row.lam, max_width)) for row in result.dynamic.rows]
+        rows = [(row.name, row.asked, policy_of(row, max_width)) for row in result.dynamic.rows]
         drift.append(Drift(name, Stat(widest), tuple(drifted(runner, traces, *row) for row in rows)))
     seconds = round(result.made.seconds + time.perf_counter() - start, 2)
     return replace(result, drift=tuple(drift), made=replace(result.made, seconds=seconds))

@@ -27,6 +27,7 @@ from dsnet.results import (
 )
 from dsnet.routing.budgets import parse_budget, policy_for
 from dsnet.routing.traces import Outcome, Traces, auc, by_path, widest_gain
+from dsnet.routing.windows import name_of_window, parse_window, trained_windows
 from dsnet.runs.resampled import Resampled
 from dsnet.runs.routes import answers_of, by_class, choices, difficulties, histograms, routed
 from dsnet.runtime.runner import Runner
@@ -69,7 +70,8 @@ def evaluate_resampled(
     """`evaluate`, and the same over test images that are drawn again."""
     result, traces = evaluate_traced(runner, data, task, config, EvalOptions())
     dynamic, paths = result.dynamic, [row.path for row in result.rows]
-    policies = [] if dynamic is None else [Policy(), *(Policy(row.lam) for row in dynamic.rows)]
+    rows = [] if dynamic is None else [dynamic.as_trained, *dynamic.rows, *dynamic.windows]
+    policies = [policy_of(row) for row in rows if row is not None]
     return result, Resampled.of(traces, paths, [traces.at(policy) for policy in policies])
 
 
@@ -99,7 +101,7 @@ def evaluate_traced(
     dynamic = None
     if manifest.routes:
         dynamic = evaluate_dynamic(traces, asked.budgets, max_width=asked.max_width, paths=paths)
-    outcome = None if dynamic is None else traces.at(Policy(dynamic.best_row.lam, asked.max_width))
+    outcome = None if dynamic is None else traces.at(policy_of(dynamic.best_row, asked.max_width))
     result = Evaluation(
         task=task.name,
         metric=scorer.metric,
@@ -181,7 +183,9 @@ def evaluate_dynamic(
         name = "" if name.isdigit() else name
         rows.append(budget_row(traces, policy, groups, name=name, asked=asked, paths=paths))
     best = best_of(rows)
-    as_trained = budget_row(traces, Policy(0.0, max_width), groups)  # lambda 0: the paper's gate
+    windows = {window: Policy(0.0, max_width, window=window) for window in trained_windows(router)}
+    middle = parse_window("M", router) if windows else None
+    as_trained = budget_row(traces, Policy(0.0, max_width, window=middle), groups)  # lambda 0: the paper's gate
     judged = bool(groups)
     warnings = [row.note for row in rows if row.note]
     if judged:  # the remedies in these warnings apply to classification only
@@ -197,11 +201,20 @@ def evaluate_dynamic(
         difficulty={name: float(members.astype(np.float64).mean()) for name, members in groups.items()},
         oracle=oracle(traces) if judged else None,
         warnings=tuple(dict.fromkeys(warnings)),
-        classes=by_class(traces, [Policy(row.lam, max_width) for row in rows], best),
+        classes=by_class(traces, [policy_of(row, max_width) for row in rows], best),
         best=best,
         max_width=max_width,
         auc_wider=Stat(auc_wider(traces)) if judged else None,
+        windows=tuple(
+            budget_row(traces, policy, groups, name=name_of_window(window, router), paths=paths)
+            for window, policy in windows.items()
+        ),
     )
+
+
+def policy_of(row: BudgetRow, max_width: int | None = None) -> Policy:
+    """The policy that a row is about."""
+    return Policy(row.lam, max_width, window=row.window)
 
 
 def auc_wider(traces: Traces) -> float:
@@ -259,6 +272,7 @@ def budget_row(
         gates=histograms(traces, outcome.paths),
         groups={key: routed(traces, outcome, members) for key, members in groups.items()},
         to_paths=known if len(known) == len(paths) else (),
+        window=policy.window,
         lottery=lottery(traces, outcome) if groups else None,
         oracle=Stat(oracle_at(traces, outcome.spent)) if groups else None,
     )

@@ -29,8 +29,8 @@ class Resampled:
     Args:
         images: Digest of the test images. Only evaluations of the same images can be compared.
         paths: Scores of the evaluation's rows [rows, R].
-        routed: Scores of the dynamic network as trained, then of its budgets [1 + budgets, R]; no rows without a
-            router.
+        routed: Scores of the dynamic network as trained, of its budgets and of its windows [1 + budgets + windows, R];
+            no rows without a router.
         madds: Average MAdds of the same rows.
         lottery: Scores of choosing at random with the same shares of paths; nan where some path was not run on all
             images.
@@ -96,13 +96,14 @@ class Resampled:
             figures = zip(
                 *(values[:, number].tolist() for values in (self.routed, self.madds, self.lottery)), strict=True
             )
-            drawn = [
+            routed, budgets = [dynamic.as_trained, *dynamic.rows, *dynamic.windows], len(dynamic.rows)
+            first, *drawn = [
                 resampled_row(row, score, madds, lottery, widths, concave=bool(dynamic.difficulty))
-                for row, (score, madds, lottery) in zip([dynamic.as_trained, *dynamic.rows], figures, strict=True)
+                for row, (score, madds, lottery) in zip(routed, figures, strict=True)
             ]
-            dynamic = replace(
-                dynamic, as_trained=drawn[0], rows=tuple(drawn[1:]), auc=Stat(nan), auc_wider=Stat(nan), oracle=None
-            )
+            lost = {"auc": Stat(nan), "auc_wider": Stat(nan), "oracle": None}
+            rows_of = {"rows": tuple(drawn[:budgets]), "windows": tuple(drawn[budgets:])}
+            dynamic = replace(dynamic, as_trained=first, **rows_of, **lost)  # type: ignore[arg-type]
         return replace(result, rows=rows, dynamic=dynamic)
 
 
