@@ -8,7 +8,7 @@ from typing import Literal
 
 from dsnet.latency import threads_text, times_at
 from dsnet.results import Bench, BudgetRow, Difference, Evaluation, Latency, Setting, Times
-from dsnet.space import WidthPath
+from dsnet.space import EXIT, WidthPath, path_words
 
 SIMPLE = 0.05  # a fixed width that costs up to this share more than the dynamic network is preferred: it is simpler
 NEAR = 0.01  # a loss of score that many accept: one point
@@ -146,8 +146,7 @@ def options_of(result: Evaluation, measured: Measured) -> list[Option]:
     full, options = result.full, []
     for row in result.rows:
         is_full = row.path == full.path
-        wide = f"width {row.path[0]}" if len(row.path) == 1 else f"path {','.join(map(str, row.path))}"
-        name, known = "full network" if is_full else wide, measured.fixed.get(row.path)
+        name, known = "full network" if is_full else path_words(row.path), measured.fixed.get(row.path)
         share = row.madds / full.madds
         options.append(Option(name, row.path, None, row.score.mean, row.madds, share, row.to_full, known, is_full))
     for place, budget in enumerate(result.dynamic.rows if result.dynamic is not None else ()):
@@ -253,4 +252,5 @@ def shares_of(row: BudgetRow) -> dict[WidthPath, float]:
     first, *others = (gate.shares for gate in row.gates)
     if any(other != first for other in others):
         return {}
-    return {(width,) * len(row.gates): share for width, share in enumerate(first) if share > 0}
+    exits = [(EXIT, row.gates[0].exit)]
+    return {(width,) * len(row.gates): share for width, share in [*exits, *enumerate(first)] if share > 0}

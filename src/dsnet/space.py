@@ -22,6 +22,16 @@ def is_exit(path: Sequence[int]) -> bool:
     return EXIT in path
 
 
+def path_name(path: Sequence[int]) -> str:
+    """A path as users write and read it: 3, or 0,1,2,3, or exit."""
+    return "exit" if is_exit(path) else ",".join(map(str, path)) or "-"
+
+
+def path_words(path: Sequence[int]) -> str:
+    """A path within a sentence: width 3, path 0,1,2,3, or exit."""
+    return "exit" if is_exit(path) else f"{'width' if len(path) == 1 else 'path'} {path_name(path)}"
+
+
 @dataclass(frozen=True)
 class Channels:
     """Channel count of a feature map at each width index of the choice point that controls it.

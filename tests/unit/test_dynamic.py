@@ -16,7 +16,7 @@ from dsnet.routing.budgets import calibrate
 from dsnet.routing.traces import auc
 from dsnet.runs.evaluate import budget_row, difficulties, evaluate_dynamic, health, histograms, hull, oracle, oracle_at
 from dsnet.space import WidthSpace
-from support.networks import ROUTERS, router_net, traces_on
+from support.networks import EARLY, ROUTERS, router_net, traces_on
 
 
 def fake(right: list[list[int]], madds: list[int]) -> SimpleNamespace:
@@ -28,7 +28,8 @@ def fake(right: list[list[int]], madds: list[int]) -> SimpleNamespace:
         manifest=SimpleNamespace(space=space),
         router=Router(RouterSpec(), space),
         table=table,
-        right=lambda path: answers[path],
+        right=lambda path, routed=False: answers[path],
+        combined=[],
         scorer=SimpleNamespace(right=lambda path: answers[path]),
     )
 
@@ -40,11 +41,11 @@ def test_the_hull_is_concave_and_rises() -> None:
 
 def test_hull_accuracy_is_a_lottery_between_its_corners() -> None:
     traces = fake([[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]], [10, 20, 40])
-    assert hull(traces, 10).mean() == 0.25
-    assert hull(traces, 15).tolist() == [1, 0.5, 0.5, 0]
-    assert hull(traces, 30).mean() == pytest.approx(0.875)
-    assert hull(traces, 5).mean() == 0.25
-    assert hull(traces, 99).mean() == 1
+    assert hull(traces, 10, traces.manifest.space.uniform).mean() == 0.25
+    assert hull(traces, 15, traces.manifest.space.uniform).tolist() == [1, 0.5, 0.5, 0]
+    assert hull(traces, 30, traces.manifest.space.uniform).mean() == pytest.approx(0.875)
+    assert hull(traces, 5, traces.manifest.space.uniform).mean() == 0.25
+    assert hull(traces, 99, traces.manifest.space.uniform).mean() == 1
 
 
 def test_difficulty_and_oracle_by_hand() -> None:
@@ -81,7 +82,7 @@ def test_histograms_and_health() -> None:
     assert not health(lone, row, "without a budget")
 
 
-@pytest.mark.parametrize("router", ROUTERS, ids=lambda r: f"{r.kind}-{r.targets}")
+@pytest.mark.parametrize("router", [*ROUTERS, EARLY[0]], ids=lambda r: f"{r.kind}-{r.targets}")
 @pytest.mark.parametrize("name", ["ds_mobilenet_v1_tiny", "ds_resnet_tiny"])
 def test_a_result_is_consistent_with_its_traces(name: str, router: object) -> None:
     net = router_net(name, router)
@@ -97,7 +98,9 @@ def test_a_result_is_consistent_with_its_traces(name: str, router: object) -> No
         assert row.lottery is not None or net.spec.router.kind == "gate"  # behind several gates some paths are rare
         if row.lottery is not None:
             taken = [tuple(path) for path in outcome.paths.tolist()]
-            assert row.lottery.mean == pytest.approx(np.mean([traces.right(path).mean() for path in taken]))
+            assert row.lottery.mean == pytest.approx(
+                np.mean([traces.right(path, routed=True).mean() for path in taken])
+            )
         groups = [(result.difficulty[key], part.madds) for key, part in row.groups.items()]
         assert sum(share * (madds or 0) for share, madds in groups) == pytest.approx(row.madds.mean)
     middle = traces.at(Policy(result.rows[1].lam))

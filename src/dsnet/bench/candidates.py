@@ -22,7 +22,7 @@ from dsnet.models import DynamicRunner, extract
 from dsnet.results import FileSizes
 from dsnet.runtime.onnx import IMAGE, FileRunner, knobs, open_bundle, open_session
 from dsnet.runtime.runner import GroupedRunner
-from dsnet.space import WidthPath
+from dsnet.space import WidthPath, path_name
 
 Ways = tuple[Callable[[WidthPath], Call], Callable[[WidthPath], Call] | None]
 
@@ -36,7 +36,7 @@ class Artefacts:
         self.size, self.table = self.manifest.image_size, self.manifest.table
 
     def static(self, path: WidthPath) -> Path:
-        file = self.folder / f"path-{'-'.join(map(str, path))}.onnx"
+        file = self.folder / f"path-{path_name(path).replace(',', '-')}.onnx"
         return file if file.exists() else export_onnx(self.net, file, path=path, image_size=self.size)
 
     def dynamic(self) -> Path:
@@ -116,6 +116,9 @@ def forced_call(runner: GroupedRunner, x: Tensor, paths: Sequence[WidthPath]) ->
     if router is None or router.probes:
         assert len(set(paths)) == 1, "only a network with gates can run images along different paths"
         return lambda: runner.run_path(x, paths[0])
+    if router.spec.single:
+        wanted = np.array([[router.candidates.index(path)] * len(path) for path in paths])
+        return lambda: runner.run_forced(x, wanted)
     choices = router.routing.choices
     wanted = np.array([[widths.index(w) for widths, w in zip(choices, path, strict=True)] for path in paths])
     return lambda: runner.run_forced(x, wanted)

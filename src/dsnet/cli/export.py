@@ -130,7 +130,9 @@ def evaluation_of(run: Path) -> Evaluation | None:
 
 def out_file(args: Namespace, path: WidthPath | None) -> Path:
     """The ONNX file to write."""
-    name = "model.onnx" if path is None else f"path-{'-'.join(map(str, path))}.onnx"
+    from dsnet.space import path_name
+
+    name = "model.onnx" if path is None else f"path-{path_name(path).replace(',', '-')}.onnx"
     file = Path(args.out or Path(args.run) / name)
     if file.suffix != ".onnx":
         raise ValueError(f"{file} does not end in .onnx; name the file so, or use --bundle for a folder")

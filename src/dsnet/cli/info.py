@@ -26,11 +26,13 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: Namespace) -> None:
     from dsnet.report.tables import human, print_json, print_table
+    from dsnet.space import path_name
 
     manifest, routing, about = find(args)
     table = manifest.table
     space = table.space  # of the whole network; a file may hold only some of its paths
-    paths = space.uniform if args.path is None else [manifest.parse_path(args.path)]
+    exits = [space.exit_path] * space.exit
+    paths = [*exits, *space.uniform] if args.path is None else [manifest.parse_path(args.path)]
     known = {row.path: row for row in manifest.widths}
     rows: list[dict[str, Any]] = []
     for path in paths:
@@ -61,7 +63,7 @@ def run(args: Namespace) -> None:
         }
         print_json({**summary, "widths": rows})
         return
-    size = space.size
+    size = space.size + len(exits)
     shown = "" if args.path or len(paths) == size else f"; {len(paths)} of {size} paths shown, see --path"
     if about:
         print(about)
@@ -72,7 +74,7 @@ def run(args: Namespace) -> None:
         ["<path", channels, "MAdds", *parts, "parameters", "of widest"],
         [
             [
-                ",".join(map(str, row["path"])) or "-",
+                path_name(row["path"]),
                 " ".join(map(str, row["channels"])),
                 human(row["madds"]),
                 *(human(row["madds_parts"][part]) if row["madds_parts"] else "" for part in parts),

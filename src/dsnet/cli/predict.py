@@ -55,6 +55,7 @@ def run(args: Namespace) -> int:
     from dsnet.prediction import predict
     from dsnet.prediction.answers import CONFIDENCE, finds_boxes
     from dsnet.routing.tracking import BudgetTracker
+    from dsnet.space import path_name
 
     check(args)
     confidence = CONFIDENCE if args.confidence is None else args.confidence
@@ -82,7 +83,7 @@ def run(args: Namespace) -> int:
         if limited(args):
             raise ValueError(f"{args.run} {manifest.why_fixed()}, so it has no budgets and no cap")
         *_, path = runner.paths
-        print(f"{args.run} {manifest.why_fixed()}: path {','.join(map(str, path)) or '-'} runs", file=sys.stderr)
+        print(f"{args.run} {manifest.why_fixed()}: path {path_name(path)} runs", file=sys.stderr)
     if policy.note:
         print(policy.note, file=sys.stderr)
     refused: list[str] = []

@@ -12,8 +12,9 @@ from dsnet.experiments.recipe import Scale
 from dsnet.latency.files import BenchConfig
 from dsnet.models import Supernet, model_spec
 from dsnet.nn import RouterSpec
-from dsnet.report.tables import human, path_name
+from dsnet.report.tables import human
 from dsnet.results import Bench, Chart, Claim, Dot, Series, StaticTime, Table, WidthTime, WidthTimes
+from dsnet.space import path_name
 
 EASY, HARD = 0.6, 3.0  # compute at which accuracy reaches 1 - 1/e, relative to the static network
 SCHEMES = 20

@@ -4,25 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from dsnet.models import eager
+from dsnet.routing.route import Outputs
 from dsnet.runtime.runner import Runner
+from dsnet.space import WidthPath
 
 LIMIT = 1e-3
+
+
+def taken(net: Any, image: torch.Tensor, path: WidthPath) -> Outputs:
+    """The network's outputs for an image that its router sends along a path."""
+    runner, router = eager(net), net.manifest().router
+    if not router.spec.exits:
+        return runner.run_path(image, path).outputs
+    return runner.run_forced(image, np.full((1, len(path)), router.candidates.index(path))).outputs
 
 
 def difference(net: Any, runner: Runner) -> float:
     """The largest difference between the outputs of network and file, relative to the outputs' standard deviation.
 
-    It is taken at the slimmest and the widest path, or at the lowest and the highest budget if no path can be pinned.
-    Raises a ValueError if it is too large.
+    It is taken at the exit, the slimmest and the widest path, or at the lowest and the highest budget if no path can be
+    pinned. Raises a ValueError if it is too large.
     """
     manifest = runner.manifest
     shape = (2, manifest.in_channels, manifest.image_size, manifest.image_size)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     if manifest.pins:
-        ends = list(dict.fromkeys([manifest.space.slimmest, manifest.space.widest]))
+        exits = [manifest.space.exit_path] * manifest.space.exit
+        ends = list(dict.fromkeys([*exits, manifest.space.slimmest, manifest.space.widest]))
         exported, live = runner.survey(x, ends)[0], eager(net).survey(x, ends)[0]
     else:
         exported, live = [], []
@@ -30,7 +42,7 @@ def difference(net: Any, runner: Runner) -> float:
             for image in x.split(1):
                 routed = runner.run(image, runner.policy(budget.madds))
                 exported.append(routed.outputs)
-                live.append(eager(net).run_path(image, routed.paths[0].tolist()).outputs)
+                live.append(taken(net, image, tuple(routed.paths[0].tolist())))
     largest = 0.0
     for answer, expected in zip(exported, live, strict=True):
         for name, wanted in expected.items():

@@ -23,7 +23,7 @@ from dsnet.manifest import Budget, Manifest, Policy
 from dsnet.results import Latency, PathTime, Setting, Times
 from dsnet.routing.budgets import GAP, policy_for, read_latency
 from dsnet.schema import parse_json, to_json
-from dsnet.space import WidthPath
+from dsnet.space import WidthPath, is_exit
 
 FOLDER = "DSNET_CACHE"  # environment variable
 SPREAD = 50  # number of quantiles that a table keeps of each path's times
@@ -229,9 +229,10 @@ def budget_for(manifest: Manifest, latency: Latency, ms: float, image_size: int 
 def width_for(manifest: Manifest, latency: Latency, ms: float) -> int:
     """The largest width such that each routed path up to it takes at most `ms` in 99 of 100 calls.
 
-    A router that runs the slimmest path first pays for both, and both are in the table.
+    A router that runs the slimmest path first pays for both, and both are in the table. The exit has no width.
     """
-    rows = sorted((row for row in latency.rows if row.routed is not None), key=lambda row: max(row.path, default=0))
+    routed = [row for row in latency.rows if row.routed is not None and not is_exit(row.path)]
+    rows = sorted(routed, key=lambda row: max(row.path, default=0))
     slow = [row for row in rows if numbers(row.routed)[3] > ms]
     if not slow:
         return max(manifest.table.space.widest, default=0)

@@ -14,7 +14,7 @@ from dsnet.latency.measure import Timed, budgets_of, deployed, measure, noise, t
 from dsnet.latency.timing import interleaved, machine, ratio, summary
 from dsnet.manifest import Manifest
 from dsnet.results import DeployedTimes, Evaluation, Latency, SpeedUp, Times, WidthTime, WidthTimes
-from dsnet.space import WidthPath
+from dsnet.space import WidthPath, is_exit
 
 # The reference for each runtime: the same path as a static network in the same runtime.
 IDEALS = {
@@ -67,7 +67,8 @@ class BenchConfig:
 def paths_of(config: BenchConfig, manifest: Manifest, uniform: Sequence[WidthPath]) -> list[WidthPath]:
     """The paths to time; `uniform` are the runnable paths that have the same width everywhere."""
     if config.paths is None:
-        return list(dict.fromkeys([uniform[0], uniform[len(uniform) // 2], uniform[-1]]))
+        widths = [path for path in uniform if not is_exit(path)] or list(uniform)
+        return list(dict.fromkeys([widths[0], widths[len(widths) // 2], widths[-1]]))
     if config.paths == ("all",):
         return list(uniform)
     return [manifest.parse_path(path) if isinstance(path, str) else path for path in config.paths]

@@ -22,7 +22,7 @@ from dsnet.manifest import Manifest, Policy
 from dsnet.results import DeployedTime, DeployedTimes, Evaluation, Latency, PathTime, Setting, Times
 from dsnet.routing.policy import Prices
 from dsnet.routing.route import Routed, as_array
-from dsnet.space import WidthPath
+from dsnet.space import WidthPath, is_exit
 
 BUDGETS = 5  # number of budgets that are measured if there is no evaluation
 TRIED = 16  # images that are tried to find one that takes a path
@@ -87,9 +87,11 @@ def measure(
 
 
 def uniform_paths(manifest: Manifest) -> list[WidthPath]:
-    """The fixed paths that are measured: those with one width everywhere that can be pinned, slimmest first."""
+    """The fixed paths that are measured: the exit, and those with one width everywhere that can be pinned, slimmest
+    first."""
     held = set(manifest.pinnable) if manifest.pins else set()
-    return [path for path in manifest.space.uniform if path in held]
+    exits = [manifest.space.exit_path] * manifest.space.exit
+    return [path for path in dict.fromkeys([*exits, *manifest.space.uniform]) if path in held]
 
 
 def rounds_of(calls: Sequence[Call], repeats: int) -> int:
@@ -112,7 +114,8 @@ def routed_calls(runner: Timed, images: Any) -> dict[WidthPath, Call]:
     if router is None or not budgets:
         return found
     for path in router.candidates:
-        caps = [(budgets[-1].madds, max(path))] if manifest.pins else [(row.madds, None) for row in budgets]
+        capped = manifest.pins and not is_exit(path)  # no cap makes a router take the exit
+        caps = [(budgets[-1].madds, max(path))] if capped else [(row.madds, None) for row in budgets]
         policies = [runner.policy(madds, cap, size) for madds, cap in caps]
         taking = taker(runner, images, path, policies)
         if taking is not None:

@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterator, Sequence
 
 from dsnet.prediction.answers import Answer, ImageDetections
+from dsnet.space import path_name
 
 ROOM = 16  # columns that the name of an image gets at least
 BORDERS = 3  # columns that a terminal table takes for each of its columns beside the text
@@ -47,7 +48,7 @@ def rounded(probability: float) -> float:
 
 
 def path_text(answer: Answer) -> str:
-    return ",".join(map(str, answer.path)) or "-"
+    return path_name(answer.path)
 
 
 def with_short_names(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:

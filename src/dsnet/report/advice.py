@@ -13,7 +13,7 @@ from dsnet.paired import wilson
 from dsnet.report.tables import filled, human, points, to_full
 from dsnet.results import Bench, Evaluation, Table
 from dsnet.schema import plain
-from dsnet.space import WidthPath
+from dsnet.space import WidthPath, path_name
 
 MUCH = 0.02  # a loss that the images should be able to exclude
 TILES = ("<", "", "<")
@@ -113,8 +113,7 @@ def dynamic_of(advice: Advice, result: Evaluation) -> Option | None:
 
 def command(option: Option, place: str, kind: Kind = "run", pinnable: list[WidthPath] | None = None) -> str:
     """The command that deploys an option of a run, or runs it from an exported file. pinnable: paths of the file."""
-    path = "" if option.path is None else ",".join(map(str, option.path))
-    how = f"--budget {option.budget:g}" if option.path is None else f"--path {path}"
+    how = f"--budget {option.budget:g}" if option.path is None else f"--path {path_name(option.path)}"
     how += "" if option.max_width is None else f" --max_width {option.max_width}"
     if kind == "run":
         return f"dsnet export {shlex.quote(place)} {how}"
@@ -206,7 +205,7 @@ def key_figures(result: Evaluation, bench: Bench | None) -> Table:
     if routed is not None and main is not None and main.path is not None:
         note = f"budget {routed.budget:g}: {routed.share:.0%} of the full network's MAdds"
         figures.append((f"Dynamic network, {unit}", format(routed.score, form), note))
-    slimmest = min(result.rows, key=lambda row: row.madds)
+    slimmest = result.uniform[0]
     if main is None or slimmest.path != main.path:
         note = f"{slimmest.madds / full.madds:.0%} of the full network's MAdds"
         figures.append((f"Slimmest width, {unit}", format(slimmest.score.mean, form), note))

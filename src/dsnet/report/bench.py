@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dsnet.latency import threads_text
-from dsnet.report.tables import filled, human, path_name
+from dsnet.report.tables import filled, human
 from dsnet.results import Bench, DeployedTime, DeployedTimes, RoutedTimes, Table, Table1, WidthTime, WidthTimes
+from dsnet.space import path_name, path_words
 
 QUIET = (0.95, 1.05)  # an ideal that differs more from itself says that the machine was disturbed
 BUSY = 1.25  # times of a fixed width have a mean near their median
@@ -95,7 +96,7 @@ def what_runs(row: DeployedTime, full: DeployedTime | None) -> str:
         return f"budget {row.name or human(row.asked or 0)}{' *' * row.computed}"
     if row is full or not row.path:
         return "full network"
-    return f"width {row.path[0]}" if len(row.path) == 1 else f"path {path_name(row.path)}"
+    return path_words(row.path)
 
 
 def width_tables(widths: WidthTimes) -> list[Table]:

@@ -16,7 +16,9 @@ from dsnet.report.page import anchor
 from dsnet.report.seeds import combine, kind
 from dsnet.results import Bench, Evaluation, Experiment
 
-DIFFICULTY = "Easy: the slimmest width is right. Dependent: only wider ones are. Hard: no width is."
+DIFFICULTY = (
+    "Easy: the slimmest width (the exit, if there is one) is right. Dependent: only wider ones are. Hard: none is."
+)
 DRIFT = (
     "A budget is an average over the calibration images. On corrupted copies of the test images the router spends more "
     "or less; `dsnet predict --budget_tracking` corrects the budget while images run."

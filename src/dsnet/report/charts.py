@@ -17,6 +17,7 @@ from dsnet.results import (
     DeployedTime,
     DeployedTimes,
     Dot,
+    Dynamic,
     Evaluation,
     Metric,
     PathRow,
@@ -45,7 +46,9 @@ def accuracy(results: Sequence[Evaluation], static: Sequence[Evaluation] = ()) -
         if result.dynamic is not None and result.dynamic.windows:
             dots = tuple(dot(row, result) for row in result.dynamic.windows)
             series.append(Series(f"{lead}windows as trained", dots, kind="points"))
-        others = tuple(dot(row, result) for row in result.rows if not row.uniform)
+        if result.exit is not None:
+            series.append(Series(f"{lead}exit", (dot(result.exit, result),), kind="points"))
+        others = tuple(dot(row, result) for row in result.rows if not row.uniform and not row.exits)
         if others:
             series.append(Series(f"{lead}other paths", others, kind="points"))
     series += [Series(f"static {other.model}", fixed(other), kind="points") for other in static]
@@ -77,22 +80,23 @@ def budgets(result: Evaluation) -> tuple[Dot, ...]:
     return () if result.dynamic is None else tuple(dot(row, result) for row in result.dynamic.rows)
 
 
-def widths_of(bars: Sequence[Bar]) -> tuple[str, ...]:
-    return tuple(f"width {number}" for number in range(max((len(bar.shares) for bar in bars), default=0)))
+def widths_of(bars: Sequence[Bar], dynamic: Dynamic) -> tuple[str, ...]:
+    count = max((len(bar.shares) for bar in bars), default=0)
+    return ("exit",) * dynamic.exits + tuple(f"width {number}" for number in range(count - dynamic.exits))
 
 
 def gates(result: Evaluation) -> Bars:
     """Shares of images per width, for each gate at each budget. Gates with the same shares are drawn as one bar."""
     assert result.dynamic is not None
-    groups = []
-    for row in result.dynamic.rows:
-        shares = [gate.shares for gate in row.gates]
+    dynamic, groups = result.dynamic, []
+    for row in dynamic.rows:
+        shares = [dynamic.spread(gate.shares) for gate in row.gates]
         alike = all(gate_shares == shares[0] for gate_shares in shares)
         named = [("", shares[0])] if alike else [(f"gate {number}", each) for number, each in enumerate(shares)]
         bars = tuple(Bar(name, gate_shares) for name, gate_shares in named)
         groups.append((row, bars))
     form, name = result.metric.form, result.metric.name
-    names = widths_of([bar for _, bars in groups for bar in bars])
+    names = widths_of([bar for _, bars in groups for bar in bars], dynamic)
     title = "Images per width at each budget"
     if all(len(bars) == 1 for _, bars in groups):
         rows = [
@@ -109,14 +113,14 @@ def difficulty(result: Evaluation) -> Bars | None:
     assert result.dynamic is not None
     row, share = result.dynamic.best_row, result.dynamic.difficulty
     bars = [
-        Bar(name, group.gates[0], f"{share[name]:.1%} of images, {human(group.madds or 0)}")
+        Bar(name, result.dynamic.spread(group.gates[0]), f"{share[name]:.1%} of images, {human(group.madds or 0)}")
         for name, group in row.groups.items()
         if group.gates
     ]
     if not bars:
         return None
     title = f"By difficulty, at {human(row.madds.mean)} MAdds" + (", first gate" if len(row.gates) > 1 else "")
-    return Bars(title, widths_of(bars), (BarGroup("", tuple(bars)),))
+    return Bars(title, widths_of(bars, result.dynamic), (BarGroup("", tuple(bars)),))
 
 
 def classes(result: Evaluation) -> Bars | None:
@@ -127,14 +131,17 @@ def classes(result: Evaluation) -> Bars | None:
     rows = sorted(((madds, row) for madds, row in costs if madds is not None), key=lambda pair: pair[0])
     if not rows:
         return None
-    bars = tuple(Bar(row.name, row.shares, f"{human(madds)}, {row.scores[place] or 0:.1%}") for madds, row in rows)
+    spread = result.dynamic.spread
+    bars = tuple(
+        Bar(row.name, spread(row.shares), f"{human(madds)}, {row.scores[place] or 0:.1%}") for madds, row in rows
+    )
     words = f"average MAdds and {result.metric.name} on the right"
     groups = [BarGroup(words, bars)]
     if len(bars) > 2 * MOST:
         groups = [BarGroup(f"the cheapest classes: {words}", bars[:MOST])]
         groups.append(BarGroup("the most expensive classes", bars[-MOST:]))
     title = f"Classes at {human(result.dynamic.best_row.madds.mean)} MAdds"
-    return Bars(title, widths_of(bars), tuple(groups))
+    return Bars(title, widths_of(bars, result.dynamic), tuple(groups))
 
 
 def curves(metrics: Sequence[Mapping[str, float]], kind: str, *, title: str, y: str) -> Chart:

@@ -15,6 +15,7 @@ from dsnet.report.chapters import Run, compose, data_of
 from dsnet.report.document import Document, Images, Picture
 from dsnet.report.sheets import png
 from dsnet.results import Bench, Evaluation, Example, Experiment, kind_of, read
+from dsnet.space import path_name
 
 CONFIG, MODEL, RESULT = "config.yaml", "model.json", "results/test.json"
 BENCH, SHEET = "results/bench.json", "results/test-examples.png"
@@ -126,7 +127,7 @@ def picture(image: Image.Image, example: Example, classes: Sequence[str]) -> Pic
         return Picture(png(image), [f"image {example.id}"])
     right = example.answer == example.label
     verdict = "✓ right" if right else f"✗ {classes[example.answer]}"
-    return Picture(png(image), [classes[example.label], verdict, "path " + ",".join(map(str, example.path))], right)
+    return Picture(png(image), [classes[example.label], verdict, "path " + path_name(example.path)], right)
 
 
 def with_static(run: Run, static: Sequence[Evaluation]) -> Run:

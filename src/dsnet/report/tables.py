@@ -22,7 +22,7 @@ from dsnet.results import (
 )
 from dsnet.routing.windows import window_text
 from dsnet.schema import plain
-from dsnet.space import WidthPath
+from dsnet.space import path_name
 
 FEW = 3  # up to this many classes are columns; more classes get a separate table
 RULES = {"area": "area under the curve", "11point": "VOC 2007's 11 points"}
@@ -72,10 +72,6 @@ def human(count: float) -> str:
         if count >= 0.99995 * size:  # 999,999,999 is 1.00B, not 1000.0M
             return f"{count / size:.2f}{unit}" if count < 9.995 * size else f"{count / size:.1f}{unit}"
     return str(int(count))
-
-
-def path_name(path: WidthPath) -> str:
-    return ",".join(map(str, path)) or "-"
 
 
 def shown(stat: Stat, form: str) -> str:
@@ -192,12 +188,18 @@ def budgets_table(result: Evaluation) -> Table | None:
         metric.name: lambda row: shown(row.score, metric.form),
         TO_FULL: lambda row: to_full(row, result),
         "gain": gain,
+        "with exit": exit_gain,
         "uniform": lambda row: shown(row.hull, metric.form),
-        "<per width, %": lambda row: " ".join(f"{100 * share:.0f}" for share in row.gates[0].shares),
+        "<per width, %": lambda row: " ".join(f"{100 * share:.0f}" for share in dynamic.spread(row.gates[0].shares)),
     }
     if not any(row.to_full for row in dynamic.rows):
         del columns[TO_FULL]
-    del columns["p95" if dynamic.windows else "window"]
+    if not dynamic.windows:
+        del columns["window"]
+    if not exit_gain(dynamic.middle):
+        del columns["with exit"]
+    if dynamic.windows or dynamic.exits:
+        del columns["p95"]
     del columns["uniform" if gain(dynamic.middle) else "gain"]
     learned = "" if dynamic.router == "threshold" else f", targets {dynamic.targets}"
     return filled(
@@ -233,6 +235,14 @@ def gain(row: BudgetRow) -> str:
     return "" if spread is None else f"{row.gain.mean:+.2f} ± {spread:.2f}"
 
 
+def exit_gain(row: BudgetRow) -> str:
+    """`gain` over fixed widths and the exit; empty without an exit."""
+    if row.exit_gain is None:
+        return ""
+    spread = row.exit_gain_se if row.exit_gain.std is None else row.exit_gain.std
+    return f"{row.exit_gain.mean:+.2f}" + ("" if spread is None else f" ± {spread:.2f}")
+
+
 def router_name(dynamic: Dynamic) -> str:
     return dynamic.router + ("" if dynamic.router == "threshold" else f", {dynamic.targets}")
 
@@ -243,20 +253,23 @@ def dynamic_note(result: Evaluation, dynamic: Dynamic) -> str:
     words = [SIZES] if [row.name for row in dynamic.rows] == ["S", "M", "L"] else []
     words += ["Window: positions of the widths that the budget chooses among."] if dynamic.windows else []
     gates = len(dynamic.middle.gates)
-    words.append(f"Per width: share of the images{' at the first gate' * (gates > 1)}, slimmest first.")
+    first = "at the exit, then at each width" if dynamic.exits else "at the first gate" if gates > 1 else ""
+    words.append(f"Per width: share of the images{f' {first}' * bool(first)}, slimmest first.")
     if gain(dynamic.middle):
         words.append(
             f"Gain: points above the concave hull of the uniform sub-networks at the same average MAdds, ± {spread}."
         )
+        words += ["With exit: the same, where the exit is on the hull too."] if exit_gain(dynamic.middle) else []
     else:
         words.append(f"Uniform: the {result.metric.name} of fixed widths at the same MAdds, interpolated.")
+    slimmest = "the exit" if dynamic.exits else "the slimmest"
     if share := dynamic.difficulty:
         words.append(
-            f"Easy {share['easy']:.1%} (the slimmest is right), dependent {share['dependent']:.1%}, "
+            f"Easy {share['easy']:.1%} ({slimmest} is right), dependent {share['dependent']:.1%}, "
             f"hard {share['hard']:.1%} (no width is)."
         )
     if dynamic.auc is not None:
-        words.append(f"AUC of 'the slimmest is right' {dynamic.auc.mean:.3f}.")
+        words.append(f"AUC of '{slimmest} is right' {dynamic.auc.mean:.3f}.")
     if (oracle := dynamic.oracle) is not None:
         words.append(
             f"An oracle that picks the narrowest right width would reach {oracle.score.mean:.1%} at "
@@ -289,7 +302,8 @@ def summary_table(title: str, runs: Sequence[tuple[str, Evaluation]]) -> Table:
 
     def cells(name: str, result: Evaluation) -> tuple[str, ...]:
         rows, dynamic = sorted(result.rows, key=lambda row: row.madds), result.dynamic
-        full, slimmest = (shown(row.score, metric.form).replace("%", "") for row in (rows[-1], rows[0]))
+        ends = rows[-1], result.uniform[0]
+        full, slimmest = (shown(row.score, metric.form).replace("%", "") for row in ends)
         if dynamic is None:
             return name, result.model, "", full, slimmest, "", "", "", ""
         row = dynamic.best_row

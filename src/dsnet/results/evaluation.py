@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from dsnet.results.base import Made, Metric, Stat
 from dsnet.schema import Typed
-from dsnet.space import WidthPath, Window
+from dsnet.space import WidthPath, Window, is_exit
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,13 @@ class PathRow(Typed):
 
     @property
     def uniform(self) -> bool:
-        """Whether the path has the same width index everywhere."""
-        return len(set(self.path)) <= 1
+        """Whether the path has the same width index everywhere. The exit has no width."""
+        return len(set(self.path)) <= 1 and not self.exits
+
+    @property
+    def exits(self) -> bool:
+        """Whether this is the row of the exit: the early classifier's answer for every image."""
+        return is_exit(self.path)
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,11 @@ class Gate(Typed):
 
     shares: tuple[float, ...]
     entropy: float = 0.0
+
+    @property
+    def exit(self) -> float:
+        """Share of the images that the early classifier answers."""
+        return max(0.0, round(1 - sum(self.shares), 9))
 
 
 @dataclass(frozen=True)
@@ -96,6 +106,8 @@ class BudgetRow(Typed):
             not run on all images.
         oracle: The score of a router that knows the narrowest width that is right, at the same MAdds.
         window: First and last position of the widths that decisions chose among; None for all of them.
+        exit_hull, exit_gain, exit_gain_se: As hull, gain and gain_se, but the exit counts as one more fixed width. None
+            without an exit.
     """
 
     name: str
@@ -115,6 +127,9 @@ class BudgetRow(Typed):
     lottery: Stat | None = None
     oracle: Stat | None = None
     window: Window | None = None
+    exit_hull: Stat | None = None
+    exit_gain: Stat | None = None
+    exit_gain_se: float | None = None
 
     @property
     def to_full(self) -> Difference | None:
@@ -172,6 +187,15 @@ class Dynamic(Typed):
     max_width: int | None = None
     auc_wider: Stat | None = None
     windows: tuple[BudgetRow, ...] = ()
+
+    @property
+    def exits(self) -> bool:
+        """Whether the early classifier may answer; then shares of widths do not add up to one."""
+        return self.router == "exit_first"
+
+    def spread(self, shares: tuple[float, ...]) -> tuple[float, ...]:
+        """The shares of a gate that add up to one: at the exit, if there is one, and at each width."""
+        return (Gate(shares).exit, *shares) if self.exits else shares
 
     @property
     def middle(self) -> BudgetRow:
@@ -304,6 +328,11 @@ class Evaluation(Typed):
     def static(self) -> bool:
         """Whether the network has a single width."""
         return all(not row.path for row in self.rows)
+
+    @property
+    def exit(self) -> PathRow | None:
+        """The row of the exit, if there is one."""
+        return next((row for row in self.rows if row.exits), None)
 
     @property
     def uniform(self) -> list[PathRow]:

@@ -135,14 +135,15 @@ def made_here(**known: Any) -> Made:
 
 
 def paths_to_evaluate(runner: Runner, sample: int = 0, seed: int = 0) -> list[WidthPath]:
-    """Every path of a network with one choice point; with several, the uniform paths and a random sample of others."""
+    """Every path of a network with one choice point; with several, the uniform paths and a random sample of others. The
+    exit is the first."""
     space = runner.manifest.space
-    paths = space.uniform
+    paths, exits = space.uniform, [space.exit_path] * space.exit
     if len(paths) < space.size:
-        rng, known = random.Random(seed), set(paths)
+        rng, known = random.Random(seed), {*exits, *paths}
         others = [path for path in runner.paths if path not in known]
         paths = [*paths, *rng.sample(others, min(sample, len(others)))]
-    return paths
+    return list(dict.fromkeys([*exits, *paths]))
 
 
 def row_of(traces: Traces, path: WidthPath, widest: WidthPath) -> PathRow:
@@ -220,7 +221,7 @@ def policy_of(row: BudgetRow, max_width: int | None = None) -> Policy:
 def auc_wider(traces: Traces) -> float:
     """How well the router's scores tell which images the widest candidate gets right and the slimmest does not."""
     assert traces.router is not None
-    slim, wide = (traces.right(traces.router.candidates[end]) for end in (0, -1))
+    slim, wide = (traces.right(traces.router.candidates[end], routed=True) for end in (0, -1))
     return auc(widest_gain(traces.scores[()]), wide & ~slim)
 
 
@@ -246,16 +247,15 @@ def budget_row(
     differences to some paths."""
     outcome = traces.at(policy)
     madds = outcome.madds.astype(np.float64)
-    score, error = traces.score(outcome), None
+    score, error, exit = traces.score(outcome), None, None
+    uniform, exits = traces.manifest.space.uniform, traces.combined[:1]
     if groups:
-        reference = hull(traces, outcome.spent)
-        difference = traces.correct(outcome).astype(np.float64) - reference
-        level, gain = float(reference.mean()), 100 * float(difference.mean())
-        error = 100 * float(difference.std(ddof=1)) / len(difference) ** 0.5
+        level, gain, error = over_hull(traces, outcome, uniform)
+        exit = over_hull(traces, outcome, [*exits, *uniform]) if exits else None
     else:
         level = between(traces, outcome.spent)
         gain = 100 * (score - level)
-    differences = [traces.scorer.difference(outcome.paths, traces.alike(path)) for path in paths]
+    differences = [traces.scorer.difference(outcome.answers, traces.alike(path)) for path in paths]
     known = tuple(difference for difference in differences if difference is not None)
     return BudgetRow(
         name=name,
@@ -275,14 +275,25 @@ def budget_row(
         window=policy.window,
         lottery=lottery(traces, outcome) if groups else None,
         oracle=Stat(oracle_at(traces, outcome.spent)) if groups else None,
+        exit_hull=None if exit is None else Stat(exit[0]),
+        exit_gain=None if exit is None else Stat(exit[1]),
+        exit_gain_se=None if exit is None else exit[2],
     )
+
+
+def over_hull(traces: Traces, outcome: Outcome, paths: Sequence[WidthPath]) -> tuple[float, float, float]:
+    """The score on the hull of some paths at the outcome's MAdds, and the points above it with their standard error."""
+    reference = hull(traces, outcome.spent, paths)
+    difference = traces.correct(outcome).astype(np.float64) - reference
+    error = 100 * float(difference.std(ddof=1)) / len(difference) ** 0.5
+    return float(reference.mean()), 100 * float(difference.mean()), error
 
 
 def oracle(traces: Traces) -> Point:
     """Cost and score of a router that always takes the narrowest right candidate, or the slimmest if none is right."""
     assert traces.router is not None
     paths = choices(traces.router)
-    right = np.stack([traces.right(path) for path in paths], 1)
+    right = np.stack([traces.right(path, routed=True) for path in paths], 1)
     costs = np.array([traces.table.madds(path) for path in paths], np.float64)
     narrowest = right.argmax(1)
     return Point(Stat(float(costs[narrowest].mean())), Stat(float(right.any(1).astype(np.float64).mean())))
@@ -293,30 +304,27 @@ def lottery(traces: Traces, outcome: Outcome) -> Stat | None:
     shares = [(path, len(rows) / len(traces)) for path, rows in by_path(outcome.paths)]
     if not all(traces.known[path].all() for path, _ in shares):
         return None
-    return Stat(sum(share * float(traces.right(path).astype(np.float64).mean()) for path, share in shares))
+    return Stat(sum(share * float(traces.right(path, routed=True).astype(np.float64).mean()) for path, share in shares))
 
 
 def oracle_at(traces: Traces, madds: float) -> float:
     """The score of a router that knows the narrowest uniform path that is right, at average MAdds. It begins with the
-    slimmest path for all images and widens those first that need the least."""
-    paths = traces.manifest.space.uniform
-    right = np.stack([traces.right(path) for path in paths], 1)
+    slimmest path, or the exit, for all images and widens those first that need the least."""
+    paths = traces.combined or traces.manifest.space.uniform
+    right = np.stack([traces.right(path, routed=True) for path in paths], 1)
     costs = np.array([traces.table.madds(path) for path in paths], np.float64)
     narrowest = np.bincount(right.argmax(1)[right.any(1)], minlength=len(paths)) / len(right)
     spent, score = costs[0] + (narrowest * (costs - costs[0])).cumsum(), narrowest.cumsum()
     return float(np.interp(madds, spent, score))
 
 
-def hull(traces: Traces, madds: float) -> np.ndarray:
-    """Each image's expected correctness [N] on the upper concave hull of the uniform sub-networks, at average MAdds.
+def hull(traces: Traces, madds: float, paths: Sequence[WidthPath]) -> np.ndarray:
+    """Each image's expected correctness [N] on the upper concave hull of some paths, at average MAdds.
 
-    A point on the hull is a random mix of two widths, which needs no router.
+    A point on the hull is a random mix of two paths, which needs no router.
     """
     corners = concave(
-        [
-            (traces.table.madds(path), float(traces.right(path).astype(np.float64).mean()), path)
-            for path in traces.manifest.space.uniform
-        ]
+        [(traces.table.madds(path), float(traces.right(path).astype(np.float64).mean()), path) for path in paths]
     )
     before = [corner for corner in corners if corner[0] <= madds]
     after = [corner for corner in corners if corner[0] > madds]
@@ -345,11 +353,12 @@ def health(router: Router, row: BudgetRow, when: str) -> list[str]:
         remedies.append("use sgs.router slim_first")
     remedy = f"{', '.join(remedies[:-1])} or {remedies[-1]}" if len(remedies) > 1 else remedies[0]
     warnings = []
-    for point, gate in enumerate(row.gates):
-        share = max(gate.shares)
+    for point, gate in enumerate(row.gates[:1] if router.spec.bound else row.gates):
+        share = max(*gate.shares, gate.exit)
         if share > COLLAPSED and len(router.routing.choices[point]) > 1:
+            where = "the exit" if share == gate.exit else f"width {gate.shares.index(share)}"
             warnings.append(
-                f"gate {point} sends {share:.1%} of the images to width {gate.shares.index(share)} {when}: "
-                f"it does not tell inputs apart. {remedy.capitalize()}"
+                f"gate {point} sends {share:.1%} of the images to {where} {when}: it does not tell inputs apart. "
+                f"{remedy.capitalize()}"
             )
     return warnings

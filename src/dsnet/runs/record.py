@@ -16,6 +16,7 @@ from dsnet.report.export import draw as draw_evaluations
 from dsnet.report.figures import enabled
 from dsnet.report.sheets import contact_sheet, detection_sheet
 from dsnet.results import Evaluation, write
+from dsnet.space import path_name
 
 
 def record(folder: Path, name: str, result: Evaluation, data: Data, *, draw: bool = True) -> list[Path]:
@@ -38,7 +39,7 @@ def draw_examples(result: Evaluation, data: Data, file: Path) -> Path:
     groups: dict[str, list[tuple[Image.Image, list[str]]]] = {}
     images = pictures(data, part, [example.id for example in result.examples])
     for example, image in zip(result.examples, images, strict=True):
-        caption = f"{data.classes[example.label or 0]}, {','.join(map(str, example.path))}"
+        caption = f"{data.classes[example.label or 0]}, {path_name(example.path)}"
         groups.setdefault(f"routed {example.group}", []).append((image, [caption]))
     write_whole(file, contact_sheet(list(groups.items()), title=f"{result.model}, {result.dataset} {result.split}"))
     return file

@@ -47,7 +47,7 @@ class Resampled:
         """The scores of some paths, and of the dynamic network as trained and at its budgets. None if they would take
         too long."""
         fixed = [traces.scorer.resample(traces.alike(path)) for path in paths]
-        routed = [traces.scorer.resample(outcome.paths) for outcome in outcomes]
+        routed = [traces.scorer.resample(outcome.answers) for outcome in outcomes]
         known = [each[1:] for each in (*fixed, *routed) if each is not None]
         if len(known) < len(fixed) + len(routed):
             return None
@@ -93,12 +93,13 @@ class Resampled:
         dynamic = result.dynamic
         if dynamic is not None:
             widths = [(float(row.madds), row.score.mean) for row in rows if row.uniform]
+            exits = [(float(row.madds), row.score.mean) for row in rows if row.exits]
             figures = zip(
                 *(values[:, number].tolist() for values in (self.routed, self.madds, self.lottery)), strict=True
             )
             routed, budgets = [dynamic.as_trained, *dynamic.rows, *dynamic.windows], len(dynamic.rows)
             first, *drawn = [
-                resampled_row(row, score, madds, lottery, widths, concave=bool(dynamic.difficulty))
+                resampled_row(row, score, madds, lottery, widths, exits, concave=bool(dynamic.difficulty))
                 for row, (score, madds, lottery) in zip(routed, figures, strict=True)
             ]
             lost = {"auc": Stat(nan), "auc_wider": Stat(nan), "oracle": None}
@@ -113,6 +114,7 @@ def resampled_row(
     madds: float,
     lottery: float,
     widths: list[tuple[float, float]],
+    exits: list[tuple[float, float]],
     *,
     concave: bool,
 ) -> BudgetRow:
@@ -120,6 +122,7 @@ def resampled_row(
     lines between them."""
     assert row is not None
     fixed = level(widths, madds) if concave else straight(widths, madds)
+    early = level([*exits, *widths], madds) if exits else None
     return replace(
         row,
         score=Stat(score),
@@ -128,6 +131,9 @@ def resampled_row(
         gain=Stat(100 * (score - fixed)),
         lottery=Stat(lottery),
         oracle=None,
+        exit_hull=None if early is None else Stat(early),
+        exit_gain=None if early is None else Stat(100 * (score - early)),
+        exit_gain_se=None,
     )
 
 
@@ -138,5 +144,5 @@ def resampled_lottery(traces: Traces, outcome: Outcome, draws: int) -> np.ndarra
         if path not in traces.known or not traces.known[path].all() or traces.scorer.right(path) is None:
             return np.full(draws, nan)
         taken = np.isin(np.arange(len(traces)), rows)
-        total += resampled_means(taken, draws)[1:] * resampled_means(traces.right(path), draws)[1:]
+        total += resampled_means(taken, draws)[1:] * resampled_means(traces.right(path, routed=True), draws)[1:]
     return total

@@ -10,17 +10,20 @@ import numpy as np
 from dsnet.manifest import Policy, Router
 from dsnet.results import Answers, ClassRow, ClassScore, Dynamic, Gate, Group
 from dsnet.routing.traces import Outcome, Traces
-from dsnet.space import WidthPath
+from dsnet.space import EXIT, WidthPath
 
 CONFUSIONS = 1000  # most pairs of classes that are kept
 
 
 def histograms(traces: Traces, paths: np.ndarray) -> tuple[Gate, ...]:
-    """For each choice point, the share of images at each width, and the entropy of these shares in bits."""
+    """For each choice point, the share of images at each width, and the entropy of these shares and the exit's in
+    bits."""
     gates = []
     for point, step in enumerate(traces.table.steps):
-        shares = np.bincount(paths[:, point], minlength=len(step[0])) / len(paths)
-        entropy = -float((shares * np.log2(np.clip(shares, 1e-12, None))).sum())
+        wide = paths[paths[:, point] != EXIT, point]
+        shares = np.bincount(wide, minlength=len(step[0])) / len(paths)
+        every = np.array([1 - len(wide) / len(paths), *shares])
+        entropy = -float((every * np.log2(np.clip(every, 1e-12, None))).sum())
         gates.append(Gate(tuple(shares.tolist()), max(0.0, entropy)))
     return tuple(gates)
 
@@ -34,7 +37,7 @@ def routed(traces: Traces, outcome: Outcome, members: np.ndarray) -> Group:
 
 
 def choices(router: Router) -> list[WidthPath]:
-    """The uniform paths of the routing space, and its widest path in case gates have lists of different lengths."""
+    """The candidates of a router, and the widest path of its space in case gates have lists of different lengths."""
     return list(dict.fromkeys([*router.candidates, router.routing.widest]))
 
 
@@ -44,7 +47,7 @@ def difficulties(traces: Traces) -> dict[str, np.ndarray]:
     assert traces.router is not None
     if traces.scorer.right(traces.router.candidates[0]) is None:
         return {}
-    right = np.stack([traces.right(path) for path in choices(traces.router)], 1)
+    right = np.stack([traces.right(path, routed=True) for path in choices(traces.router)], 1)
     easy, hard = right[:, 0], np.logical_not(right.any(1))
     return {"easy": easy, "dependent": np.logical_not(easy | hard), "hard": hard}
 
@@ -75,7 +78,7 @@ def by_class(traces: Traces, policies: Sequence[Policy], best: int) -> tuple[Cla
 def by_object(traces: Traces, policies: Sequence[Policy]) -> tuple[ClassRow, ...]:
     """Number of objects and score of every class under each policy. An image with objects of several classes has one
     route, so classes have no MAdds."""
-    found = [traces.scorer.each(traces.at(policy).paths) for policy in policies]
+    found = [traces.scorer.each(traces.at(policy).answers) for policy in policies]
     known = [each for each in found if each is not None]
     if not known or len(known) < len(found):
         return ()
@@ -97,7 +100,7 @@ def answers_of(
     labels, answered = traces.scorer.labels, traces.scorer.answered
     networks: list[tuple[int | None, np.ndarray | None]] = [(None, answered(traces.alike(widest)))]
     if dynamic is not None and outcome is not None:
-        networks.append((dynamic.shown, answered(outcome.paths)))
+        networks.append((dynamic.shown, answered(outcome.answers)))
     count = traces.manifest.num_classes
     return tuple(
         judged(labels, answers, count, budget)

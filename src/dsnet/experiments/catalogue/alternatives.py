@@ -154,7 +154,7 @@ def contenders(runs: Mapping[str, Finished], scratch: Path) -> Points:
         policy = policy_for(manifest, madds)
         outcome = traces.at(policy)
         call = session_call(file.session, knobs(file.manifest, policy))
-        mixed = hull(traces, outcome.spent)
+        mixed = hull(traces, outcome.spent, manifest.space.uniform)
         dynamic[label] = Contender(DYNAMIC, traces.correct(outcome), outcome.spent, call, mixed)
     return {**dynamic, **found}
 

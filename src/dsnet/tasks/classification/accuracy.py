@@ -106,7 +106,7 @@ class AccuracyScorer:
             rows = rows[costs[rows] <= costs[rows[:SHOWN][-1]]]
             for row in in_turn(rows, self.labels)[:SHOWN]:
                 path = tuple(outcome.paths[row].tolist())
-                answer = int(self.answers[path][row])
+                answer = int(self.answers[tuple(outcome.answers[row].tolist())][row])
                 examples.append(Example(int(traces.ids[row]), path, group, int(self.labels[row]), answer))
         return tuple(examples)
 
