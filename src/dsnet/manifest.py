@@ -185,7 +185,7 @@ class Router(Typed):
     def windows(self) -> list[Window]:
         """The windows that the router was trained to choose within, lowest first: all runs of so many adjacent
         positions. The whole range if it was trained to choose among all widths."""
-        count = self.spec.exits + max(map(len, self.routing.choices))
+        count = len(self.candidates) if self.spec.single else max(map(len, self.routing.choices))
         size = min(self.spec.windows or count, count)
         return [(low, low + size - 1) for low in range(count - size + 1)]
 

@@ -80,7 +80,7 @@ def test_every_runner_can_be_tracked(name: str, trained: Path) -> None:
     runner = dsnet.open_runner(trained / name)
     _, data = RunFolder.of(trained).opened()
     images = corrupted(data, "test", NOISE).test.load(data.test.ids).images.numpy()
-    tracker = dsnet.BudgetTracker(runner, budget=0.3, window=32)
+    tracker = dsnet.BudgetTracker(runner, budget=0.3, span=32)
     untracked = as_array(runner(images, budget=0.3).madds).mean()
     spent = np.concatenate([tracker(part).madds for part in np.array_split(images, 24)])
     assert abs(spent.mean() / tracker.asked - 1) < max(0.05, abs(untracked / tracker.asked - 1) / 2)

@@ -88,7 +88,7 @@ def test_the_average_returns_to_what_was_asked(traces: Traces, share: float, shi
 
 def test_the_error_is_bounded_by_the_change_of_the_effective_budget(traces: Traces) -> None:
     asked = asked_of(traces, 0.5)
-    tracker = tracker_of(traces, asked, window=100)
+    tracker = tracker_of(traces, asked, span=100)
     spent = stream(drifting(traces, 1.0), tracker, 800)
     assert tracker.range[0] < tracker.effective < tracker.range[1]
     assert spent.mean() - asked == pytest.approx(100 * (asked - tracker.effective) / len(spent))
@@ -107,20 +107,20 @@ def test_images_like_those_of_the_calibration_change_next_to_nothing(traces: Tra
 
 
 def test_nothing_is_accumulated_that_no_budget_could_correct(traces: Traces) -> None:
-    """After a long stretch of images that cost too much at any budget, the next images pay for a few windows only."""
+    """After a long stretch of images that cost too much at any budget, the next images pay for a few spans only."""
     asked = asked_of(traces, 0.3)
-    tracker = tracker_of(traces, asked, window=64)
+    tracker = tracker_of(traces, asked, span=64)
     for _ in range(500):
         tracker.add(np.full(STEP, traces.table.widest))
     assert tracker.effective == tracker.range[0]
     assert tracker.policy().note == ""
-    spent = stream(traces, tracker, 12 * tracker.window)
-    assert abs(spent[-6 * tracker.window :].mean() / asked - 1) < 0.1
+    spent = stream(traces, tracker, 12 * tracker.span)
+    assert abs(spent[-6 * tracker.span :].mean() / asked - 1) < 0.1
 
 
 def test_a_large_batch_does_not_overshoot(traces: Traces) -> None:
     other, asked = drifting(traces, 1.0), asked_of(traces, 0.5)
-    tracker, spent = tracker_of(traces, asked, window=8), []
+    tracker, spent = tracker_of(traces, asked, span=8), []
     for _ in range(40):
         outcome = other.at(tracker.policy())
         tracker.add(outcome.madds)
@@ -143,7 +143,7 @@ def test_it_runs_like_the_runner_and_is_deterministic(traces: Traces) -> None:
     images = varied(create_model("ds_mobilenet_v1_tiny").double(), 48)
     routes = []
     for _ in range(2):
-        tracker = tracker_of(traces, asked, window=16)
+        tracker = tracker_of(traces, asked, span=16)
         runs = [(tracker.policy(), tracker(part), part) for part in images.split(16)]
         for policy, routed, part in runs:
             assert routed.paths.tolist() == runner.run(part, policy).paths.tolist()
@@ -175,8 +175,8 @@ def test_what_cannot_be_tracked_is_refused(traces: Traces) -> None:
     size, plain = traces.image_size, eager(router_net("ds_mobilenet_v1_tiny", ROUTERS[1]))
     with pytest.raises(RoutingError, match="not understood"):
         BudgetTracker(runner_of(traces), budget="much", image_size=size)
-    with pytest.raises(ValueError, match="window is 0; it must be at least 1 image"):
-        BudgetTracker(runner_of(traces), budget=0.5, image_size=size, window=0)
+    with pytest.raises(ValueError, match="span is 0; it must be at least 1 image"):
+        BudgetTracker(runner_of(traces), budget=0.5, image_size=size, span=0)
     with pytest.raises(RoutingError, match="ask for a budget or a latency"):
         BudgetTracker(plain, image_size=size)
     with pytest.raises(RoutingError, match="no calibrated budgets"):

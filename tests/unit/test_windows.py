@@ -19,7 +19,7 @@ from dsnet.nn import RouterSpec
 from dsnet.opening import open_runner
 from dsnet.report.charts import accuracy
 from dsnet.report.tables import budgets_table, windows_table
-from dsnet.routing.budgets import calibrate, policy_for
+from dsnet.routing.budgets import calibrate, policy_for, row_at
 from dsnet.runs.evaluate import evaluate_dynamic, policy_of
 from dsnet.schema import parse_json, to_json
 from dsnet.space import WidthSpace
@@ -38,6 +38,8 @@ def test_the_family_is_every_run_of_adjacent_positions() -> None:
     assert windows(2, (1, 3, 4)) == [(0, 1), (1, 2)], "positions in the list, not width indices"
     assert windows(9, (0, 1, 2)) == windows(None, (0, 1, 2)) == [(0, 2)]
     assert windows(2, (0, 1), (0, 1, 2)) == [(0, 1), (1, 2)], "of the longest list"
+    bound = RouterSpec("gate", bound=True, windows=2)
+    assert Router(bound, WidthSpace(((0, 1, 2), (0, 1, 2, 3)))).windows == [(0, 1), (1, 2)], "of uniform paths"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ def test_manifests_and_cards_keep_windows_and_older_ones_have_none() -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_windows_never_cost_accuracy_on_the_calibration_images(name: str) -> None:
+def test_a_budget_takes_the_best_window_on_the_calibration_images(name: str) -> None:
     net = router_net(name, GATE)
     traces = traces_on(net, 40)
     rows = calibrate(traces, 6)
@@ -112,15 +114,16 @@ def test_windows_never_cost_accuracy_on_the_calibration_images(name: str) -> Non
         assert (policy.lam, policy.window) == (row.lam, row.window)
         assert outcome.spent == row.madds
         assert traces.score(outcome) == row.accuracy
-        low, high = row.window or (0, 9)
+        assert row.window is not None
+        low, high = row.window
         assert outcome.paths.min() >= low
         assert outcome.paths.max() <= high
-    net.card = replace(net.card, budgets=())
-    object.__setattr__(net.spec, "router", replace(GATE, windows=None))
-    step = (rows[-1].madds - rows[0].madds) / 5
-    for whole in calibrate(traces, 6):
-        near = [row.accuracy for row in rows if abs(row.madds - whole.madds) <= step]
-        assert max(near) >= whole.accuracy
+    windows, step = net.manifest().routers[0].windows, (rows[-1].madds - rows[0].madds) / 5
+    assert {row.window for row in rows} <= set(windows)
+    for row in rows:
+        near = [other.accuracy for other in rows if abs(other.madds - row.madds) <= step]
+        others = [row_at(traces, row.madds, window, 0.0) for window in windows]
+        assert max(near) >= max(other.accuracy for other in others if abs(other.madds - row.madds) <= step / 9)
 
 
 def test_lambdas_of_different_windows_are_not_interpolated() -> None:
@@ -174,9 +177,17 @@ def test_the_papers_networks_are_the_lowest_the_middle_and_the_highest_window() 
             policy_for(manifest, window=bad)
 
 
-@pytest.mark.parametrize("name", [SMALL[0], pytest.param(SMALL[1], marks=pytest.mark.slow)])
-def test_every_runtime_chooses_within_the_same_windows(name: str, tmp_path: Path) -> None:
-    net = router_net(name, GATE).float()
+@pytest.mark.parametrize(
+    ("name", "router"),
+    [
+        (SMALL[0], GATE),
+        pytest.param(SMALL[0], replace(GATE, early=8), marks=pytest.mark.slow, id="early"),
+        pytest.param(SMALL[1], GATE, marks=pytest.mark.slow),
+        pytest.param(SMALL[1], replace(GATE, bound=True), marks=pytest.mark.slow, id="bound"),
+    ],
+)
+def test_every_runtime_chooses_within_the_same_windows(name: str, router: RouterSpec, tmp_path: Path) -> None:
+    net = router_net(name, router).float()
     size, x = side(net), varied(net, 10).float()
     net.card = replace(net.card, budgets=tuple(calibrate(traces_on(net, 24), 5)))
     live = dsnet.models.eager(net)

@@ -33,12 +33,13 @@ SECONDS = {"us": 1e-3, "ms": 1.0, "s": 1e3}  # in milliseconds
 def calibrate(traces: Traces, points: int = POINTS) -> tuple[Budget, ...]:
     """A table of budgets from the lowest to the highest average MAdds that the router can spend.
 
-    A router with windows takes, at each budget, the window with the best score on these images. The whole range is
-    tried as well. Equal scores keep the window of the budget below, so that the window seldom changes.
+    A router with windows takes, at each budget, the window with the best score on these images. Equal scores keep the
+    window of the budget below, so that the window seldom changes.
     """
     assert traces.router is not None
-    ranges = {window: reach(traces, window) for window in [*trained_windows(traces.router), None]}
-    low, high = ranges[None]
+    windows: Sequence[Window | None] = trained_windows(traces.router) or [None]
+    ranges = {window: reach(traces, window) for window in windows}
+    low, high = min(least for least, _ in ranges.values()), max(most for _, most in ranges.values())
     near, step = NEAR * (high - low), (high - low) / (points - 1)
     rows: dict[int, Budget] = {}
     last: Budget | None = None

@@ -3,11 +3,11 @@
 A budget is an average over the calibration images. On other images the same lambda spends more or less. The tracker
 counts what is spent and moves the effective budget, the one that is looked up in the calibrated table:
 
-    effective += sum(asked - spent) / window        over the images of a call, then limited to the calibrated range
+    effective += sum(asked - spent) / span          over the images of a call, then limited to the calibrated range
 
-This is integral control. The changes add up: after T images the average is off by window * (change of the effective
+This is integral control. The changes add up: after T images the average is off by span * (change of the effective
 budget) / T. This vanishes as T grows, whatever the router's response to the effective budget is. If the response has
-slope s, an error decays within window / s images. A call with many images counts as half a window at most, so that the
+slope s, an error decays within span / s images. A call with many images counts as half a span at most, so that the
 loop is stable for slopes up to 4. At the ends of the range nothing is accumulated (no windup): the tracker forgets what
 no budget could have corrected.
 """
@@ -26,7 +26,7 @@ from dsnet.pictures import as_batch
 from dsnet.routing.budgets import policy_for
 from dsnet.routing.route import Routed, as_array
 
-WINDOW = 128  # images
+SPAN = 128  # images
 
 
 class Tracked(Protocol):
@@ -59,7 +59,7 @@ class BudgetTracker:
         budget, max_width, latency, latency_cap: What is asked, as a runner takes it. For a latency, the tracker keeps
             the MAdds that take this time on the calibration images.
         image_size: Height and width of the images, if the network takes several sizes.
-        window: Number of images over which a deviation is corrected. A short window reacts soon; a long one leaves the
+        span: Number of images over which a deviation is corrected. A short span reacts soon; a long one leaves the
             router more freedom to spend on one stretch of images what it saved on another.
     """
 
@@ -72,16 +72,16 @@ class BudgetTracker:
         latency: str | None = None,
         latency_cap: str | None = None,
         image_size: int | None = None,
-        window: int = WINDOW,
+        span: int = SPAN,
     ) -> None:
-        must("the tracker's window", window, window >= 1, "be at least 1 image")
+        must("the tracker's span", span, span >= 1, "be at least 1 image")
         manifest, size = runner.manifest, image_size or runner.manifest.image_size
         if not manifest.routes:
             raise RoutingError(f"this {manifest.model} {manifest.why_fixed()}, so there is no budget to track")
         policy = runner.policy(budget, max_width, size, latency, latency_cap)
         if policy.share is None or manifest.router is None:
             raise RoutingError("there is no budget to track; ask for a budget or a latency")
-        self.runner, self.window, self.image_size, self._start = runner, window, size, policy
+        self.runner, self.span, self.image_size, self._start = runner, span, size, policy
         self.table = runner.table(size)
         self.asked = policy.share * self.table.widest
         rows = [row.madds for row in manifest.router.budgets if row.image_size == size]
@@ -114,7 +114,7 @@ class BudgetTracker:
         if not len(madds):
             return
         spent = float(madds.astype(np.float64).mean())
-        gain = min(len(madds) / self.window, 0.5)
+        gain = min(len(madds) / self.span, 0.5)
         with self._lock:
             self._effective = float(np.clip(self._effective + gain * (self.asked - spent), *self.range))
             self._images += len(madds)
