@@ -110,6 +110,10 @@ def test_a_run_keeps_its_scores_over_images_that_are_drawn_again(reproduced: Pat
             assert row.score.mean == pytest.approx(traces.correct(outcome)[images].mean())
             shares = [(path, np.isin(images, rows).mean()) for path, rows in by_path(outcome.paths)]
             mixed = sum(share * traces.right(path)[images].mean() for path, share in shares)
+            assert [gate.shares for gate in row.gates] == [
+                pytest.approx(tuple(np.bincount(outcome.paths[images, point], minlength=4) / len(images)))
+                for point in range(4)
+            ]
             assert row.lottery == Stat(pytest.approx(mixed))
             assert row.gain.mean == pytest.approx(100 * (row.score.mean - level(widths, row.madds.mean)))
 

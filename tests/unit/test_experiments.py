@@ -214,7 +214,7 @@ def planted(folder: Path, right: np.ndarray) -> list[Finished]:
         about = ("classification", METRIC, "x", "cifar10", "test", images, 32, (seed,))
         write(Evaluation(*about, rows=(row,), made=Made()), place / RESULT)
         none = np.zeros((0, 500))
-        Resampled(f"of {images}", resampled_means(mine, 500)[None, 1:], none, none, none).write(place)
+        Resampled(f"of {images}", resampled_means(mine, 500)[None, 1:], none, none, none, none).write(place)
         runs.append(Finished(place, seed))
     return runs
 

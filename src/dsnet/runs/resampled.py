@@ -15,7 +15,7 @@ from dsnet.errors import ResultError
 from dsnet.files import write_whole
 from dsnet.hull import level, straight
 from dsnet.paired import resampled_means
-from dsnet.results import BudgetRow, Evaluation, Stat
+from dsnet.results import BudgetRow, Evaluation, Gate, Stat
 from dsnet.routing.traces import Outcome, Traces, by_path
 from dsnet.space import WidthPath
 
@@ -34,6 +34,7 @@ class Resampled:
         madds: Average MAdds of the same rows.
         lottery: Scores of choosing at random with the same shares of paths; nan where some path was not run on all
             images.
+        shares: Shares of the images at each width of a choice point [same rows, points, widths, R].
     """
 
     images: str
@@ -41,6 +42,7 @@ class Resampled:
     routed: np.ndarray
     madds: np.ndarray
     lottery: np.ndarray
+    shares: np.ndarray
 
     @classmethod
     def of(cls, traces: Traces, paths: Sequence[WidthPath], outcomes: Sequence[Outcome]) -> Resampled | None:
@@ -61,6 +63,7 @@ class Resampled:
             lottery=np.reshape(
                 [resampled_lottery(traces, outcome, draws) for outcome in outcomes], (len(routed), draws)
             ),
+            shares=resampled_shares(traces, outcomes, draws),
         )
 
     def __len__(self) -> int:
@@ -68,7 +71,13 @@ class Resampled:
 
     def write(self, folder: Path) -> None:
         file = io.BytesIO()
-        arrays = {"paths": self.paths, "routed": self.routed, "madds": self.madds, "lottery": self.lottery}
+        arrays = {
+            "paths": self.paths,
+            "routed": self.routed,
+            "madds": self.madds,
+            "lottery": self.lottery,
+            "shares": self.shares,
+        }
         np.savez_compressed(file, allow_pickle=False, images=np.array(self.images), **arrays)
         (folder / FILE).parent.mkdir(parents=True, exist_ok=True)
         write_whole(folder / FILE, file.getvalue())
@@ -80,7 +89,9 @@ class Resampled:
             return None
         try:
             with np.load(folder / FILE) as kept:
-                return cls(str(kept["images"]), kept["paths"], kept["routed"], kept["madds"], kept["lottery"])
+                return cls(
+                    str(kept["images"]), kept["paths"], kept["routed"], kept["madds"], kept["lottery"], kept["shares"]
+                )
         except (OSError, ValueError, KeyError) as error:
             raise ResultError(
                 f"{folder / FILE} cannot be read ({error}); delete it, and the run is compared by seed only"
@@ -94,33 +105,31 @@ class Resampled:
         if dynamic is not None:
             widths = [(float(row.madds), row.score.mean) for row in rows if row.uniform]
             exits = [(float(row.madds), row.score.mean) for row in rows if row.exits]
-            figures = zip(
-                *(values[:, number].tolist() for values in (self.routed, self.madds, self.lottery)), strict=True
-            )
-            routed, budgets = [dynamic.as_trained, *dynamic.rows, *dynamic.windows], len(dynamic.rows)
-            first, *drawn = [
-                resampled_row(row, score, madds, lottery, widths, exits, concave=bool(dynamic.difficulty))
-                for row, (score, madds, lottery) in zip(routed, figures, strict=True)
-            ]
+            drawn, budgets = [], 1 + len(dynamic.rows)
+            for place, row in enumerate((dynamic.as_trained, *dynamic.rows, *dynamic.windows)):
+                assert row is not None
+                score, madds, mixed = (float(each[place, number]) for each in (self.routed, self.madds, self.lottery))
+                shares = self.shares[place, :, :, number].tolist()
+                gates = tuple(Gate(tuple(each), nan) for each in shares)
+                before = replace(row, gates=gates, lottery=Stat(mixed))
+                drawn.append(resampled_row(before, score, madds, widths, exits, concave=bool(dynamic.difficulty)))
             lost = {"auc": Stat(nan), "auc_wider": Stat(nan), "oracle": None}
-            rows_of = {"rows": tuple(drawn[:budgets]), "windows": tuple(drawn[budgets:])}
-            dynamic = replace(dynamic, as_trained=first, **rows_of, **lost)  # type: ignore[arg-type]
+            rows_of = {"rows": tuple(drawn[1:budgets]), "windows": tuple(drawn[budgets:])}
+            dynamic = replace(dynamic, as_trained=drawn[0], **rows_of, **lost)  # type: ignore[arg-type]
         return replace(result, rows=rows, dynamic=dynamic)
 
 
 def resampled_row(
-    row: BudgetRow | None,
+    row: BudgetRow,
     score: float,
     madds: float,
-    lottery: float,
     widths: list[tuple[float, float]],
     exits: list[tuple[float, float]],
     *,
     concave: bool,
 ) -> BudgetRow:
-    """A budget's row with other figures. concave: whether it is compared with the hull of the widths, or with straight
-    lines between them."""
-    assert row is not None
+    """A budget's row with another score and cost. concave: whether it is compared with the hull of the widths, or with
+    straight lines between them."""
     fixed = level(widths, madds) if concave else straight(widths, madds)
     early = level([*exits, *widths], madds) if exits else None
     return replace(
@@ -129,12 +138,22 @@ def resampled_row(
         madds=Stat(madds),
         hull=Stat(fixed),
         gain=Stat(100 * (score - fixed)),
-        lottery=Stat(lottery),
         oracle=None,
         exit_hull=None if early is None else Stat(early),
         exit_gain=None if early is None else Stat(100 * (score - early)),
         exit_gain_se=None,
     )
+
+
+def resampled_shares(traces: Traces, outcomes: Sequence[Outcome], draws: int) -> np.ndarray:
+    """Shares of the images at each width [outcomes, points, widths, draws]."""
+    points = [len(step[0]) for step in traces.table.steps]
+    found = np.zeros((len(outcomes), len(points), max(points, default=0), draws))
+    for row, outcome in zip(found, outcomes, strict=True):
+        for point, widths in enumerate(points):
+            for width in range(widths):
+                row[point, width] = resampled_means(outcome.paths[:, point] == width, draws)[1:]
+    return found
 
 
 def resampled_lottery(traces: Traces, outcome: Outcome, draws: int) -> np.ndarray:
