@@ -21,7 +21,9 @@ from dsnet.cost import CostTable
 from dsnet.models import Supernet
 from dsnet.models.count import count
 from dsnet.training import SGS, SGSConfig, with_fresh_router
-from dsnet.training.sgs import Draw, expected, straight_through
+from dsnet.training.complexity import expected
+from dsnet.training.scores import straight_through
+from dsnet.training.sgs import Draw
 
 
 def plain_step(net: Supernet, table: CostTable, x: Tensor, labels: Tensor, seed: int) -> None:

@@ -61,6 +61,11 @@ class RunConfig(Typed, ABC):
     def run_name(self) -> str:
         """Default name of the run's folder."""
 
+    @classmethod
+    def completed(cls, keys: dict[str, Any]) -> dict[str, Any]:
+        """The keys of a run's config, with those that did not exist when it was written as they were meant then."""
+        return keys
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)  # type: ignore[call-overload]
 
@@ -126,7 +131,8 @@ def read_run(kind: type[T], file: Path) -> T:
     if not file.is_file():
         raise ValueError(f"{file} does not exist: this folder was not written by `dsnet train`")
     try:
-        return resolve(kind, read_yaml(file))
+        keys = read_yaml(file)
+        return resolve(kind, kind.completed(keys) if issubclass(kind, RunConfig) else keys)
     except (ValueError, OSError) as error:
         raise ValueError(f"{file} is not a config of this version of dsnet: {error}") from error
 

@@ -14,7 +14,7 @@ from dsnet.models.count import clear_counts, count
 from dsnet.models.extract import extract
 from dsnet.nn import SliceBatchNorm2d, SliceDepthwise, SliceGroupNorm
 from dsnet.space import WidthPath
-from dsnet.training.sgs import expected
+from dsnet.training.complexity import expected
 from support.networks import CHOOSING, MODELS, assert_close, images, quick, randomised, some_paths
 
 

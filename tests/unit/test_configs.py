@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
+import yaml
 
 from dsnet.config import config_file, flat, from_text, merged, nested, packaged, read_run, read_yaml, resolve
 from dsnet.schema import Flag, Typed, flags
+from dsnet.tasks import read_config
 
 
 @dataclass(frozen=True)
@@ -193,3 +195,15 @@ def test_configs_are_files_or_names(tmp_path: Path) -> None:
     assert config_file(str(tmp_path / "mine.yaml")) == tmp_path / "mine.yaml"
     with pytest.raises(ValueError, match="config 'digit' does not exist; did you mean digits"):
         config_file("digit")
+
+
+def test_runs_of_older_versions_go_on_as_they_began(tmp_path: Path) -> None:
+    """A config that a run wrote in full, before stage II had some of its keys."""
+    old = {"router": "gate", "targets": None, "complexity": None, "hidden": 32, "momentum": 0.99}
+    file = tmp_path / "config.yaml"
+    for stage, as_before in (("both", True), ("supernet", False)):
+        file.write_text(yaml.safe_dump({"stage": stage, "sgs": old}))
+        sgs = read_config(file).sgs
+        assert sgs.weights == ((1.0, 0.5, 1.0) if as_before else (1.0, 1.0, 1.0))
+        assert (sgs.cache == 0, sgs.balanced, sgs.spec.windows) == (as_before, not as_before, None if as_before else 3)
+        assert sgs.spec.bound is not as_before

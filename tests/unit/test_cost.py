@@ -7,7 +7,7 @@ import torch
 
 from dsnet.models import create_model, model_spec
 from dsnet.models.count import count
-from dsnet.training.sgs import expected
+from dsnet.training.complexity import expected
 
 RELEASED = [
     *(132890144, 152917184, 175151968, 199594496, 226244768, 255102784, 286168544),

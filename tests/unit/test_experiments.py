@@ -154,12 +154,16 @@ def test_a_base_says_only_what_its_config_does_not(scale: str, base: str) -> Non
     "file", sorted((ROOT / "docs" / "results" / "paper").glob("*.json")), ids=lambda file: file.stem
 )
 def test_runs_behind_the_published_results_keep_their_names(file: Path) -> None:
-    """Finished runs are found by their names; whatever changes a digest loses all of them."""
+    """Finished runs are found by their names; whatever changes a digest loses all of them. Routers, which are trained
+    in minutes, may change."""
     result = json.loads(file.read_text())
     longer = int(file.stem.partition("-longer")[2] or 1)
     scale = replace(SCALES[result["scale"]], seeds=tuple(result["seeds"]), few={}, longer=longer)
     cells = cells_of(EXPERIMENTS[result["experiment"]], scale, Path("o"), "d")
-    assert {label: [cell.name for cell in mine] for label, mine in cells.items()} == result["runs"]
+    assert cells.keys() == result["runs"].keys()
+    for label, mine in cells.items():
+        for cell, name in zip(mine, result["runs"][label], strict=True):
+            assert cell.name == name or getattr(cell.config, "routes", False), label
 
 
 def test_keys_nest_and_flatten() -> None:

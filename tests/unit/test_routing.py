@@ -16,7 +16,7 @@ from dsnet.nn import RouterSpec
 from dsnet.routing.budgets import calibrate, fit_threshold, parse_budget, policy_for, read_latency
 from dsnet.routing.policy import decide
 from dsnet.tasks import threshold_width
-from dsnet.training.sgs import expected
+from dsnet.training.complexity import expected
 from support.networks import (
     CHOOSING,
     ROUTERS,

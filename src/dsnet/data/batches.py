@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,6 +25,26 @@ from dsnet.errors import DataError
 def seed_of(*parts: int) -> int:
     """Combine several numbers into one seed."""
     return zlib.crc32(repr(parts).encode())
+
+
+class Batches(Protocol):
+    """What a training loop takes its batches from."""
+
+    @property
+    def split(self) -> Split: ...
+
+    @property
+    def batch_size(self) -> int:
+        """Images per step, over all processes."""
+        ...
+
+    def __len__(self) -> int:
+        """Batches per epoch."""
+        ...
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, beginning with batch number `start`."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,17 @@ LATER: Keys = {  # keys by their endings that were added later. At these values 
     "ieb.mixup": 0.0,
     "ieb.class_weights": "none",
     "ieb.distillation": 0.7,
+    "sgs.early": None,
+    "sgs.standardised": False,
+    "sgs.bound": False,
+    "sgs.windows": None,
+    "sgs.relative": False,
+    "sgs.squares": "sample",
+    "sgs.balanced": False,
+    "sgs.distillation": 0.7,
+    "sgs.combined": False,
+    "sgs.cache": 0,
+    "sgs.cache_limit": 4.0,
 }
 NO_ROUTER: Keys = {  # of a run without a router: the defaults of stage II when such runs got their names
     "sgs.router": "slim_first",
@@ -46,6 +57,8 @@ NO_ROUTER: Keys = {  # of a run without a router: the defaults of stage II when 
     "sgs.hidden": 32,
     "sgs.momentum": 0.99,
 }
+ROUTER_OPTIM: Keys = {"sgs_optim.epochs": 10, "sgs_optim.schedule": "exponential", "sgs_optim.weight_decay": 0.0}
+ROUTER_EPOCHS = {"cifar10_ds_mobilenet_v1_tiny": 2, "cifar10_ds_resnet_tiny": 1}  # as these configs said then
 ROUNDING: Keys = {"optim.channels_last": False}  # changes only rounding, so the digest uses the default
 
 
@@ -126,8 +139,10 @@ class Scale:
 
 @cache
 def router_free(config: str) -> Keys:
-    """The keys of a packaged config without those of its router, which the recipe chooses."""
-    return {key: value for key, value in flat(read_yaml(packaged()[config])).items() if not key.startswith("sgs.")}
+    """The keys of a packaged config without those of its router, which the recipe chooses. What can be cached is a
+    matter of the data."""
+    keys = flat(read_yaml(packaged()[config]))
+    return {key: value for key, value in keys.items() if not key.startswith("sgs.") or key == "sgs.cache"}
 
 
 @dataclass(frozen=True)
@@ -161,7 +176,7 @@ def cell_of(recipe: Recipe, scale: Scale, seed: int, *, runs: Path, root: str | 
     decisive = {key: value for key, value in learned.items() if not is_later(key, value)}
     if isinstance(config, ClassificationConfig) and not config.routes:
         decisive = {key: value for key, value in decisive.items() if not key.startswith("sgs.")}
-        decisive |= NO_ROUTER
+        decisive |= {**NO_ROUTER, **without_router(scale, recipe.base, decisive)}
     if config.task == "classification":  # runs that were trained before there were other tasks keep their names
         del decisive["task"]
     decisive |= {key: value for key, value in ROUNDING.items() if key in decisive}
@@ -169,6 +184,15 @@ def cell_of(recipe: Recipe, scale: Scale, seed: int, *, runs: Path, root: str | 
     digest = hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:8]
     said = [str(value) for value in recipe.keys.values() if isinstance(value, str | float | int)]
     return Cell("-".join([recipe.base, *said, f"seed{seed}", digest]), config, tuple(needs.values()))
+
+
+def without_router(scale: Scale, base: str, decisive: Keys) -> Keys:
+    """The optimiser of stage II when runs without a router got their names."""
+    config, written = scale.bases[base].config, scale.keys(base)
+    keys = {key: value for key, value in ROUTER_OPTIM.items() if key not in written}
+    if config in ROUTER_EPOCHS:
+        keys["sgs_optim.epochs"] = scale.longer * ROUTER_EPOCHS[config]
+    return keys if decisive["sgs_optim.epochs"] is not None else {**keys, "sgs_optim.epochs": None}
 
 
 def is_later(key: str, value: Any) -> bool:

@@ -127,9 +127,11 @@ def make_loop(plan: Plan[N], net: N, data: Data, run: RunFolder, config: RunConf
     """The loop of a stage, or None where it has nothing to learn."""
     if plan.stage is None:
         return None
+    stage = plan.stage(net)
+    batches = plan.cache(stage, train_batches(plan, data, config))
     return Loop(
-        plan.stage(net),
-        train_batches(plan, data, config),
+        stage,
+        batches,
         plan.optim,
         folder=run.below(plan),
         seed=config.seed,
@@ -154,7 +156,7 @@ def run_loop(loop: Loop[N], plan: Plan[N], run: RunFolder) -> N:
     display = make_display(run.below(plan), rank=rank())
     validate: Callable[[N], dict[str, float]] = lambda average: plan.validate(average, loop.note_skipped)  # noqa: E731
     try:
-        return loop.run(validate, display)
+        return loop.run(validate, display, plan.watch)
     except Interrupted as stop:
         raise Interrupted(stop.number, run.folder) from None
     except RuntimeError as error:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar, overload
+from statistics import fmean
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, overload
 
 import torch
 from torch import nn
@@ -30,14 +31,14 @@ from dsnet.checkpoint import (
     write_model,
 )
 from dsnet.config import RunConfig, read_run, read_yaml, resolve
-from dsnet.data.batches import PlainImages
+from dsnet.data.batches import Batches, PlainImages, TrainBatches
 from dsnet.data.dataset import Data
 from dsnet.errors import CheckpointError
 from dsnet.manifest import Card, Manifest, Preprocessing
 from dsnet.models import Supernet, eager
 from dsnet.nn import ThresholdHead
 from dsnet.results import Metric
-from dsnet.routing.budgets import calibrate, fit_threshold
+from dsnet.routing.budgets import calibrate, fit_threshold, policy_for
 from dsnet.routing.traces import Scorer, Traces
 from dsnet.schema import parse, plain
 from dsnet.space import WidthPath
@@ -61,6 +62,8 @@ class Plan(Generic[N]):
     momentum: Momentum of the moving average.
     stage: Builds the losses of a step. None if nothing is trained, as for a threshold or for gates that are kept.
     validate: Scores the moving average after an epoch, and notes damaged files.
+    watch: Further figures of the moving average after an epoch, for the log.
+    cache: Replaces batches of images by what a frozen network makes of them, and measures there what the stage needs.
     check: Refuses a network that this stage cannot train, before anything is written.
     prepare: Prepares the network for this stage. It sets the seed and may add a fresh router.
     finish: Completes the trained network before it is saved, for example its statistics or budgets.
@@ -72,6 +75,8 @@ class Plan(Generic[N]):
     momentum: float
     stage: Callable[[N], Stage[N]] | None
     validate: Callable[[N, Note], dict[str, float]]
+    watch: Callable[[N], dict[str, float]] = lambda net: {}
+    cache: Callable[[Stage[N], TrainBatches], Batches] = lambda stage, batches: batches
     check: Callable[[N], None] = lambda net: None
     prepare: Callable[[N], N] = lambda net: net
     finish: Callable[[N], N] = lambda net: net
@@ -141,6 +146,17 @@ def images_of(task: Task, data: Data, split: str, config: Any) -> PlainImages:
 
 def calibrated(task: Task, net: Any, data: Data, config: Any) -> Any:
     """The network in eval mode, with budgets in its card whose lambdas are calibrated on the calibration split."""
+    return calibrated_score(task, net, data, config).net
+
+
+class Calibrated(NamedTuple):
+    """A network with calibrated budgets, and its mean score on the calibration images over the task's budgets."""
+
+    net: Any
+    score: float
+
+
+def calibrated_score(task: Task, net: Any, data: Data, config: Any) -> Calibrated:
     net = net.to(memory_format=torch.contiguous_format).eval()
     net.card = replace(net.card, budgets=())
     runner, images = eager(net), images_of(task, data, "calibration", config)
@@ -149,7 +165,8 @@ def calibrated(task: Task, net: Any, data: Data, config: Any) -> Any:
     if isinstance(getattr(net, "probe", None), ThresholdHead):
         fit_threshold(traces, threshold_width(net, traces))
     net.card = replace(net.card, budgets=calibrate(traces))
-    return net
+    policies = [policy_for(runner.manifest, madds) for madds in scorer.budgets(traces).values()]
+    return Calibrated(net, fmean(traces.score(traces.at(policy)) for policy in policies))
 
 
 def ends(net: Any) -> dict[str, WidthPath]:

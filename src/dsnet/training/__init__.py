@@ -4,7 +4,8 @@ from dsnet.training.average import EMA, recalibrate
 from dsnet.training.ieb import IEB, Drawn, IEBConfig, Stage, balanced
 from dsnet.training.loop import Interrupted, Loop
 from dsnet.training.optim import OptimConfig, learning_rate, make_optimizer
-from dsnet.training.sgs import SGS, SGSConfig, with_fresh_router
+from dsnet.training.sgs import SGS, with_fresh_router
+from dsnet.training.sgs_config import SGSConfig
 
 __all__ = [
     "EMA",

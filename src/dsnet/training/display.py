@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,36 @@ class Board(Display):
         self.inner.close()
 
 
+@contextmanager
+def counting(text: str, total: int, *, shown: bool = True) -> Iterator[Callable[[int], None]]:
+    """Show the progress of work on `total` images: a bar on a terminal, a line per minute elsewhere. Yields a function
+    that is told how many more are done."""
+    if not shown:
+        yield lambda more: None
+        return
+    if sys.stdout.isatty():
+        from rich.progress import Progress
+
+        with Progress() as bar:
+            task = bar.add_task(text, total=total)
+            yield lambda more: bar.advance(task, more)
+        return
+    began = printed = time.monotonic()
+    done = 0
+
+    def count(more: int) -> None:
+        nonlocal done, printed
+        done += more
+        now = time.monotonic()
+        if now - printed >= 60:
+            printed = now
+            print(f"  {done:,}/{total:,}  {clock((now - began) * (total - done) / done)} left", flush=True)
+
+    print(text, flush=True)
+    yield count
+    print(f"  done in {clock(time.monotonic() - began)}", flush=True)
+
+
 def make_display(folder: Path, *, rank: int) -> Display:
     if rank != 0:
         return Display()
@@ -135,7 +166,19 @@ def summary(line: Mapping[str, Any]) -> str:
     scores = " ".join(
         f"{k.removeprefix('calibration/')} {v:.1%}" for k, v in line.items() if k.startswith("calibration/")
     )
-    return f"loss: {losses}  calibration: {scores}  lr {line['lr']:.4f}  {line['images_per_second']:.0f} images/s"
+    speed = f"lr {line['lr']:.4f}  {line['images_per_second']:.0f} images/s"
+    return "  ".join([f"loss: {losses}", f"calibration: {scores}", *gates(line), speed])
+
+
+def gates(line: Mapping[str, Any]) -> list[str]:
+    """The entropy of every gate, and the share of the images at each of its widths."""
+    found = []
+    for key, bits in line.items():
+        if key.endswith("/entropy"):
+            name = key.removesuffix("/entropy")
+            shares = "/".join(f"{100 * value:.0f}" for k, value in line.items() if k.startswith(f"{name}/share"))
+            found.append(f"{name}: {bits:.2f} bits, {shares} %")
+    return found
 
 
 def stopped(epoch: int, score: float) -> str:

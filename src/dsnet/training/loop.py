@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dsnet.data.batches import TrainBatches, seed_of
+from dsnet.data.batches import Batches, seed_of
 from dsnet.data.dataset import Batch
 from dsnet.errors import TrainingError
 from dsnet.files import write_whole
@@ -39,6 +39,7 @@ from dsnet.training.state import load_state, random_state, save_state, set_rando
 
 N = TypeVar("N", bound=nn.Module)
 MAX_SKIPS = 10
+Validate = Callable[[N], dict[str, float]]
 
 
 class Interrupted(Exception):
@@ -78,7 +79,7 @@ class Loop(Generic[N]):
     def __init__(
         self,
         stage: Stage[N],
-        batches: TrainBatches,
+        batches: Batches,
         config: OptimConfig,
         *,
         folder: Path,
@@ -120,8 +121,11 @@ class Loop(Generic[N]):
         impatient = patience is not None and progress.stale >= patience
         return progress.batch == 0 and (progress.step >= self.total or impatient)
 
-    def run(self, validate: Callable[[N], dict[str, float]], display: Display) -> N:
-        """Train to the end. Returns the last moving average, or the best one by the mean of `validate`'s values."""
+    def run(self, validate: Validate[N], display: Display, watch: Validate[N] = lambda net: {}) -> N:
+        """Train to the end. Returns the last moving average, or the best one by the mean of `validate`'s values.
+
+        watch: Further figures of the moving average, for the log.
+        """
         with caught_signals() as caught:
             display.start(self.total, len(self.batches), self.progress.epoch, self.progress.step)
             if self.progress.step == 0:
@@ -129,7 +133,7 @@ class Loop(Generic[N]):
             while not self.ended:
                 self.stage.train()
                 self.run_epoch(caught, display)
-                self.end_epoch(validate, display)
+                self.end_epoch(validate, display, watch)
                 self.check_signal(caught)
             if self.progress.step < self.total:
                 display.stop(self.progress.epoch - self.progress.stale, self.progress.best)
@@ -175,7 +179,7 @@ class Loop(Generic[N]):
             wait = isinstance(self.wrapped, DistributedDataParallel) and not last
             with self.wrapped.no_sync() if wait else nullcontext():  # type: ignore[operator]
                 images = images.to(self.device, non_blocking=True)
-                if config.channels_last:
+                if config.channels_last and images.dim() == 4:
                     images = images.contiguous(memory_format=torch.channels_last)
                 with self.autocast():
                     losses = self.wrapped(images, labels.to(self.device, non_blocking=True), drawn, self.ema.net)
@@ -247,7 +251,7 @@ class Loop(Generic[N]):
                 f"data.max_skipped allows ({self.max_skipped or 0:.2%}); the first is {self.progress.skipped[0]}"
             )
 
-    def end_epoch(self, validate: Callable[[N], dict[str, float]], display: Display) -> None:
+    def end_epoch(self, validate: Validate[N], display: Display, watch: Validate[N]) -> None:
         progress = self.progress
         self.share_statistics()
         scores = validate(self.ema.net)
@@ -258,6 +262,7 @@ class Loop(Generic[N]):
             "lr": self.optimizer.param_groups[0]["lr"],
             **{f"loss/{name}": total / max(1, progress.batch) for name, total in progress.sums.items()},
             **{f"calibration/{name}": value for name, value in scores.items()},
+            **watch(self.ema.net),
             "images_per_second": images / progress.seconds if progress.seconds else 0.0,
         }
         progress.history.append(line)

@@ -4,87 +4,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dsnet.cost import CostTable
 from dsnet.data.batches import seed_of
-from dsnet.errors import must
 from dsnet.models import Entered, Supernet, count
-from dsnet.nn import RouterSpec
-from dsnet.schema import Typed
+from dsnet.training.cache import Read, compared, read, scores_of, unpacked
+from dsnet.training.complexity import expected
 from dsnet.training.ieb import N, Stage, full
-
-PAPER = ("try_best", "give_up", "narrowest")  # the target is one of the widths; other targets are a number per width
-
-
-@dataclass(frozen=True)
-class SGSConfig(Typed):
-    """How the network learns to route in stage II.
-
-    Args:
-        router: How the width is chosen. slim_first reads the logits of the slimmest path, gate uses the paper's
-            slimming heads, threshold needs no training.
-        targets: What the router learns to predict: correctness (whether a width is right), kl (its divergence from the
-            widest), or the paper's try_best, give_up and narrowest (the narrowest width that is right). By default
-            try_best for gates and correctness otherwise.
-        classification: Weight of the routed network's loss on the labels. By default 1 for gates with the paper's
-            targets, and 0 otherwise.
-        complexity: Weight of the squared share of MAdds. By default 0.5 for gates with the paper's targets, and 0
-            otherwise.
-        guidance: Weight of the loss on the router's own scores (SGS).
-        temperature: Temperature of the Gumbel-softmax at the beginning.
-        final_temperature: Temperature of the Gumbel-softmax at the end. It falls exponentially.
-        hidden: Number of hidden units in the head of slim_first.
-        momentum: Momentum of the moving average of the router's weights, which is what is saved.
-    """
-
-    router: Literal["slim_first", "gate", "threshold"] = "slim_first"
-    targets: Literal["correctness", "kl", "try_best", "give_up", "narrowest"] | None = None
-    classification: float | None = None
-    complexity: float | None = None
-    guidance: float = 1.0
-    temperature: float = 1.0
-    final_temperature: float = 1.0
-    hidden: int = 32
-    momentum: float = 0.99
-
-    def __post_init__(self) -> None:
-        spec = self.spec
-        if min(self.weights) < 0 or max(self.weights) == 0:
-            raise ValueError(
-                f"sgs.classification, complexity and guidance are {self.weights}; none may be negative, nor all zero"
-            )
-        if spec.probes and (self.classification or self.complexity):
-            raise ValueError(
-                f"router {self.router} learns scores only; sgs.classification and sgs.complexity are for router gate"
-            )
-        if self.router == "threshold" and self.targets not in (None, "correctness"):
-            raise ValueError("router threshold has nothing to train; leave sgs.targets out")
-        must("sgs.temperature", self.temperature, self.temperature > 0, "be positive")
-        must("sgs.final_temperature", self.final_temperature, self.final_temperature > 0, "be positive")
-        must("sgs.momentum", self.momentum, 0 <= self.momentum < 1, "lie in [0, 1)")
-
-    @property
-    def spec(self) -> RouterSpec:
-        default = "try_best" if self.router == "gate" else "correctness"
-        return RouterSpec(self.router, self.targets or default, self.hidden)  # type: ignore[arg-type]
-
-    @property
-    def weights(self) -> tuple[float, float, float]:
-        """The weights of the losses classification, complexity and guidance."""
-        paper = self.router == "gate" and self.spec.targets in PAPER
-        first = (1.0 if paper else 0.0) if self.classification is None else self.classification
-        second = (0.5 if paper else 0.0) if self.complexity is None else self.complexity
-        return first, second, self.guidance
+from dsnet.training.measured import Measured, windows_of
+from dsnet.training.scores import goals, score_loss, straight_through, within
+from dsnet.training.sgs_config import PAPER, SGSConfig
 
 
 class Draw(NamedTuple):
-    """What is random in a step: the seed of the Gumbel noise, and its temperature."""
+    """What is random in a step: the seed of the windows and of the Gumbel noise, and the temperature."""
 
     seed: int
     temperature: float
@@ -113,16 +51,35 @@ def of_router(name: str) -> bool:
 
 
 class SGS(Stage[Supernet]):
-    """The losses of one step of stage II. The supernet is frozen and in eval mode; only the router is trained."""
+    """The losses of one step of stage II. The supernet is frozen and in eval mode; only the router is trained.
 
-    def __init__(self, net: Supernet, config: SGSConfig) -> None:
+    A step takes images, or packed rows of a cache. The classification loss of cached images is the sum of the
+    candidates' losses, weighted by the choice. Gates that see images run at their choice, and gradients flow through
+    the channel masks of the frozen network.
+    """
+
+    def __init__(self, net: Supernet, config: SGSConfig, known: Measured | None = None) -> None:
         super().__init__()
         if net.spec.router is None or net.spec.router != config.spec:
             raise ValueError(f"the network has router {net.spec.router} but {config.spec} is to be trained")
         self.net, self.config, self.router = net.eval(), config, net.spec.router
+        self.known, self.windows = known or Measured(), windows_of(net)
+        sizes = sorted({len(allowed) for allowed in net.routing.choices})
+        if len(sizes) > 1 and len(self.windows) > 1:
+            raise ValueError(f"windows need equally many widths at every gate, not {sizes}; set --sgs.windows 0")
         self.table = count(net)
+        prices = [self.table.madds(path, dynamic=True) / self.table.widest for path in net.candidates]
+        self.prices = torch.tensor(prices, dtype=torch.float64)
         for name, parameter in net.named_parameters():
-            parameter.requires_grad_(name.startswith("probe.") if self.router.probes else ".slimming." in name)
+            parameter.requires_grad_(self.trains(name))
+
+    def trains(self, name: str) -> bool:
+        """Whether a parameter is trained. Where one decision holds for all gates, only that of the first."""
+        if self.net.early is not None:
+            return name.startswith("early.classifier." if self.config.margin else "early.")
+        if self.router.probes:
+            return name.startswith("probe.")
+        return ".slimming." in name and (not self.router.bound or name.startswith("segments.0."))
 
     def train(self, mode: bool = True) -> SGS:
         super().train(mode)
@@ -135,133 +92,115 @@ class SGS(Stage[Supernet]):
         return Draw(seed_of(rng.getrandbits(32), part), start * (end / start) ** progress)
 
     def forward(self, images: Tensor, labels: Tensor, drawn: Draw, average: Supernet) -> dict[str, Tensor]:
-        with torch.no_grad():
-            entered = self.net.enter(images)
-        if self.net.probe is not None:
-            losses = {"guidance": self.probe_loss(entered, labels)}
-        elif self.router.targets in PAPER or max(self.config.weights[:2]) > 0:
-            losses = self.mixed_losses(entered, labels, drawn)
-        else:
-            losses = {"guidance": self.gate_loss(entered, labels)}
         weights = dict(zip(("classification", "complexity", "guidance"), self.config.weights, strict=True))
+        weights["early"] = 1.0
+        if images.dim() == 2:
+            losses = self.read_losses(unpacked(self.net, images), labels, drawn)
+        else:
+            with torch.no_grad():
+                entered = self.net.enter(images)
+            mixed = self.router.targets in PAPER or max(self.config.weights[:2]) > 0
+            if self.net.early is not None or self.net.probe is not None:
+                with torch.no_grad():
+                    seen = read(self.net, entered)
+                losses = self.read_losses(seen, labels, drawn)
+            else:
+                losses = (self.mixed_losses if mixed else self.gate_losses)(entered, labels, drawn)
         return {name: weights[name] * loss for name, loss in losses.items() if weights[name] > 0}
 
-    def probe_loss(self, entered: Entered, labels: Tensor) -> Tensor:
-        assert self.net.probe is not None
-        with torch.no_grad():
-            logits = self.net.run_paths(entered, self.net.candidates)
-        raw = self.net.probe(full(logits[0]))
-        return score_loss(self.router, raw, goals(self.router, logits, labels))
+    def read_losses(self, seen: Read, labels: Tensor, drawn: Draw) -> dict[str, Tensor]:
+        """The losses of a router with one decision."""
+        raw, exit_logits = scores_of(self.net, seen)
+        widths = list(seen.answers.unbind(1))
+        if self.config.margin and exit_logits is not None:  # scores are fitted later
+            return {"early": self.early_loss(exit_logits, widths[-1], labels)}
+        answers = [exit_logits.detach(), *widths] if self.router.exits and exit_logits is not None else widths
+        losses = {} if exit_logits is None else {"early": self.early_loss(exit_logits, widths[-1], labels)}
+        generator = torch.Generator(labels.device).manual_seed(drawn.seed)
+        windows = self.draw_windows(labels, generator)
+        losses["guidance"] = self.guidance(raw, answers, labels, windows)
+        if max(self.config.weights[:2]) > 0:
+            mix = straight_through(self.within(raw, windows), drawn.temperature, generator)
+            each = torch.stack([F.cross_entropy(full(logits), labels, reduction="none") for logits in answers], 1)
+            losses["classification"] = (mix * each).sum(1).mean()
+            losses["complexity"] = self.complexity(mix.double() @ self.prices.to(mix.device)).to(each.dtype)
+        return losses
 
-    def gate_loss(self, entered: Entered, labels: Tensor) -> Tensor:
-        """The mean loss of the scores of every gate, after each candidate path."""
+    def mixed_losses(self, entered: Entered, labels: Tensor, drawn: Draw) -> dict[str, Tensor]:
+        """The paper's losses, with every sample at widths drawn by Gumbel-softmax, equations (10) to (13)."""
+        with torch.no_grad():
+            answers = self.net.run_paths(entered, compared(self.net))
+        generator = torch.Generator(labels.device).manual_seed(drawn.seed)
+        windows = self.draw_windows(labels, generator)
+
+        def choose(point: int, raw: Tensor | None) -> Tensor:
+            assert raw is not None
+            return straight_through(self.within(raw, windows), drawn.temperature, generator)
+
+        logits, raws, mixes = self.net.run_mixed(entered, choose)
+        guidance = [self.guidance(raw, answers, labels, windows) for raw in raws if raw is not None]
+        shares = expected(self.table, mixes) / self.table.widest
+        return {
+            "classification": F.cross_entropy(full(logits), labels),
+            "complexity": self.complexity(shares).to(full(logits).dtype),
+            "guidance": torch.stack(guidance).sum(),
+        }
+
+    def gate_losses(self, entered: Entered, labels: Tensor, drawn: Draw) -> dict[str, Tensor]:
+        """The loss of the scores of every gate, averaged over the candidate paths that lead to it."""
         with torch.no_grad():
             runs = [self.net.run_coded(entered, path) for path in self.net.candidates]
-        goal = goals(self.router, [logits for logits, _ in runs], labels)
+        answers = [logits for logits, _ in runs]
         gates = []
-        for point, segment in enumerate(self.net.chain):
+        for point, segment in enumerate(self.net.chain[:1] if self.router.bound else self.net.chain):
             losses: dict[int, Tensor] = {}  # by input width
             for path, (_, codes) in zip(self.net.candidates, runs, strict=True):
                 w_in = path[point - 1] if point else 0
                 if w_in not in losses:
                     raw = segment.score(codes[point], w_in)
                     assert raw is not None
-                    losses[w_in] = score_loss(self.router, raw, goal)
+                    losses[w_in] = self.guidance(raw, answers, labels, None)
             gates.append(torch.stack(list(losses.values())).mean())
-        return torch.stack(gates).mean()
+        return {"guidance": torch.stack(gates).sum()}
 
-    def mixed_losses(self, entered: Entered, labels: Tensor, drawn: Draw) -> dict[str, Tensor]:
-        """The paper's losses, with every sample at widths drawn by Gumbel-softmax, equations (10) to (13)."""
-        routing = self.net.routing
-        extremes = self.router.targets in ("try_best", "give_up")
-        with torch.no_grad():
-            answers = self.net.run_paths(
-                entered, [routing.slimmest, routing.widest] if extremes else self.net.candidates
-            )
-        goal = goals(self.router, answers, labels)
-        generator = torch.Generator(labels.device).manual_seed(drawn.seed)
-
-        def choose(point: int, raw: Tensor | None) -> Tensor:
-            assert raw is not None
-            return straight_through(full(raw), drawn.temperature, generator)
-
-        logits, raws, mixes = self.net.run_mixed(entered, choose)
-        guidance = [score_loss(self.router, raw, goal) for raw in raws if raw is not None]
-        return {
-            "classification": F.cross_entropy(full(logits), labels),
-            "complexity": (expected(self.table, mixes) / self.table.widest).square().mean().to(full(logits).dtype),
-            "guidance": torch.stack(guidance).mean(),
-        }
-
-
-def straight_through(raw: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
-    """One-hot choices [B, R] drawn by the scores (straight-through Gumbel-softmax). Gradients are the softmax's."""
-    uniform = torch.rand(raw.shape, generator=generator, device=raw.device, dtype=raw.dtype)
-    gumbel = -torch.log(-torch.log(uniform.clamp(1e-10, 1 - 1e-7)))
-    soft = ((raw + gumbel) / temperature).softmax(1)
-    hard = F.one_hot(soft.argmax(1), raw.shape[1]).to(raw.dtype)
-    return hard - soft.detach() + soft
-
-
-def goals(router: RouterSpec, answers: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """The targets of the scores, from the candidates' logits, slimmest first and widest last.
-
-    The paper's targets are positions [B], where -1 stands for the widest; others are one number per candidate [B, R].
-    """
-    right = torch.stack([logits.argmax(1) == labels for logits in answers], 1)  # [B, R]
-    match router.targets:
-        case "try_best":
-            return torch.where(right[:, 0], 0, -1)
-        case "give_up":
-            return torch.where(right[:, 0] | ~right[:, -1], 0, -1)
-        case "narrowest":  # the slimmest where none is right
-            return right.int().argmax(1)
-        case "correctness":
-            return right.to(full(answers[0]).dtype)
-        case "kl":
-            wide = full(answers[-1]).log_softmax(1)
-            return torch.stack([(wide.exp() * (wide - full(logits).log_softmax(1))).sum(1) for logits in answers], 1)
-
-
-def score_loss(router: RouterSpec, raw: Tensor, goal: Tensor) -> Tensor:
-    raw = full(raw)
-    if router.targets == "correctness":
-        return F.binary_cross_entropy_with_logits(raw, goal)
-    if router.targets == "kl":
-        return F.smooth_l1_loss(F.softplus(raw), goal)
-    return F.cross_entropy(raw, torch.where(goal < 0, raw.shape[1] - 1, goal))
-
-
-def expected(table: CostTable, mixes: Sequence[Tensor], *, dynamic: bool = True) -> Tensor:
-    """MAdds [B] under one mix [B, K] per choice point. They are differentiable, and exact on one-hot mixes."""
-    if not table.steps:
-        raise ValueError("the network has no choice points; use madds(())")
-    if len(mixes) != len(table.steps):
-        raise ValueError(
-            f"got {len(mixes)} mixes but the network has {len(table.steps)} choice points; give one for each"
+    def early_loss(self, logits: Tensor, widest: Tensor, labels: Tensor) -> Tensor:
+        """The early classifier learns the labels, and the probabilities of the widest path."""
+        share = self.config.distillation
+        hard = F.cross_entropy(full(logits), labels)
+        return (
+            hard if share == 0 else (1 - share) * hard + share * F.cross_entropy(full(logits), full(widest).softmax(1))
         )
-    for point, (mix, step) in enumerate(zip(mixes, table.steps, strict=True)):
-        if mix.shape != (len(mixes[0]), len(step[0])):
-            raise ValueError(
-                f"mix {point} has shape {tuple(mix.shape)}; expected {(len(mixes[0]), len(step[0]))}, "
-                f"one weight per sample and width"
-            )
-    if dynamic and table.probe is not None:
-        return _expected_probing(table, mixes)
-    total = torch.full((len(mixes[0]),), float(table.front.madds), dtype=torch.float64, device=mixes[0].device)
-    before = total.new_ones(len(total), 1)
-    for step, router, mix in zip(table.steps, table.routers, mixes, strict=True):
-        costs = [[cost.madds + (router[j].madds if dynamic else 0) for cost in row] for j, row in enumerate(step)]
-        after = mix.double()
-        total = total + torch.einsum("bi,ij,bj->b", before, total.new_tensor(costs), after)
-        before = after
-    return total + before @ total.new_tensor([head.madds for head in table.heads])
 
+    def draw_windows(self, labels: Tensor, generator: torch.Generator) -> Tensor | None:
+        """The number [B] of the window that each image chooses within; None if there is only one."""
+        if len(self.windows) == 1:
+            return None
+        return torch.randint(len(self.windows), labels.shape, generator=generator, device=labels.device)
 
-def _expected_probing(table: CostTable, mixes: Sequence[Tensor]) -> Tensor:
-    """Expected MAdds of a router that probes: every sample runs the slimmest candidate; those that choose another path
-    run the rest of it as well."""
-    assert table.probe is not None
-    slim = torch.stack([mix[:, width].double() for mix, width in zip(mixes, table.probed, strict=True)]).prod(0)
-    rest = expected(table, mixes, dynamic=False) - table.shared.madds
-    return table.probe.madds + rest - slim * (table.madds(table.probed) - table.shared.madds)
+    def ends(self, windows: Tensor | None) -> Tensor | None:
+        """First and last position [B, 2] of the windows with these numbers."""
+        return None if windows is None else torch.tensor(self.windows, device=windows.device)[windows]
+
+    def within(self, raw: Tensor, windows: Tensor | None) -> Tensor:
+        return within(full(raw), self.ends(windows))
+
+    def guidance(self, raw: Tensor, answers: Sequence[Tensor], labels: Tensor, windows: Tensor | None) -> Tensor:
+        """The loss of one gate's raw scores."""
+        if self.router.targets not in PAPER:
+            return score_loss(self.router, raw, goals(self.router, answers, labels))
+        goal = goals(self.router, answers, labels, self.ends(windows))
+        table, weights = self.known.weights, None
+        if table is not None:
+            table = table.to(goal.device, full(raw).dtype)
+            weights = table[0 if windows is None else windows, goal]
+        if raw.shape[1] != len(answers):  # gates with different numbers of widths compare only the two ends
+            goal = torch.where(goal > 0, raw.shape[1] - 1, 0)
+        return score_loss(self.router, self.within(raw, windows), goal, weights)
+
+    def complexity(self, shares: Tensor) -> Tensor:
+        """The squared share of MAdds, from the share [B] of every image, scaled as the config says."""
+        squares = shares.mean().square() if self.config.squares == "batch" else shares.square().mean()
+        if not self.config.relative:
+            return squares
+        span = float(self.prices[-1] ** 2 - self.prices[0] ** 2)
+        return squares * (self.known.gap / span)

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 
 from dsnet.data.dataset import Batch
 from dsnet.manifest import Manifest
-from dsnet.models import Supernet, eager
+from dsnet.models import Supernet
 from dsnet.paired import of_correct, resampled_means
 from dsnet.results import Difference, Example, Measure, Metric
 from dsnet.routing.route import Outputs
-from dsnet.routing.traces import Outcome, Traces, auc, by_path, slimmest_score
+from dsnet.routing.traces import Outcome, Traces, by_path
 from dsnet.space import WidthPath
 from dsnet.training import distributed
 
@@ -142,17 +142,3 @@ def accuracy(net: Supernet, batches: Iterable[Batch], paths: Sequence[WidthPath]
     if not sums[:, 1].all():
         raise ValueError("there are no images to evaluate")
     return [right / images for right, images in sums.tolist()]
-
-
-def router_auc(net: Supernet, batches: Iterable[Batch]) -> float:
-    """The AUC with which the scores of the first choice predict whether the slimmest candidate is right."""
-    runner, scores, right = eager(net), [], []
-    router = runner.manifest.router
-    assert router is not None
-    for batch in batches:
-        if len(batch.images):
-            answers, first = runner.survey(batch.images, router.candidates[:1])
-            assert first is not None
-            scores.append(slimmest_score(router.spec.targets, first))
-            right.append((answers[0]["logits"].argmax(1).cpu() == batch.labels).numpy())
-    return auc(np.concatenate(scores), np.concatenate(right))

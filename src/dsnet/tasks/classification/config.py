@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from dsnet.config import RunConfig
 from dsnet.data.config import DataConfig
@@ -13,6 +13,7 @@ from dsnet.models import ModelSpec, model_spec
 from dsnet.models.spec import customise
 from dsnet.schema import Typed
 from dsnet.training import IEBConfig, OptimConfig, SGSConfig
+from dsnet.training.sgs_config import BEFORE
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,7 @@ class ClassificationConfig(RunConfig):
     optim: OptimConfig = field(default_factory=OptimConfig)
     sgs: SGSConfig = field(default_factory=SGSConfig)
     sgs_optim: OptimConfig = field(
-        default_factory=lambda: OptimConfig(
-            epochs=10, lr=0.1, schedule="exponential", warmup_epochs=0.0, weight_decay=0.0
-        )
+        default_factory=lambda: OptimConfig(epochs=16, lr=0.1, schedule="cosine", warmup_epochs=0.0, weight_decay=5e-4)
     )
     seed: int = 0
     threads: int = 0
@@ -117,6 +116,12 @@ class ClassificationConfig(RunConfig):
         if self.routes:
             self.routed(self.model.spec())
 
+    @classmethod
+    def completed(cls, keys: dict[str, Any]) -> dict[str, Any]:
+        sgs = keys.get("sgs")
+        written = isinstance(sgs, dict) and "momentum" in sgs and "cache" not in sgs  # in full, by an older version
+        return {**keys, "sgs": {**BEFORE, **sgs}} if written and keys.get("stage") != "supernet" else keys  # type: ignore[dict-item]
+
     @property
     def routes(self) -> bool:
         """Whether this run trains a router. A static network has no widths to choose from."""
@@ -126,7 +131,8 @@ class ClassificationConfig(RunConfig):
         """A supernet's spec with this run's router, routing space and gate design."""
         model, plain = self.model, replace(spec, router=None)
         customised = customise(plain, routing=model.routing, slimming=model.slimming, shared=model.shared)
-        return replace(customised, router=self.sgs.spec)
+        gate = customised.gate and replace(customised.gate, standardised=self.sgs.standardised)
+        return replace(customised, router=self.sgs.spec, gate=gate)
 
     @property
     def run_name(self) -> str:

@@ -16,9 +16,10 @@ from dsnet.data.dataset import Batch, Data, open_dataset
 from dsnet.data.splits import SPLITS, check_data
 from dsnet.manifest import Manifest
 from dsnet.models import ModelSpec, Supernet
-from dsnet.tasks import GATE, Note, Plan, calibrated, card_of, check_source, ends, load
-from dsnet.tasks.classification.accuracy import METRIC, AccuracyScorer, accuracy, router_auc
+from dsnet.tasks import GATE, Note, Plan, calibrated_score, card_of, check_source, ends, load
+from dsnet.tasks.classification.accuracy import METRIC, AccuracyScorer, accuracy
 from dsnet.tasks.classification.config import ClassificationConfig
+from dsnet.tasks.classification.router import Watch, cached, calibration_reads, check_cache, fit
 from dsnet.tasks.classification.transfer import (
     GUIDE,
     ROUTER,
@@ -168,17 +169,47 @@ def widths_plan(config: ClassificationConfig, data: Data, folder: Path) -> Plan[
 
 def router_plan(config: ClassificationConfig, data: Data, folder: Path) -> Plan[Supernet]:
     """The plan of stage II, which keeps the last moving average of the router and calibrates budgets."""
+    watch = Watch(data, config)
+
+    def check(net: Supernet) -> None:
+        check_gate_source(config, net.spec, data.classes)
+        check_cache(net, data, config)
+
     return Plan(
         name=GATE,
         key="sgs_optim",
         optim=config.sgs_optim,
         momentum=config.sgs.momentum,
-        stage=None if config.sgs.router == "threshold" else lambda net: SGS(net, config.sgs),
-        validate=lambda average, note: {"auc": router_auc(average, plain_batches(data.calibration, task.batch))},
-        check=lambda net: check_gate_source(config, net.spec, data.classes),
+        stage=(lambda net: SGS(net, config.sgs)) if config.sgs.trains else None,
+        validate=lambda average, note: watch.aucs(average),
+        watch=watch.gates,
+        cache=lambda stage, batches: cached(stage, batches, config),
+        check=check,
         prepare=lambda net: with_router(net, config, folder),
-        finish=lambda net: calibrated(task, net, data, config),
+        finish=lambda net: finished(net, data, config),
     )
+
+
+def finished(net: Supernet, data: Data, config: ClassificationConfig) -> Supernet:
+    """The network with all that is fitted on the calibration images. Of the routers that auto compares, the one that is
+    better over the task's budgets is kept."""
+    net = net.to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
+    fit(net, config.sgs, calibration_reads(net, data, config))
+    trained = calibrated_score(task, net, data, config)
+    if config.sgs.router != "auto":
+        return trained.net
+    slim = replace(config, sgs=replace(config.sgs, router="margin", early=None, hidden=None))
+    other = with_fresh_router(net, slim.routed(net.spec)).eval()
+    fit(other, slim.sgs, calibration_reads(other, data, config))
+    fitted = calibrated_score(task, other, data, config)
+    kept = max(trained, fitted, key=lambda found: found.score)
+    name = kept.net.spec.router.kind
+    print(
+        f"router auto keeps {name}: over the budgets, exit_first scores {trained.score:.2%} on the calibration images, "
+        f"and slim_first {fitted.score:.2%}",
+        flush=True,
+    )
+    return kept.net
 
 
 def noted(data: Data, config: ClassificationConfig, note: Note) -> Iterator[Batch]:

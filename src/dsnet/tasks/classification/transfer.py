@@ -88,7 +88,8 @@ def check_gate_source(config: ClassificationConfig, spec: ModelSpec, classes: tu
     if (source.spec.name, source.spec.routing, source.spec.gate) != (target.name, target.routing, target.gate):
         raise ValueError(
             f"the router of {config.gate_from} chooses among widths {list(source.spec.routing)} of {source.spec.name}, "
-            f"but this run among {list(target.routing)} of {target.name}; use the same model and model.routing"
+            f"but this run among {list(target.routing)} of {target.name}; use the same model, model.routing, gate "
+            f"design and sgs.standardised"
         )
     if source.probe is not None and source.spec.num_classes != len(classes):
         raise ValueError(

@@ -19,7 +19,7 @@ from dsnet.space import WidthPath
 from dsnet.tasks.detection.detector import Answer, Detector
 from dsnet.tasks.detection.loss import MultiboxLoss, Targets, match_all, multibox_loss
 from dsnet.training import Stage
-from dsnet.training.sgs import score_loss
+from dsnet.training.scores import score_loss
 
 
 @dataclass(frozen=True)
@@ -130,10 +130,10 @@ class GatesStage(Stage[Detector]):
 def goals(router: RouterSpec, losses: Sequence[Tensor], median: float) -> Tensor:
     """The targets of the scores, from the losses [B] of the candidates, slimmest first and widest last.
 
-    For try_best they are positions [B], where -1 stands for the widest; otherwise the excess over the widest [B, R].
+    For try_best they are positions [B]; otherwise the excess over the widest [B, R].
     """
     if router.targets == "try_best":
-        return torch.where(losses[0] - losses[-1] > median, -1, 0)
+        return torch.where(losses[0] - losses[-1] > median, len(losses) - 1, 0)
     return torch.stack([(loss - losses[-1]).clamp_min(0) for loss in losses], 1)
 
 

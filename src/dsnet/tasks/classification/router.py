@@ -1,0 +1,206 @@
+"""Stage II of classification: the cache, what is logged, and what is fitted on the calibration images."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dsnet.data.batches import Batches, TrainBatches, plain_batches
+from dsnet.data.dataset import Batch, Data
+from dsnet.manifest import Policy, Router
+from dsnet.models import Supernet, eager
+from dsnet.nn import ScoringHead, link
+from dsnet.nn.router import SIDE
+from dsnet.routing.fitting import fit_combination, fit_margins
+from dsnet.routing.traces import auc, slimmest_score, widest_gain
+from dsnet.space import WidthSpace
+from dsnet.tasks.classification.config import ClassificationConfig
+from dsnet.training import SGS, SGSConfig, Stage
+from dsnet.training.cache import Read, check_size, fresh_reads, make_cache, scores_of
+from dsnet.training.distributed import device, world
+from dsnet.training.measured import measured, standardise_gates
+
+BATCH = 256
+MEASURED = 4096  # training images that the supernet is measured on where nothing is cached
+
+
+def decides_once(net: Supernet) -> bool:
+    """Whether one decision makes the path of an image, so that what the router reads can be cached."""
+    assert net.spec.router is not None
+    return net.spec.router.single or len(net.chain) == 1
+
+
+def check_cache(net: Supernet, data: Data, config: ClassificationConfig) -> None:
+    """Refuse a cache that needs too much memory, before the supernet is trained."""
+    sgs = config.sgs
+    routed = config.routed(net.spec)
+    if not sgs.cache or not sgs.trains or not (sgs.spec.single or len(net.chain) == 1):
+        return
+    seen = SIDE**2 * net.chain[0].first.entered.max if sgs.spec.early is not None else 0
+    numbers = seen + len(WidthSpace(routed.routing).uniform) * net.spec.num_classes
+    check_size(sgs.cache, len(data.train) // world(), numbers, sgs.cache_limit)
+
+
+def cached(stage: Stage[Supernet], batches: TrainBatches, config: ClassificationConfig) -> Batches:
+    """The batches of stage II: those of a cache, if the router can be trained on one. Measures the frozen supernet."""
+    assert isinstance(stage, SGS)
+    stage.to(device())
+    net, sgs, fresh = stage.net, config.sgs, config.gate_from is None
+    if sgs.cache and decides_once(net):
+        cache = make_cache(net, batches, sgs.cache, limit=sgs.cache_limit)
+        stage.known = measured(net, sgs, cache.reads(net), fresh=fresh)
+        return cache
+    some = list(islice(batches.epoch(0), max(1, MEASURED // batches.batch_size)))
+    stage.known = measured(net, sgs, fresh_reads(net, some), fresh=fresh)
+    if fresh and not decides_once(net):
+        standardise_gates(net, some)
+    return batches
+
+
+def calibration_batches(data: Data, config: ClassificationConfig) -> Iterator[Batch]:
+    return plain_batches(data.calibration, BATCH, workers=config.data.workers)
+
+
+def calibration_reads(net: Supernet, data: Data, config: ClassificationConfig) -> Iterator[tuple[Read, Tensor]]:
+    return fresh_reads(net, calibration_batches(data, config))
+
+
+class Watch:
+    """What the router does on the calibration images after every epoch. The frozen network runs on them once."""
+
+    def __init__(self, data: Data, config: ClassificationConfig) -> None:
+        self.data, self.config = data, config
+        self.reads: list[tuple[Read, Tensor]] | None = None
+
+    @torch.no_grad()
+    def aucs(self, net: Supernet) -> dict[str, float]:
+        """The AUCs of the first decision, for images that the slimmest candidate gets right, and for images that only
+        the widest gets right."""
+        assert net.spec.router is not None
+        scores, right = self.first(net)
+        return {
+            "auc": auc(slimmest_score(net.spec.router.targets, scores), right[:, 0]),
+            "auc_wider": auc(widest_gain(scores), right[:, -1] & ~right[:, 0]),
+        }
+
+    @torch.no_grad()
+    def gates(self, net: Supernet) -> dict[str, float]:
+        """The entropy of every gate in bits, and the share of the images at each of its widths, at lambda 0. Images
+        count once in every window."""
+        runner = eager(net)
+        router = runner.manifest.router
+        assert router is not None
+        figures: dict[str, float] = {}
+        for point, chosen in enumerate(self.chosen(net, router)):
+            shares = np.bincount(chosen) / len(chosen)
+            figures[f"gate{point}/entropy"] = -float((shares * np.log2(np.clip(shares, 1e-12, None))).sum()) + 0.0
+            figures |= {f"gate{point}/share{position}": float(share) for position, share in enumerate(shares)}
+        return figures
+
+    def chosen(self, net: Supernet, router: Router) -> list[np.ndarray]:
+        """The positions that every gate chooses."""
+        if decides_once(net):
+            scores, _ = self.first(net)
+            return [np.concatenate([low + scores[:, low : high + 1].argmax(1) for low, high in router.windows])]
+        runner, paths = eager(net), []
+        for batch in calibration_batches(self.data, self.config):
+            if len(batch.images):
+                paths += [runner.run(batch.images, Policy(window=window)).paths for window in router.windows]
+        taken = np.concatenate(paths)
+        return [np.searchsorted(widths, taken[:, point]) for point, widths in enumerate(router.routing.choices)]
+
+    def first(self, net: Supernet) -> tuple[np.ndarray, np.ndarray]:
+        """The scores of the first decision, and which candidates are right; what is fitted is fitted to a copy."""
+        if self.config.sgs.margin:
+            net = copy.deepcopy(net)
+            fit(net, replace(self.config.sgs, combined=False), self.seen(net))
+        return first_scores(net, self.seen(net))
+
+    def seen(self, net: Supernet) -> list[tuple[Read, Tensor]]:
+        if self.reads is None:
+            self.reads = list(calibration_reads(net, self.data, self.config))
+        return self.reads
+
+
+def first_scores(net: Supernet, reads: Iterable[tuple[Read, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
+    """The scores [N, R] of the first decision, and which of its candidates are right [N, R]."""
+    scores, right = [], []
+    assert net.spec.router is not None
+    for seen, labels in reads:
+        raw, logits = scores_of(net, seen)
+        scores.append(link(net.spec.router, raw).cpu().numpy())
+        answers = [logits] * net.spec.router.exits + list(seen.answers.unbind(1))
+        right.append(torch.stack([answer.argmax(1) == labels for answer in answers if answer is not None], 1).cpu())
+    return np.concatenate(scores), np.concatenate([part.numpy() for part in right])
+
+
+class Answers(NamedTuple):
+    """Of calibration images: log-probabilities of the classifier whose margin is read [N, classes] and of the widths
+    [N, R, classes], and labels [N]."""
+
+    first: Tensor
+    widths: Tensor
+    labels: Tensor
+
+
+@torch.no_grad()
+def answered(net: Supernet, reads: Iterable[tuple[Read, Tensor]]) -> Answers:
+    first, widths, truth = [], [], []
+    for seen, labels in reads:
+        slimmest = seen.answers[:, 0]
+        first.append((slimmest if net.early is None else net.early.classifier.classify(seen.seen)).log_softmax(1).cpu())
+        widths.append(seen.answers.log_softmax(2).cpu())
+        truth.append(labels.cpu())
+    return Answers(torch.cat(first), torch.cat(widths), torch.cat(truth))
+
+
+@torch.no_grad()
+def fit(net: Supernet, config: SGSConfig, reads: Iterable[tuple[Read, Tensor]]) -> None:
+    """Fit what a router fits to the calibration images: the weights that combine the exit's answer with those of the
+    widths, and then the scores by margin, which are the chances that these answers are right."""
+    first, widths, labels = known = answered(net, reads)
+    if config.spec.exits and config.combined:
+        fit_combined(net, known)
+    if config.margin:
+        answers = list(widths.unbind(1))
+        if config.spec.exits:
+            assert net.early is not None
+            answers = [first, *(net.early.combined(first, logits, k) for k, logits in enumerate(answers))]
+        best = first.exp().topk(2, dim=1).values
+        right = torch.stack([logits.argmax(1) == labels for logits in answers], 1)
+        head = net.probe if net.early is None else net.early.head
+        set_margin(head, *fit_margins((best[:, 0] - best[:, 1]).numpy(), right.numpy()))
+
+
+def fit_combined(net: Supernet, known: Answers) -> None:
+    """Set the weights with which the exit's answer and that of a width are combined."""
+    assert net.early is not None
+    assert net.early.exit_weights is not None
+    assert net.early.width_weights is not None
+    first, widths, labels = (part.numpy() for part in known)
+    for position in range(widths.shape[1]):
+        u, v = fit_combination(first, widths[:, position], labels)
+        net.early.exit_weights[position], net.early.width_weights[position] = u, v
+
+
+@torch.no_grad()
+def set_margin(head: object, a: np.ndarray, b: np.ndarray) -> None:
+    """Make the scores of a head of rank one a_k + b_k (largest probability - second largest)."""
+    assert isinstance(head, ScoringHead)
+    assert head.linear
+    assert head.reduce.bias is not None
+    assert head.score.bias is not None
+    for tensor, value in ((head.reduce.mean, 0.0), (head.reduce.std, 1.0), (head.reduce.weight, 0.0)):
+        tensor.fill_(value)
+    head.reduce.bias.zero_()
+    sorted_from = head.reduce.weight.shape[1] - head.top - 1  # behind the log-probabilities, before the entropy
+    head.reduce.weight[0, sorted_from], head.reduce.weight[0, sorted_from + 1] = 1.0, -1.0
+    head.score.weight.copy_(torch.from_numpy(b)[:, None])
+    head.score.bias.copy_(torch.from_numpy(a))

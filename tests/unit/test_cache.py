@@ -1,0 +1,96 @@
+"""Stage II on cached features: what batches of a cache hold, and whose images they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dsnet.data.batches import TrainBatches
+from dsnet.data.config import AugmentConfig, DataConfig
+from dsnet.data.dataset import Data, Split, open_dataset
+from dsnet.errors import DataError
+from dsnet.models import Supernet, model_spec
+from dsnet.nn import RouterSpec
+from dsnet.training.cache import CachedBatches, make_cache, read, unpacked
+
+
+@pytest.fixture(scope="module")
+def digits() -> Data:
+    return open_dataset(DataConfig(augment=AugmentConfig(crop="pad")))
+
+
+@pytest.fixture(scope="module")
+def net() -> Supernet:
+    torch.manual_seed(0)
+    spec = model_spec("ds_mobilenet_v1_tiny", in_channels=1, image_size=16)
+    return Supernet(replace(spec, router=RouterSpec("exit_first", "correctness", 0, early=0))).eval()
+
+
+def some(data: Data, count: int, **options: int) -> TrainBatches:
+    return TrainBatches(Split(data.train.loader, data.train.ids[:count]), 16, seed=3, **options)
+
+
+def test_batches_are_views_of_their_images_and_depend_on_the_seed_only(digits: Data, net: Supernet) -> None:
+    batches = some(digits, 70)
+    cache = make_cache(net, batches, 2, display=False)
+    assert cache.rows.shape[:2] == (2, 70)
+    assert not torch.equal(cache.rows[0], cache.rows[1])
+    again = make_cache(net, batches, 2, display=False)
+    assert torch.equal(cache.rows, again.rows)
+    epochs = [list(cache.epoch(number)) for number in range(2)]
+    assert [len(batch.ids) for batch in epochs[0]] == [16] * len(cache) == [16] * 4
+    for number, batch in enumerate(again.epoch(1, start=2)):  # as a resumed run goes on
+        assert torch.equal(batch.images, epochs[1][2 + number].images)
+        assert torch.equal(batch.ids, epochs[1][2 + number].ids)
+    place = {int(number): row for row, number in enumerate(batches.split.ids)}
+    for batch in epochs[0]:
+        for row, label, number in zip(batch.images, batch.labels, batch.ids, strict=True):
+            views = cache.rows[:, place[int(number)]]
+            assert any(torch.equal(row, view) for view in views)
+            assert label == digits.train.source.labels[number]  # type: ignore[attr-defined]
+    taken = [{int(i): row for b in epoch for i, row in zip(b.ids, b.images, strict=True)} for epoch in epochs]
+    both = taken[0].keys() & taken[1].keys()
+    assert both
+    assert all(not torch.equal(taken[0][number], taken[1][number]) for number in both)  # the next epoch, the next view
+
+
+def test_a_cache_holds_what_the_network_says(digits: Data, net: Supernet) -> None:
+    """A view of an image that is not augmented is the image."""
+    plain = replace(digits.train.loader.config.augment, crop="none", flip=False)  # type: ignore[attr-defined]
+    loader = replace(digits.train.loader, config=replace(digits.train.loader.config, augment=plain))  # type: ignore[type-var]
+    cache = make_cache(net, TrainBatches(Split(loader, digits.train.ids[:20]), 4, seed=0), 1, display=False)
+    images = digits.train.load(digits.train.ids[:20]).images
+    with torch.no_grad():
+        seen = read(net, net.enter(images))
+        kept = unpacked(net, cache.rows[0])
+        torch.testing.assert_close(kept.seen, seen.seen)
+        torch.testing.assert_close(kept.answers[:, 2], net(images, (2,)))
+        torch.testing.assert_close(net.early.classifier.classify(kept.seen), net(images, (-2,)))
+
+
+def test_processes_share_the_images(digits: Data, net: Supernet) -> None:
+    caches = [make_cache(net, some(digits, 70, rank=rank, world=2), 1, display=False) for rank in range(2)]
+    epochs = [list(cache.epoch(0)) for cache in caches]
+    assert len(epochs[0]) == len(epochs[1]) == 4
+    ids = [torch.cat([batch.ids for batch in epoch]) for epoch in epochs]
+    assert [len(part) for part in ids] == [32, 32]
+    assert len(torch.cat(ids).unique()) == 64
+
+
+def test_damaged_files_are_left_out(digits: Data, net: Supernet) -> None:
+    cache = make_cache(net, some(digits, 40), 1, display=False)
+    known = cache.known.clone()
+    known[5] = False
+    short = CachedBatches(cache.batches, cache.rows, cache.labels, known, ("a.png",))
+    seen = list(short.epoch(0))
+    assert sum(len(batch.ids) for batch in seen) in (31, 32)
+    assert digits.train.ids[5] not in torch.cat([batch.ids for batch in seen])
+    assert seen[0].skipped == ("a.png",)
+    assert sum(len(labels) for _, labels in short.reads(net)) == 39
+
+
+def test_a_cache_that_is_too_large_is_refused(digits: Data, net: Supernet) -> None:
+    with pytest.raises(DataError, match=r"needs 0\.0 GB of memory, more than sgs\.cache_limit 1e-05; .*--sgs\.cache 0"):
+        make_cache(net, some(digits, 40), 3, limit=1e-5, display=False)
