@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 
 from dsnet.checkpoint import MODEL, WEIGHTS
 from dsnet.errors import CheckpointError, ResultError
+from dsnet.manifest import Budget
 from dsnet.models import Supernet
 from dsnet.models.count import count
-from dsnet.report.tables import budgets_table, human, markdown_table, paths_table
+from dsnet.report.tables import budgets_table, filled, human, markdown_table, paths_table, windows_table
 from dsnet.results import Evaluation, read
+from dsnet.routing.windows import window_text
 from dsnet.tasks import load, save
 
 TAGS = ["dynamic-neural-networks", "slimmable-networks", "image-classification", "pytorch"]
@@ -116,20 +119,30 @@ def tables(net: Supernet, result: Evaluation | None) -> list[str]:
     """The tables of the model card: accuracy and budgets."""
     lines: list[str] = []
     if result is not None:
-        paths, budgets = paths_table(result), budgets_table(result)
+        paths, routed = paths_table(result), [budgets_table(result), windows_table(result)]
         lines += ["## Accuracy", "", f"{paths.title}.", "", *markdown_table(paths.columns, paths.rows), ""]
-        if budgets is not None:
-            lines += [f"{budgets.title.capitalize()}.", ""]
-            lines += [*markdown_table(budgets.columns, budgets.rows), "", budgets.note, ""]
+        for table in routed:
+            if table is not None:
+                lines += [f"{table.title.capitalize()}.", ""]
+                lines += [*markdown_table(table.columns, table.rows), "", table.note, ""]
     if net.card.budgets:
-        rows = [[human(row.madds), f"{row.lam:.4g}", f"{row.accuracy:.2%}", row.image_size] for row in net.card.budgets]
+        columns: dict[str, Callable[[Budget], str]] = {
+            "MAdds": lambda row: human(row.madds),
+            "lambda": lambda row: f"{row.lam:.4g}",
+            "window": lambda row: window_text(row.window),
+            "accuracy": lambda row: f"{row.accuracy:.2%}",
+            "pixels": lambda row: str(row.image_size),
+        }
+        if all(row.window is None for row in net.card.budgets):
+            del columns["window"]
+        budgets = filled("", net.card.budgets, columns)
         lines += [
             "## Budgets",
             "",
             "Average MAdds for which the router is calibrated, and accuracy on the calibration images.",
             "",
         ]
-        lines += [*markdown_table(["MAdds", "lambda", "accuracy", "pixels"], rows), ""]
+        lines += [*markdown_table(budgets.columns, budgets.rows), ""]
     return lines
 
 

@@ -20,6 +20,7 @@ from dsnet.opening import open_runner
 from dsnet.report.charts import accuracy
 from dsnet.report.tables import budgets_table, windows_table
 from dsnet.routing.budgets import calibrate, policy_for, row_at
+from dsnet.routing.windows import window_text
 from dsnet.runs.evaluate import evaluate_dynamic, policy_of
 from dsnet.schema import parse_json, to_json
 from dsnet.space import WidthSpace
@@ -235,6 +236,9 @@ def test_every_window_is_evaluated_as_trained(name: str) -> None:
         assert row.madds.mean == outcome.spent
         for gate in row.gates:
             assert sum(gate.shares[low : high + 1]) == pytest.approx(1)
+    for row in result.windows:
+        warned = any(f"in window {window_text(row.window)} as trained" in words for words in result.warnings)
+        assert warned == any(max(gate.shares) > 0.99 for gate in row.gates)
     assert {row.lam for row in result.windows} == {0.0}
     assert result.as_trained is not None
     assert result.as_trained.window == net.manifest().defaults.window

@@ -27,7 +27,7 @@ from dsnet.results import (
 )
 from dsnet.routing.budgets import parse_budget, policy_for
 from dsnet.routing.traces import Outcome, Traces, auc, by_path, widest_gain
-from dsnet.routing.windows import name_of_window, parse_window, trained_windows
+from dsnet.routing.windows import name_of_window, parse_window, trained_windows, window_text
 from dsnet.runs.resampled import Resampled
 from dsnet.runs.routes import answers_of, by_class, choices, difficulties, histograms, routed
 from dsnet.runtime.runner import Runner
@@ -184,14 +184,21 @@ def evaluate_dynamic(
         name = "" if name.isdigit() else name
         rows.append(budget_row(traces, policy, groups, name=name, asked=asked, paths=paths))
     best = best_of(rows)
-    windows = {window: Policy(0.0, max_width, window=window) for window in trained_windows(router)}
+    windows = []
+    for window in trained_windows(router):
+        policy = Policy(0.0, max_width, window=window)
+        windows.append(budget_row(traces, policy, groups, name=name_of_window(window, router), paths=paths))
     middle = parse_window("M", router) if windows else None
     as_trained = budget_row(traces, Policy(0.0, max_width, window=middle), groups)  # lambda 0: the paper's gate
     judged = bool(groups)
     warnings = [row.note for row in rows if row.note]
     if judged:  # the remedies in these warnings apply to classification only
         warnings += health(router, rows[len(rows) // 2], "at the middle budget")
-        warnings += health(router, as_trained, "without a budget") if manifest.defaults.lam == 0 else []
+        if windows:
+            for row in windows if max_width is None else ():  # a cap may leave a single width of a window
+                warnings += health(router, row, f"in window {window_text(row.window)} as trained")
+        elif manifest.defaults.lam == 0:
+            warnings += health(router, as_trained, "without a budget")
     return Dynamic(
         router=router.spec.kind,
         targets=router.spec.targets,
@@ -206,10 +213,7 @@ def evaluate_dynamic(
         best=best,
         max_width=max_width,
         auc_wider=Stat(auc_wider(traces)) if judged else None,
-        windows=tuple(
-            budget_row(traces, policy, groups, name=name_of_window(window, router), paths=paths)
-            for window, policy in windows.items()
-        ),
+        windows=tuple(windows),
     )
 
 
