@@ -190,7 +190,7 @@ class WidthSpace:
                 raise ValueError(
                     f"path {path} asks for the exit; it must stand at every choice point"
                     if self.exit
-                    else f"path {path} asks for the exit but the network has none; train it with the router exit_first"
+                    else "the network has no exit; train it with the router exit_first, or choose widths"
                 )
             if width not in allowed:
                 raise ValueError(

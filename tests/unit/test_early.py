@@ -99,7 +99,7 @@ def test_the_exit_alone_is_a_network_of_its_own(name: str, tmp_path: Path) -> No
     assert runner.paths == [path]
     assert_close(runner(x, path=path).logits, answer, 1e-3)
     assert net.manifest().parse_path("exit") == path
-    with pytest.raises(ValueError, match="asks for the exit but the network has none"):
+    with pytest.raises(ValueError, match="the network has no exit"):
         router_net(name, RouterSpec("slim_first", "correctness")).manifest().parse_path("exit")
 
 

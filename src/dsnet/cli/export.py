@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: Parser) -> None:
     parser.add("run", "A folder that dsnet wrote.")
     parser.add("--out", "File or folder to write (default: RUN/model.onnx or RUN/bundle).")
-    parser.add("--path", "Export this path alone, such as 3 or 0,1,2,3. The file takes batches of any size.")
+    parser.add("--path", "Export this path alone, such as 3, 0,1,2,3 or exit. The file takes batches of any size.")
     parser.add("--bundle", "Write a folder of parts, for dynamic inference on batches.", action="store_true")
     parser.add("--image_size")
     parser.add("--budget", "Default budget of the file: average MAdds per image. It can be changed when the file runs.")

@@ -20,7 +20,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add("--image_size")
     parser.add("--num_classes", "Number of outputs of the classifier.", type=int)
     parser.add("--width", "Width multiplier of a static model.", type=float)
-    parser.add("--path", "Show this path only, such as 13 or 0,1,2,3; 0 is the slimmest width.")
+    parser.add("--path", "Show this path only, such as 13, 0,1,2,3 or exit; 0 is the slimmest width.")
     parser.add("--json")
 
 

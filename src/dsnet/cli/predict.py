@@ -37,7 +37,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add("--threads", threads, type=int)
     tracking = "Correct the budget while images run, so that their average is met on any images (needs a budget)."
     parser.add("--budget_tracking", tracking, action="store_true")
-    parser.add("--path", "Run this path for every image instead of routing, such as 3 or 0,1,2,3.")
+    parser.add("--path", "Run this path for every image instead of routing, such as 3, 0,1,2,3 or exit.")
     parser.add("--draw", "Folder for copies of the images with the detected boxes drawn on them.", metavar="FOLDER")
     parser.add("--confidence", "Least confidence of the detections that are shown (default: 0.5).", type=float)
     batch = "Number of images that run together (default: 64; a latency is of one image at a time)."

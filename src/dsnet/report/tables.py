@@ -188,7 +188,7 @@ def budgets_table(result: Evaluation) -> Table | None:
         metric.name: lambda row: shown(row.score, metric.form),
         TO_FULL: lambda row: to_full(row, result),
         "gain": gain,
-        "with exit": exit_gain,
+        "exit": exit_gain,
         "uniform": lambda row: shown(row.hull, metric.form),
         "<per width, %": lambda row: " ".join(f"{100 * share:.0f}" for share in dynamic.spread(row.gates[0].shares)),
     }
@@ -197,7 +197,7 @@ def budgets_table(result: Evaluation) -> Table | None:
     if not dynamic.windows:
         del columns["window"]
     if not exit_gain(dynamic.middle):
-        del columns["with exit"]
+        del columns["exit"]
     if dynamic.windows or dynamic.exits:
         del columns["p95"]
     del columns["uniform" if gain(dynamic.middle) else "gain"]
@@ -236,11 +236,8 @@ def gain(row: BudgetRow) -> str:
 
 
 def exit_gain(row: BudgetRow) -> str:
-    """`gain` over fixed widths and the exit; empty without an exit."""
-    if row.exit_gain is None:
-        return ""
-    spread = row.exit_gain_se if row.exit_gain.std is None else row.exit_gain.std
-    return f"{row.exit_gain.mean:+.2f}" + ("" if spread is None else f" ± {spread:.2f}")
+    """Points over fixed widths and the exit, whose spread is that of the gain; empty without an exit."""
+    return "" if row.exit_gain is None else f"{row.exit_gain.mean:+.2f}"
 
 
 def router_name(dynamic: Dynamic) -> str:
@@ -259,7 +256,7 @@ def dynamic_note(result: Evaluation, dynamic: Dynamic) -> str:
         words.append(
             f"Gain: points above the concave hull of the uniform sub-networks at the same average MAdds, ± {spread}."
         )
-        words += ["With exit: the same, where the exit is on the hull too."] if exit_gain(dynamic.middle) else []
+        words += ["Exit: the gain where the exit is on the hull too."] if exit_gain(dynamic.middle) else []
     else:
         words.append(f"Uniform: the {result.metric.name} of fixed widths at the same MAdds, interpolated.")
     slimmest = "the exit" if dynamic.exits else "the slimmest"
