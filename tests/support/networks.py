@@ -92,9 +92,9 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-9) -> N
 def router_net(name: str, router: RouterSpec, *, routing: object = None, seed: int = 0) -> Supernet:
     """A random network with a random router whose scores tell the samples of `varied` apart."""
     net = randomised(name, routing=routing, seed=seed)
-    fresh = with_fresh_router(net, replace(net.spec, router=router))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed + 1)
+        fresh = with_fresh_router(net, replace(net.spec, router=router))
         x = varied(fresh, 16)
         entered = fresh.enter(x)
         if isinstance(fresh.probe, ScoringHead):
