@@ -41,7 +41,7 @@ LATER: Keys = {  # keys by their endings that were added later. At these values 
     "sgs.relative": False,
     "sgs.squares": "sample",
     "sgs.balanced": False,
-    "sgs.distillation": 0.7,
+    "sgs.distillation": None,
     "sgs.combined": False,
     "sgs.cache": 0,
     "sgs.cache_limit": 4.0,

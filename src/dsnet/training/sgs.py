@@ -165,7 +165,7 @@ class SGS(Stage[Supernet]):
 
     def early_loss(self, logits: Tensor, widest: Tensor, labels: Tensor) -> Tensor:
         """The early classifier learns the labels, and the probabilities of the widest path."""
-        share = self.config.distillation
+        share = self.config.distilled
         hard = F.cross_entropy(full(logits), labels)
         return (
             hard if share == 0 else (1 - share) * hard + share * F.cross_entropy(full(logits), full(widest).softmax(1))

@@ -28,11 +28,8 @@ class SGSConfig(Typed):
     """How the network learns to route in stage II.
 
     Args:
-        router: How the width is chosen. exit_first lets an early classifier answer easy images. slim_first and margin
-            run the slimmest path first; a trained head scores the widths from its answer, or the gap between its two
-            best classes does, and nothing is trained. gate uses the paper's slimming heads. threshold escalates from
-            the slimmest path to one wider path. auto trains exit_first, fits margin beside it, and keeps the one that
-            is better on the calibration images.
+        router: How the width is chosen: by an early classifier (exit_first), by the slimmest path's answer (slim_first,
+            margin, threshold) or by gates. auto compares exit_first and margin.
         targets: What the router learns to predict: correctness (whether a width is right), kl (its divergence from the
             widest), or the paper's try_best, give_up and narrowest (the narrowest width that is right). By default
             try_best for gates and correctness otherwise.
@@ -53,7 +50,8 @@ class SGSConfig(Typed):
             each sample, which punishes choosing two different widths.
         guidance: Weight of the loss on the router's own scores (SGS).
         balanced: Weigh images so that each of the paper's targets counts the same, however many images have it.
-        distillation: Weight of the widest path's answers when the early classifier learns; the labels get the rest.
+        distillation: Weight of the widest path's answers when the early classifier learns; the labels get the rest. By
+            default 0.7 for gates, and 0 for exit_first, where two classifiers that err on different images gain more.
         combined: Let exit_first combine the answers of the early classifier and of the width that runs after it.
         cache: Number of augmented views of every training image that the frozen network sees, once, before the
             training. 0 runs the network at every step, as gates that decide one by one always do.
@@ -79,7 +77,7 @@ class SGSConfig(Typed):
     squares: Literal["batch", "sample"] = "batch"
     guidance: float = 1.0
     balanced: bool = True
-    distillation: float = 0.0
+    distillation: float | None = None
     combined: bool = True
     cache: int = 4
     cache_limit: float = 4.0
@@ -110,7 +108,7 @@ class SGSConfig(Typed):
             raise ValueError("router auto compares routers by correctness; leave sgs.targets out")
         if self.squares not in ("batch", "sample"):
             raise ValueError(f"sgs.squares {self.squares!r} is unknown; choose batch or sample")
-        must("sgs.distillation", self.distillation, 0 <= self.distillation <= 1, "lie in [0, 1]")
+        must("sgs.distillation", self.distillation, 0 <= self.distilled <= 1, "lie in [0, 1]")
         must("sgs.cache", self.cache, self.cache >= 0, "be at least 0")
         must("sgs.cache_limit", self.cache_limit, self.cache_limit > 0, "be positive")
         must("sgs.temperature", self.temperature, self.temperature > 0, "be positive")
@@ -127,6 +125,11 @@ class SGSConfig(Typed):
     def trains(self) -> bool:
         """Whether the router has weights to train."""
         return self.router not in ("threshold", "margin")
+
+    @property
+    def distilled(self) -> float:
+        """The share of the widest path's answers in the loss of the early classifier."""
+        return (0.7 if self.router == "gate" else 0.0) if self.distillation is None else self.distillation
 
     @property
     def spec(self) -> RouterSpec:
