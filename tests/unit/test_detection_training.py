@@ -14,7 +14,7 @@ from dsnet.data.voc import DetectionDataConfig, open_detection_data
 from dsnet.manifest import Policy, RouterSpec
 from dsnet.models import eager, route
 from dsnet.prediction.answers import Detections
-from dsnet.routing.budgets import calibrate
+from dsnet.routing.calibration import calibrate
 from dsnet.routing.traces import Traces
 from dsnet.runs.evaluate import evaluate_dynamic, row_of
 from dsnet.tasks.detection.scorer import PrecisionScorer

@@ -12,7 +12,7 @@ import pytest
 from dsnet.hull import concave
 from dsnet.manifest import Policy, Router, RouterSpec
 from dsnet.results import BudgetRow, Point, Stat
-from dsnet.routing.budgets import calibrate
+from dsnet.routing.calibration import calibrate
 from dsnet.routing.traces import auc
 from dsnet.runs.evaluate import budget_row, difficulties, evaluate_dynamic, health, histograms, hull, oracle, oracle_at
 from dsnet.space import WidthSpace

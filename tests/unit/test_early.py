@@ -18,7 +18,8 @@ from dsnet.files import digest
 from dsnet.manifest import Policy
 from dsnet.models import DynamicRunner, Supernet, count, eager, extract, route
 from dsnet.nn import RouterSpec
-from dsnet.routing.budgets import calibrate, policy_for
+from dsnet.routing.budgets import policy_for
+from dsnet.routing.calibration import calibrate
 from dsnet.runtime.onnx import open_onnx
 from dsnet.space import EXIT, WidthSpace, is_exit
 from dsnet.tasks import load, save

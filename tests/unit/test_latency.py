@@ -19,7 +19,7 @@ from dsnet.models import DynamicRunner, Supernet, eager
 from dsnet.models.parts import weights_digest
 from dsnet.nn import RouterSpec
 from dsnet.results import Latency, Made, PathTime, Setting, Times
-from dsnet.routing.budgets import calibrate
+from dsnet.routing.calibration import calibrate
 from dsnet.space import WidthPath
 from support.networks import router_net, side, traces_on, varied
 

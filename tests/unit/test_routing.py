@@ -13,7 +13,8 @@ from dsnet.manifest import Policy
 from dsnet.models import Budget, route
 from dsnet.models.count import count
 from dsnet.nn import RouterSpec
-from dsnet.routing.budgets import calibrate, fit_threshold, parse_budget, policy_for, read_latency
+from dsnet.routing.budgets import parse_budget, policy_for, read_latency
+from dsnet.routing.calibration import calibrate, fit_threshold
 from dsnet.routing.policy import decide
 from dsnet.tasks import threshold_width
 from dsnet.training.complexity import expected

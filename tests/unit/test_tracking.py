@@ -13,7 +13,7 @@ from dsnet.errors import RoutingError
 from dsnet.manifest import Policy
 from dsnet.models import create_model, eager
 from dsnet.nn import RouterSpec
-from dsnet.routing.budgets import calibrate
+from dsnet.routing.calibration import calibrate
 from dsnet.routing.traces import Traces
 from dsnet.routing.tracking import BudgetTracker
 from dsnet.runtime.runner import Runner

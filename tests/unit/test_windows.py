@@ -19,7 +19,8 @@ from dsnet.nn import RouterSpec
 from dsnet.opening import open_runner
 from dsnet.report.charts import accuracy
 from dsnet.report.tables import budgets_table, windows_table
-from dsnet.routing.budgets import calibrate, policy_for, row_at
+from dsnet.routing.budgets import policy_for
+from dsnet.routing.calibration import calibrate, row_at
 from dsnet.routing.windows import window_text
 from dsnet.runs.evaluate import evaluate_dynamic, policy_of
 from dsnet.schema import parse_json, to_json

@@ -38,7 +38,8 @@ from dsnet.manifest import Card, Manifest, Preprocessing
 from dsnet.models import Supernet, eager
 from dsnet.nn import ThresholdHead
 from dsnet.results import Metric
-from dsnet.routing.budgets import calibrate, fit_threshold, policy_for
+from dsnet.routing.budgets import policy_for
+from dsnet.routing.calibration import calibrate, fit_threshold
 from dsnet.routing.traces import Scorer, Traces
 from dsnet.schema import parse, plain
 from dsnet.space import WidthPath
