@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from dsnet.data.dataset import Data, Split, open_dataset
 from dsnet.errors import DataError
 from dsnet.models import Supernet, model_spec
 from dsnet.nn import RouterSpec
+from dsnet.training import with_fresh_router
 from dsnet.training.cache import CachedBatches, make_cache, read, unpacked
 
 
@@ -94,3 +97,23 @@ def test_damaged_files_are_left_out(digits: Data, net: Supernet) -> None:
 def test_a_cache_that_is_too_large_is_refused(digits: Data, net: Supernet) -> None:
     with pytest.raises(DataError, match=r"needs 0\.0 GB of memory, more than sgs\.cache_limit 1e-05; .*--sgs\.cache 0"):
         make_cache(net, some(digits, 40), 3, limit=1e-5, display=False)
+
+
+def test_kept_features_serve_every_router_on_the_same_network(digits: Data, net: Supernet, tmp_path: Path) -> None:
+    batches = some(digits, 40)
+    routers = (net.spec.router, RouterSpec("slim_first", "correctness", 4), RouterSpec("gate", "try_best"))
+    for router in routers:
+        other = with_fresh_router(net, replace(net.spec, router=router)).eval()
+        alone = make_cache(other, batches, 2, display=False)
+        shared = make_cache(other, batches, 2, display=False, folder=tmp_path)
+        for name in ("rows", "labels", "known"):
+            assert torch.equal(getattr(alone, name), getattr(shared, name)), name
+    (file,) = tmp_path.iterdir()
+    make_cache(net, batches, 2, display=False, folder=tmp_path, about="other augmentation")
+    make_cache(net, replace(batches, seed=4), 2, display=False, folder=tmp_path)
+    changed = copy.deepcopy(net)
+    with torch.no_grad():
+        changed.head.classifier.weight.mul_(2)
+    make_cache(changed, batches, 2, display=False, folder=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 4
+    assert file.exists()

@@ -21,7 +21,13 @@ from dsnet.tasks.classification.config import ClassificationConfig
 
 Keys = Mapping[str, Any]  # of a config, such as {"ieb.teacher": "ema"}
 LINKS = ("source", "gate_from", "distill", "backbone")  # other runs that a run starts from
-PLACES = ("data.root", "data.workers", "threads", "save_steps")  # keys that do not change what is learned
+PLACES = (
+    "data.root",
+    "data.workers",
+    "threads",
+    "save_steps",
+    "sgs.cache_folder",
+)  # keys that do not change what is learned
 EPOCHS = ("optim.epochs", "optim.steps", "optim.milestones")
 LATER: Keys = {  # keys by their endings that were added later. At these values a run keeps the name that it had before
     "optim.name": "sgd",
@@ -171,6 +177,8 @@ def cell_of(recipe: Recipe, scale: Scale, seed: int, *, runs: Path, root: str | 
                 f"scale {scale.name} needs data: give --root, the folder with {folder or 'cifar-10-batches-bin'}"
             )
         keys["data.root"] = str(Path(root) / folder)
+    if keys.get("stage") == "gate" and keys.get("sgs.cache") != 0:  # all routers on one supernet read its features
+        keys["sgs.cache_folder"] = str(runs.parent / "features")
     config = config_of_keys(json.dumps(keys))
     learned = {key: value for key, value in flat(config.to_dict()).items() if key not in (*PLACES, *LINKS)}
     decisive = {key: value for key, value in learned.items() if not is_later(key, value)}

@@ -148,3 +148,8 @@ class EarlyRouter(nn.Module):
 def early_router(spec: RouterSpec | None, channels: int, classes: int, widths: int) -> EarlyRouter | None:
     """The module that a router with an early classifier adds to a network; None for other routers."""
     return None if spec is None or spec.early is None else EarlyRouter(spec, channels, classes, widths)
+
+
+def of_router(name: str) -> bool:
+    """Whether a tensor of a network belongs to its router, by its name."""
+    return name.startswith(("probe.", "early.")) or ".slimming." in name

@@ -6,10 +6,15 @@ Both are kept for some augmented views of every training image.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -17,6 +22,9 @@ from dsnet.data.batches import Job, TrainBatches, load_all, seed_of
 from dsnet.data.dataset import Batch, Split
 from dsnet.errors import DataError
 from dsnet.models import Entered, Supernet
+from dsnet.nn.router import SIDE, of_router
+from dsnet.nn.slicing import GridPool
+from dsnet.schema import to_json
 from dsnet.space import WidthPath
 from dsnet.training import distributed
 from dsnet.training.display import counting
@@ -132,14 +140,80 @@ class CachedBatches:
                 yield unpacked(net, view[part]), self.labels[part]
 
 
-@torch.no_grad()
 def make_cache(
-    net: Supernet, batches: TrainBatches, views: int, *, limit: float = 4.0, display: bool = True
+    net: Supernet,
+    batches: TrainBatches,
+    views: int,
+    *,
+    limit: float = 4.0,
+    display: bool = True,
+    folder: Path | None = None,
+    about: str = "",
 ) -> CachedBatches:
     """Run the frozen network on augmented views of the images of this process. The views depend on the seed only.
 
-    limit: Largest size in gigabytes.
+    limit: Largest size in gigabytes. folder: Where features are kept for other routers on the same network. about: How
+    images are read and augmented, which tells kept features apart.
     """
+    if folder is None:
+        return collect(net, batches, views, lambda entered: read(net, entered).packed(), limit=limit, display=display)
+    file = folder / f"{digest_of(net, batches, views, about)}.safetensors"
+    if not file.exists():
+        whole = collect(net, batches, views, lambda entered: everything(net, entered), limit=limit, display=display)
+        keep(file, whole)
+    return kept(file, net, batches)
+
+
+def everything(net: Supernet, entered: Entered) -> Tensor:
+    """All that any router with one decision could read [B, F]: the pooled map, the first gate's code, the answers."""
+    pooled = GridPool(net.chain[0].first.entered, SIDE)(entered.x, 0)
+    code = pooled[:, :0] if entered.code is None else entered.code
+    answers = torch.stack(net.run_paths(entered, compared(net)), 1)
+    return torch.cat([pooled, code, answers.flatten(1)], 1)
+
+
+def digest_of(net: Supernet, batches: TrainBatches, views: int, about: str) -> str:
+    """The name of a network's features: other weights, images, augmentation, seed or views give another name."""
+    split = batches.split
+    found = hashlib.sha256(to_json(net.spec.stages).encode())
+    found.update(repr((views, batches.seed, batches.rank, batches.world, compared(net), about)).encode())
+    found.update(split.source.identity() + split.ids.numpy().tobytes())
+    for name, tensor in sorted(net.state_dict().items()):
+        if not of_router(name):
+            found.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def keep(file: Path, cache: CachedBatches) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f"{file.name}.{os.getpid()}.part")
+    tensors = {"rows": cache.rows, "labels": cache.labels, "known": cache.known}
+    safetensors.torch.save_file(tensors, part, {"skipped": json.dumps(cache.skipped)})
+    part.replace(file)
+
+
+def kept(file: Path, net: Supernet, batches: TrainBatches) -> CachedBatches:
+    """The part of kept features that the router of a network reads."""
+    with safetensors.safe_open(file, "pt") as held:
+        rows, labels, known = (held.get_tensor(name) for name in ("rows", "labels", "known"))
+        skipped = tuple(json.loads(held.metadata()["skipped"]))
+    pooled, answers = SIDE**2 * net.chain[0].first.entered.max, len(compared(net)) * net.spec.num_classes
+    parts = rows.split([pooled, rows.shape[2] - pooled - answers, answers], 2)
+    seen = parts[0] if net.early is not None else parts[1][..., :0] if net.probe is not None else parts[1]
+    return CachedBatches(batches, torch.cat([seen, parts[2]], 2), labels, known, skipped)
+
+
+@torch.no_grad()
+def collect(
+    net: Supernet,
+    batches: TrainBatches,
+    views: int,
+    take: Callable[[Entered], Tensor],
+    *,
+    limit: float,
+    display: bool,
+) -> CachedBatches:
+    """Run the frozen network on views of the images, and take a row of numbers of each."""
     split, rank = batches.split, batches.rank
     ids = split.ids[rank :: batches.world]
     parts = list(ids.split(BATCH))
@@ -158,7 +232,7 @@ def make_cache(
         for number, batch in enumerate(load_all(split, jobs, batches.workers)):
             skipped |= dict.fromkeys(batch.skipped)
             if len(batch.images):
-                found = read(net, net.enter(placed(batch.images, device))).packed().cpu()
+                found = take(net.enter(placed(batch.images, device))).cpu()
                 if rows is None:
                     check_size(views, len(ids), found.shape[1], limit, bytes_each=found.element_size())
                     rows = found.new_zeros(views, len(ids), found.shape[1])

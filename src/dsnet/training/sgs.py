@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dsnet.data.batches import seed_of
 from dsnet.models import Entered, Supernet, count
+from dsnet.nn.router import of_router
 from dsnet.training.cache import Read, compared, read, scores_of, unpacked
 from dsnet.training.complexity import expected
 from dsnet.training.ieb import N, Stage, full
@@ -44,10 +45,6 @@ def with_fresh_router(net: N, spec: Any) -> N:
         raise ValueError(f"the router's spec changes more of {old.spec.name!r} than its routing")
     fresh.load_state_dict(kept, strict=False)
     return fresh
-
-
-def of_router(name: str) -> bool:
-    return name.startswith(("probe.", "early.")) or ".slimming." in name
 
 
 class SGS(Stage[Supernet]):

@@ -56,6 +56,8 @@ class SGSConfig(Typed):
         cache: Number of augmented views of every training image that the frozen network sees, once, before the
             training. 0 runs the network at every step, as gates that decide one by one always do.
         cache_limit: Largest cache of one process, in gigabytes of memory.
+        cache_folder: Folder in which the cache is kept, so that other routers on the same network need not make it
+            again. By default it is not kept.
         temperature: Temperature of the Gumbel-softmax at the beginning.
         final_temperature: Temperature of the Gumbel-softmax at the end. It falls exponentially.
         hidden: Hidden units of the head that scores the widths; 0 for one of rank one. By default 32 for slim_first, 0
@@ -81,6 +83,7 @@ class SGSConfig(Typed):
     combined: bool = True
     cache: int = 4
     cache_limit: float = 4.0
+    cache_folder: str | None = None
     temperature: float = 1.0
     final_temperature: float = 1.0
     hidden: int | None = None

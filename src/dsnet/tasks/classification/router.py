@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -54,7 +55,9 @@ def cached(stage: Stage[Supernet], batches: TrainBatches, config: Classification
     stage.to(device())
     net, sgs, fresh = stage.net, config.sgs, config.gate_from is None
     if sgs.cache and decides_once(net):
-        cache = make_cache(net, batches, sgs.cache, limit=sgs.cache_limit)
+        folder = None if sgs.cache_folder is None else Path(sgs.cache_folder)
+        about = repr(replace(config.data, root="", workers=0))
+        cache = make_cache(net, batches, sgs.cache, limit=sgs.cache_limit, folder=folder, about=about)
         stage.known = measured(net, sgs, cache.reads(net), fresh=fresh)
         return cache
     some = list(islice(batches.epoch(0), max(1, MEASURED // batches.batch_size)))

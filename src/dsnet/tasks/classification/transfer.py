@@ -11,10 +11,10 @@ from torch import Tensor
 from dsnet.data.dataset import Data
 from dsnet.data.splits import SPLITS, check_data
 from dsnet.models import ModelSpec, Supernet
+from dsnet.nn.router import of_router
 from dsnet.tasks import check_source, load
 from dsnet.tasks.classification.config import ClassificationConfig
 from dsnet.training import with_fresh_router
-from dsnet.training.sgs import of_router
 from dsnet.weights.account import CLASSIFIER, Account
 
 # Folders in a run's folder, with the networks that the run began with.
