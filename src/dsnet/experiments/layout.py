@@ -39,13 +39,14 @@ class Column:
 class Row:
     """Runs of one recipe, one per seed.
 
-    `paper` holds the values that the paper reports, by column; `measures` overrides the measures of columns.
+    `paper` holds the values that the paper reports, by column; `measures` overrides the measures of columns, and None
+    leaves a cell empty.
     """
 
     label: str
     recipe: Recipe
     paper: Mapping[str, str] = field(default_factory=dict)
-    measures: Mapping[str, Measure] = field(default_factory=dict)
+    measures: Mapping[str, Measure | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,8 @@ def laid_out(table: Table, runs: Runs) -> results.Table:
     for column in table.columns:
         columns.append(column.name)
         for row, line in zip(table.rows, cells, strict=True):
-            line.append(shown(list(values[row.label][column.name].values()), column.form))
+            empty = measure_of(row, column) is None
+            line.append("" if empty else shown(list(values[row.label][column.name].values()), column.form))
         if any(column.name in row.paper for row in table.rows):
             columns.append("paper")
             for row, line in zip(table.rows, cells, strict=True):
@@ -190,10 +192,11 @@ def laid_out(table: Table, runs: Runs) -> results.Table:
 
 def values_of(row: Row, column: Column, runs: Runs) -> dict[int, float]:
     """The values of a row by seed; nan if a run has no such value."""
-    return {run.seed: measure_of(row, column)(run) for run in runs.get(row.label, ())}
+    measure = measure_of(row, column)
+    return {} if measure is None else {run.seed: measure(run) for run in runs.get(row.label, ())}
 
 
-def measure_of(row: Row, column: Column) -> Measure:
+def measure_of(row: Row, column: Column) -> Measure | None:
     return row.measures.get(column.name, column.measure)
 
 
@@ -203,6 +206,8 @@ def judged(claim: Claim, table: Table, runs: Runs) -> results.Claim:
     row, other = (next(row for row in table.rows if row.label == label) for label in (claim.row, claim.over))
     pairs = paired(runs.get(row.label, ()), runs.get(other.label, ()))
     ours, others = measure_of(row, column), measure_of(other, column)
+    assert ours is not None
+    assert others is not None
     means = np.array([ours(run) - others(theirs) for run, theirs in pairs])
     known = bool(np.isfinite(means).all())
     said = " ".join(difference_of(difference, column.form) for difference in means.tolist()) if known else OUTSIDE

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import nan
 from statistics import mean, stdev
-from typing import Any, Literal
+from typing import Literal
 
 from dsnet.experiments.grid import Finished
 from dsnet.experiments.layout import Measure, Plot, Runs
@@ -49,9 +50,14 @@ def all_widths(run: Finished) -> float:
     return mean(row.score.mean for row in run.result.uniform)
 
 
+def trained_rows(run: Finished) -> Sequence[BudgetRow]:
+    """The dynamic network at lambda 0, in each of its windows."""
+    return dynamic_of(run).windows or (trained_row(run),)
+
+
 def as_trained(key: Key) -> Measure:
-    """A value of the dynamic network at lambda 0."""
-    return lambda run: figure_of(trained_row(run), key)
+    """A value of the dynamic network at lambda 0, the mean over its windows."""
+    return lambda run: mean(figure_of(row, key) for row in trained_rows(run))
 
 
 def at_budget(budget: int, key: Key) -> Measure:
@@ -64,30 +70,64 @@ def figure_of(row: BudgetRow, key: Key) -> float:
     return found.mean
 
 
-def mean_gain(run: Finished) -> float:
-    """Points above the hull of the uniform sub-networks at equal MAdds, mean over the budgets."""
-    return mean(row.gain.mean for row in dynamic_of(run).rows)
-
-
-def over_lottery(key: Key) -> Measure:
-    """Points of score or hull above a random choice between the slimmest and widest path, mean over the budgets."""
+def mean_gain(key: Literal["hull", "exit_hull"] = "hull") -> Measure:
+    """Points above what uniform sub-networks reach at equal MAdds, mean over the budgets. exit_hull: the exit counts as
+    one of them."""
 
     def measure(run: Finished) -> float:
-        router: Any = run.result.training["router"]
-        ends = [tuple(widths[end] for widths in router["routing"]) for end in (0, -1)]
-        (x0, y0), (x1, y1) = sorted((row.madds, row.score.mean) for row in run.result.rows if row.path in ends)
-        return mean(
-            100 * (figure_of(row, key) - y0 - (y1 - y0) * (row.madds.mean - x0) / (x1 - x0))
-            for row in dynamic_of(run).rows
-        )
+        return mean(100 * (row.score.mean - known(getattr(row, key) or row.hull)) for row in dynamic_of(run).rows)
 
     return measure
 
 
+def known(stat: Stat | None) -> float:
+    return nan if stat is None else stat.mean
+
+
+def over_lottery(run: Finished) -> float:
+    """Points above choosing at random with the same shares of paths, mean over the budgets."""
+    return mean(100 * (row.score.mean - known(row.lottery)) for row in dynamic_of(run).rows)
+
+
+def trained_over_lottery(run: Finished) -> float:
+    """The same at lambda 0, in the window where it is smallest."""
+    return min(100 * (row.score.mean - known(row.lottery)) for row in trained_rows(run))
+
+
+def gap_closed(run: Finished) -> float:
+    """The mean gain over the hull of the widths as a share of what knowing the narrowest right width would gain."""
+    rows = dynamic_of(run).rows
+    return mean(row.score.mean - row.hull.mean for row in rows) / mean(
+        known(row.oracle) - row.hull.mean for row in rows
+    )
+
+
 def router_auc(run: Finished) -> float:
-    found = dynamic_of(run).auc
-    assert found is not None
-    return found.mean
+    return known(dynamic_of(run).auc)
+
+
+def wider_auc(run: Finished) -> float:
+    return known(dynamic_of(run).auc_wider)
+
+
+def smallest_entropy(run: Finished) -> float:
+    """Bits, of the gate and window at lambda 0 that have the least."""
+    return min(gate.entropy for row in trained_rows(run) for gate in row.gates)
+
+
+def mean_width(gate: int) -> Measure:
+    """The mean width index that a gate chooses at lambda 0, as a share of the widest."""
+
+    def measure(run: Finished) -> float:
+        shares = trained_row(run).gates[gate].shares
+        return sum(width * share for width, share in enumerate(shares)) / (len(shares) - 1)
+
+    return measure
+
+
+def share_at(gate: int, width: int) -> Measure:
+    """The share of the images for which a gate chooses a width at lambda 0."""
+    return lambda run: trained_row(run).gates[gate].shares[width]
 
 
 def dynamic_at(madds: float) -> Measure:

@@ -19,6 +19,8 @@ from dsnet.training.ieb import full
 from dsnet.training.scores import balancing, target_counts
 from dsnet.training.sgs_config import PAPER, SGSConfig
 
+LEAST = 1e-3  # standard deviation of a classifier's probabilities; a network that hardly learned gives constant ones
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -63,7 +65,7 @@ def measured(net: Supernet, config: SGSConfig, reads: Iterable[tuple[Read, Tenso
     if fresh and net.early is not None:
         standardise(net.early.classifier.reads, seen)
     if fresh and isinstance(head, ScoringHead):
-        standardise(head.reduce, features)
+        standardise(head.reduce, features, least=LEAST)
     if fresh and spec.kind == "gate" and spec.early is None and (layer := code_reader(net, 0)) is not None:
         standardise(layer, seen)
     weights = None if counts is None or not config.balanced else balancing(distributed.total(counts))
@@ -100,10 +102,11 @@ def standardise_gates(net: Supernet, batches: Iterable[Batch]) -> None:
             standardise(layer, sums)
 
 
-def standardise(layer: StandardLinear, moments: Moments) -> None:
+def standardise(layer: StandardLinear, moments: Moments, *, least: float = 0.0) -> None:
+    """least: The smallest standard deviation. What is smaller is not worth enlarging."""
     mean, std = moments.mean_std()
     layer.mean.copy_(mean)
-    layer.std.copy_(std)
+    layer.std.copy_(std.clamp_min(least))
 
 
 def windows_of(net: Supernet) -> list[tuple[int, int]]:
