@@ -70,10 +70,14 @@ ROUNDING: Keys = {"optim.channels_last": False}  # changes only rounding, so the
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """A base of the scale with some keys changed. The links are recipes of the runs that it starts from."""
+    """A base of the scale with some keys changed. The links are recipes of the runs that it starts from.
+
+    unsaid: More keys, which the name of a run does not show; those that its config had when the run got its name.
+    """
 
     base: str
     keys: Keys = field(default_factory=dict)
+    unsaid: Keys = field(default_factory=dict)
     source: Recipe | None = None
     gate_from: Recipe | None = None
     distill: Recipe | None = None
@@ -170,7 +174,7 @@ def cell_of(recipe: Recipe, scale: Scale, seed: int, *, runs: Path, root: str | 
     """The run of a recipe. Its name ends with a digest of all keys that affect what is learned."""
     linked = {link: getattr(recipe, link) for link in LINKS if getattr(recipe, link) is not None}
     needs = {link: cell_of(other, scale, seed, runs=runs, root=root) for link, other in linked.items()}
-    keys: dict[str, Any] = {**scale.keys(recipe.base), **recipe.keys, "seed": seed}
+    keys: dict[str, Any] = {**scale.keys(recipe.base), **recipe.unsaid, **recipe.keys, "seed": seed}
     keys |= {key: stretched(value, scale.longer) for key, value in keys.items() if key.endswith(EPOCHS) and value}
     keys |= {link: str(runs / need.name) for link, need in needs.items()}
     if (folder := scale.folders.get(keys.get("data.dataset", recipe.base))) is not None:
@@ -249,6 +253,9 @@ SMOKE = Scale(
 MBNET, RESNET, IMAGENETTE = "cifar10_ds_mobilenet_v1_tiny", "cifar10_ds_resnet_tiny", "imagenette_ds_mobilenet_v1_small"
 CLUTTERED = "cluttered_ds_mobilenet_v1_tiny"
 LONGER: Keys = {"optim.epochs": 12}  # DS-ResNet has fewer seeds, each trained twice as long as its config says
+AS_BEFORE = (
+    "The learning rate is 0.05 and every sub-network's loss has the same weight, as before the sweep of recipes."
+)
 FASHION: Keys = {"data.dataset": "fashion_mnist", "data.image_size": 28, "optim.epochs": 1}
 CPU = Scale(
     name="cpu",
@@ -281,7 +288,8 @@ CPU = Scale(
     folders={"cifar10": "", "folder": "imagenette", "detector": "BCCD"},
     widths=(0.5, 0.75, 1.0),
     notes={
-        "ieb": "On CIFAR-10: 8 epochs.",
+        "ieb": f"On CIFAR-10: 8 epochs. {AS_BEFORE}",
+        "temperature": f"On CIFAR-10: 14 epochs. {AS_BEFORE}",
         "alternatives": "On cluttered digits at 32 px, which need no download: every network 800 steps of 64 images "
         "with AdamW, the router 300.",
         "transfer": "From CIFAR-10 to Fashion-MNIST at 28 px, one epoch of each stage; the paper's figures are of "
