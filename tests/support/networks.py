@@ -93,8 +93,9 @@ def router_net(name: str, router: RouterSpec, *, routing: object = None, seed: i
     """A random network with a random router whose scores tell the samples of `varied` apart."""
     net = randomised(name, routing=routing, seed=seed)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed + 1)
+        torch.manual_seed(seed)
         fresh = with_fresh_router(net, replace(net.spec, router=router))
+        torch.manual_seed(seed + 1)
         x = varied(fresh, 16)
         entered = fresh.enter(x)
         if isinstance(fresh.probe, ScoringHead):
