@@ -15,6 +15,7 @@ from dsnet.data.dataset import Data, Split, open_dataset
 from dsnet.errors import DataError
 from dsnet.models import Supernet, model_spec
 from dsnet.nn import RouterSpec
+from dsnet.tasks.classification.router import data_words
 from dsnet.training import with_fresh_router
 from dsnet.training.cache import CachedBatches, make_cache, read, unpacked
 
@@ -117,3 +118,9 @@ def test_kept_features_serve_every_router_on_the_same_network(digits: Data, net:
     make_cache(changed, batches, 2, display=False, folder=tmp_path)
     assert len(list(tmp_path.iterdir())) == 4
     assert file.exists()
+
+
+def test_features_are_shared_wherever_the_data_is() -> None:
+    data = DataConfig("cifar10", "here")
+    assert data_words(data) == data_words(replace(data, root="there", workers=2))
+    assert data_words(data) != data_words(replace(data, calibration=0.2))

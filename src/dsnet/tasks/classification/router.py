@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dsnet.data.batches import Batches, TrainBatches, plain_batches
+from dsnet.data.config import DataConfig
 from dsnet.data.dataset import Batch, Data
 from dsnet.manifest import Policy, Router
 from dsnet.models import Supernet, eager
@@ -49,6 +50,11 @@ def check_cache(net: Supernet, data: Data, config: ClassificationConfig) -> None
     check_size(sgs.cache, len(data.train) // world(), numbers, sgs.cache_limit)
 
 
+def data_words(data: DataConfig) -> str:
+    """What decides which images the network sees. Where they are and who reads them does not."""
+    return repr({**asdict(data), "root": None, "workers": None})
+
+
 def cached(stage: Stage[Supernet], batches: TrainBatches, config: ClassificationConfig) -> Batches:
     """The batches of stage II: those of a cache, if the router can be trained on one. Measures the frozen supernet."""
     assert isinstance(stage, SGS)
@@ -56,7 +62,7 @@ def cached(stage: Stage[Supernet], batches: TrainBatches, config: Classification
     net, sgs, fresh = stage.net, config.sgs, config.gate_from is None
     if sgs.cache and decides_once(net):
         folder = None if sgs.cache_folder is None else Path(sgs.cache_folder)
-        about = repr(replace(config.data, root="", workers=0))
+        about = data_words(config.data)
         cache = make_cache(net, batches, sgs.cache, limit=sgs.cache_limit, folder=folder, about=about)
         stage.known = measured(net, sgs, cache.reads(net), fresh=fresh)
         return cache
