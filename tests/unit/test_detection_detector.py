@@ -208,6 +208,9 @@ def test_wrong_specs_are_refused_at_birth() -> None:
     slim_first = replace(backbone, router=RouterSpec("slim_first", "correctness"))
     with pytest.raises(ValueError, match="use the router gate"):
         DetectorSpec(slim_first, 3, taps=taps_of(backbone))
+    exit_first = replace(backbone, router=RouterSpec("exit_first", "correctness", early=0))
+    with pytest.raises(ValueError, match="images of a detector have no single class; use the router gate without"):
+        DetectorSpec(exit_first, 3, taps=taps_of(backbone))
 
 
 def test_inputs_of_another_size_are_refused() -> None:

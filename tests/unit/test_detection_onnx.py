@@ -22,13 +22,20 @@ from dsnet.tasks.detection.detector import Detector
 from support.detectors import pictures, random_detector
 from support.networks import assert_close
 
-GATE = RouterSpec("gate", "kl")
-ROUTED = [("ds_mobilenet_v1_small", 64), ("ds_mobilenet_v1_small", 100), ("ds_resnet_tiny", 64)]
+GATE, BOUND = RouterSpec("gate", "kl"), RouterSpec("gate", "kl", bound=True)
+ROUTED = [
+    ("ds_mobilenet_v1_small", 64, GATE),
+    ("ds_mobilenet_v1_small", 100, GATE),
+    ("ds_resnet_tiny", 64, GATE),
+    ("ds_resnet_tiny", 64, BOUND),
+]
 EVERY = ["ds_mobilenet_v1_small", "ds_resnet_tiny", "ds_efficientnet_b0", "mobilenet_v1"]
 
 
-def routed_detector(name: str = "ds_mobilenet_v1_small", *, size: int = 64, **options: object) -> Detector:
-    return random_detector(name, router=GATE, size=size, **options).float()  # type: ignore[arg-type]
+def routed_detector(
+    name: str = "ds_mobilenet_v1_small", *, size: int = 64, router: RouterSpec = GATE, **options: object
+) -> Detector:
+    return random_detector(name, router=router, size=size, **options).float()  # type: ignore[arg-type]
 
 
 def runners(detector: Detector, folder: Path) -> Iterator[Runner]:
@@ -54,9 +61,11 @@ def clear(detector: Detector, scores: list[Tensor], paths: Tensor, policy: Polic
     return sure
 
 
-@pytest.mark.parametrize(("name", "size"), ROUTED)
-def test_every_runner_routes_and_answers_as_the_detector(name: str, size: int, tmp_path: Path) -> None:
-    detector, x = routed_detector(name, size=size), pictures(10, size).float()
+@pytest.mark.parametrize(("name", "size", "router"), ROUTED)
+def test_every_runner_routes_and_answers_as_the_detector(
+    name: str, size: int, router: RouterSpec, tmp_path: Path
+) -> None:
+    detector, x = routed_detector(name, size=size, router=router), pictures(10, size).float()
     found, taken = list(runners(detector, tmp_path)), set()
     for lam in (-1.0, -0.25, 0.0, 0.25, 1.0):
         policy = Policy(lam)
