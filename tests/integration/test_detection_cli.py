@@ -278,7 +278,7 @@ def test_info_reads_files(files: dict[str, str], capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--bundle", "--budget", "0.5"], "a bundle takes its budget, cap and path when it runs"),
+        (["--bundle", "--budget", "0.5"], "a bundle takes its budget, cap, window and path when it runs"),
         (["--image_size", "96"], "image_size is 96 but this detector keeps its own, 64"),
         (["--path", "9"], "9"),
         (["--path", "2", "--budget", "0.5"], "leave --budget out"),

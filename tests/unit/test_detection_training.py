@@ -70,8 +70,8 @@ def test_a_detector_learns_one_picture_by_heart() -> None:
 
 def test_hard_images_are_those_above_the_median_gap() -> None:
     slim, middle, wide = torch.tensor([3.0, 1.0, 2.0]), torch.tensor([2.0, 1.0, 0.5]), torch.tensor([1.0, 1.0, 1.0])
-    assert goals(TRY_BEST, [slim, middle, wide], 0.5).tolist() == [-1, 0, -1]
-    assert goals(TRY_BEST, [slim, middle, wide], 1.5).tolist() == [-1, 0, 0]
+    assert goals(TRY_BEST, [slim, middle, wide], 0.5).tolist() == [2, 0, 2]
+    assert goals(TRY_BEST, [slim, middle, wide], 1.5).tolist() == [2, 0, 0]
     assert goals(EXCESS, [slim, middle, wide], 0.0).tolist() == [[2, 1, 0], [0, 0, 0], [1, 0, 0]]
 
 
