@@ -17,7 +17,7 @@ from dsnet.experiments import EXPERIMENTS, SCALES, measures
 from dsnet.experiments.catalogue.networks import MBNET, RESNET
 from dsnet.experiments.catalogue.routers import one_by_one
 from dsnet.experiments.grid import RESULT, Finished, in_order
-from dsnet.experiments.layout import Claim, Column, Row, Table, interval_of, judged, laid_out
+from dsnet.experiments.layout import Claim, Column, Row, Table, interval_of, judged, laid_out, routers
 from dsnet.experiments.measures import interpolate
 from dsnet.experiments.paired import interval, verdict
 from dsnet.experiments.recipe import LINKS, PLACES, Cell, Recipe, cell_of
@@ -362,6 +362,31 @@ def test_measures_read_what_they_say(tmp_path: Path) -> None:
     assert figures == pytest.approx([0.55, 3e6, 3.0])
     assert measures.smallest_entropy(window_run) == 0.7
     assert measures.trained_over_lottery(window_run) == pytest.approx(0.5)
+
+
+def routed_run(seed: int, kind: str, **spec: Any) -> Finished:
+    about = ("classification", METRIC, "x", "cifar10", "test", 10, 32, (seed,))
+    dynamic, training = Dynamic(kind, "correctness", (), ()), {"router": spec}
+    return Finished(
+        Path(f"{kind}{seed}"), seed, Evaluation(*about, rows=(), made=Made(), dynamic=dynamic, training=training)
+    )
+
+
+def test_pages_name_their_routers() -> None:
+    first, second = (routed_run(seed, "exit_first", early=128, windows=None) for seed in (0, 1))
+    assert routers({"a": [first, second], "b": [first, second]}) == "Router: exit_first (correctness, early 128)."
+    other = routed_run(1, "slim_first", hidden=0)
+    said = routers({"auto": [first, other], "gates": [routed_run(0, "gate", bound=False, windows=3)]})
+    assert said == (
+        "Routers: exit_first (correctness, early 128) in auto (seed 0); slim_first (correctness, hidden 0) in auto "
+        "(seed 1); gate (correctness, windows 3, gates decide one by one) in gates."
+    )
+    assert routers({"static": planted_free()}) == ""
+
+
+def planted_free() -> list[Finished]:
+    about = ("classification", METRIC, "x", "cifar10", "test", 10, 32, (0,))
+    return [Finished(Path("static"), 0, Evaluation(*about, rows=(), made=Made()))]
 
 
 def test_a_paired_verdict_asks_for_every_seed_and_for_an_interval_without_zero() -> None:

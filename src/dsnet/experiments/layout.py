@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import mean, stdev
 from typing import Literal
 
@@ -14,7 +15,6 @@ from dsnet import results
 from dsnet.experiments.grid import Finished
 from dsnet.experiments.paired import MORE, ONE_SEED, RULE, SEEDS_ONLY, WITHOUT, direction
 from dsnet.experiments.recipe import Recipe, Scale
-from dsnet.manifest import RouterSpec
 from dsnet.paired import of_samples
 from dsnet.report.tables import human
 from dsnet.results import Bench, Figure, Made
@@ -138,30 +138,34 @@ def seeds_of(table: Table, scale: Scale) -> set[int]:
 
 
 def routers(runs: Runs) -> str:
-    """Which router each row used, in words; empty without routers."""
-    by_row: dict[str, str] = {}
+    """Which routers were used, in words, with the rows that used them; empty without routers."""
+    rows: dict[str, list[str]] = {}
+    seen: set[tuple[Path, ...]] = set()
     for label, mine in runs.items():
+        folders = tuple(run.folder for run in mine)
+        if folders in seen:  # rows that show other figures of the same runs
+            continue
+        seen.add(folders)
         seeds: dict[str, list[str]] = {}
         for run in mine:
             if run.result.dynamic is not None:
                 seeds.setdefault(router_words(run), []).append(str(run.seed))
-        if len(seeds) == 1:
-            by_row[label] = next(iter(seeds))
-        elif seeds:
-            by_row[label] = ", ".join(f"{words} with seed {' and '.join(which)}" for words, which in seeds.items())
-    if len(set(by_row.values())) == 1:
-        return f"Router: {next(iter(by_row.values()))}."
-    return "Routers. " + "; ".join(f"{label}: {words}" for label, words in by_row.items()) + "." if by_row else ""
+        for words, which in seeds.items():
+            rows.setdefault(words, []).append(label + f" (seed {' and '.join(which)})" * (len(seeds) > 1))
+    if len(rows) < 2:
+        return "".join(f"Router: {words}." for words in rows)
+    return "Routers: " + "; ".join(f"{words} in {', '.join(labels)}" for words, labels in rows.items()) + "."
 
 
 def router_words(run: Finished) -> str:
-    """The router of a run: its kind, its targets, and what else differs from the defaults."""
+    """The router of a run: its kind, its targets, and what else is set."""
     dynamic, trained = run.result.dynamic, run.result.training.get("router")
     assert dynamic is not None
-    plain = asdict(RouterSpec(dynamic.router, dynamic.targets))  # type: ignore[arg-type]
     spec = trained if isinstance(trained, dict) else {}
-    more = [f"{key} {spec[key]}" for key, value in plain.items() if key in spec and spec[key] != value]
-    return ", ".join([f"{dynamic.router} ({dynamic.targets}", *more]) + ")"
+    keys = ("hidden", "early", "windows") if dynamic.router == "slim_first" else ("early", "windows")
+    more = [f"{key} {spec[key]}" for key in keys if spec.get(key) is not None]
+    more += ["gates decide one by one"] * (dynamic.router == "gate" and not spec.get("bound"))
+    return f"{dynamic.router} ({', '.join([dynamic.targets, *more])})"
 
 
 def rule_of(claims: Sequence[results.Claim]) -> str:
