@@ -204,7 +204,7 @@ def routers(scale: Scale, *, several: bool) -> dict[str, Keys]:
     gates = {**GATE, "sgs.targets": "try_best"}
     windows = {} if scale.window == 3 else {"sgs.windows": scale.window}
     exit_first = {"sgs.router": "exit_first"}
-    each = {"gates, try best, one by one": one_by_one(scale)} if several else {}
+    each = {ONE_BY_ONE: one_by_one(scale)} if several else {}
     return {
         **each,
         "gate, try best, all widths": {**gates, "sgs.windows": 0},
@@ -220,7 +220,8 @@ def routers(scale: Scale, *, several: bool) -> dict[str, Keys]:
     }
 
 
-EARLY_GATE = "early gate, try best, windows"
+EARLY_GATE, ONE_BY_ONE = "early gate, try best, windows", "gates, try best, one by one"
+TRAINED_LOTTERY = "its lottery, as trained"
 AS_TRAINED, MEAN, WITH_EXIT, ITS_LOTTERY = "as trained", "mean", "mean, hull with the exit", "over its lottery"
 SUPERNET_NOTE = (
     "Mean: of the five budgets. Hull with the exit: the early classifier's own answers are one more point of the hull. "
@@ -240,7 +241,7 @@ def supernet_columns() -> tuple[Column, ...]:
         Column(MEAN, mean_gain(), "points"),
         Column(WITH_EXIT, mean_gain("exit_hull"), "points"),
         Column(ITS_LOTTERY, over_lottery, "points"),
-        Column("its lottery, as trained", trained_over_lottery, "points"),
+        Column(TRAINED_LOTTERY, trained_over_lottery, "points"),
         Column("oracle gap", gap_closed),
         *KNOWING,
     )
@@ -261,7 +262,10 @@ def supernet_tables(scale: Scale) -> tuple[Table, ...]:
         ]
         for label, keys in kinds.items():
             row = f"{name}: {label}"
-            rows.append(Row(row, supernet.gates(keys)))
+            unknown = (
+                dict.fromkeys((ITS_LOTTERY, TRAINED_LOTTERY)) if label == ONE_BY_ONE else {}
+            )  # many paths are rare
+            rows.append(Row(row, supernet.gates(keys), {}, unknown))
             claims.append(Claim(f"{name}, {label}: mean of five budgets", MEAN, row, uniform))
             if label.startswith(("exit", "auto")):
                 claims.append(Claim(f"{name}, {label}: over the hull with the exit", WITH_EXIT, row, uniform))
