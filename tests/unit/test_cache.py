@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from dsnet.errors import DataError
 from dsnet.models import Supernet, model_spec
 from dsnet.nn import RouterSpec
 from dsnet.tasks.classification.router import data_words
-from dsnet.training import with_fresh_router
+from dsnet.training import cache, with_fresh_router
 from dsnet.training.cache import FLOOR, CachedBatches, Moments, make_cache, read, unpacked
 
 
@@ -109,14 +111,14 @@ def test_kept_features_serve_every_router_on_the_same_network(digits: Data, net:
         shared = make_cache(other, batches, 2, display=False, folder=tmp_path)
         for name in ("rows", "labels", "known"):
             assert torch.equal(getattr(alone, name), getattr(shared, name)), name
-    (file,) = tmp_path.iterdir()
+    (file,) = tmp_path.glob("*.safetensors")
     make_cache(net, batches, 2, display=False, folder=tmp_path, about="other augmentation")
     make_cache(net, replace(batches, seed=4), 2, display=False, folder=tmp_path)
     changed = copy.deepcopy(net)
     with torch.no_grad():
         changed.head.classifier.weight.mul_(2)
     make_cache(changed, batches, 2, display=False, folder=tmp_path)
-    assert len(list(tmp_path.iterdir())) == 4
+    assert len(list(tmp_path.glob("*.safetensors"))) == 4
     assert file.exists()
 
 
@@ -139,3 +141,19 @@ def test_columns_that_hardly_vary_are_not_blown_up() -> None:
     still = Moments()
     still.add(torch.ones(4, 2))
     assert still.mean_std()[1].tolist() == [1, 1]
+
+
+def test_trainings_side_by_side_make_a_cache_once(digits: Data, net: Supernet, tmp_path: Path) -> None:
+    batches, made = some(digits, 40), []
+    collected = cache.collect
+
+    def counted(*args: Any, **options: Any) -> CachedBatches:
+        made.append(1)
+        return collected(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
+        patch.setattr(cache, "collect", counted)
+        both = [pool.submit(make_cache, net, batches, 1, display=False, folder=tmp_path) for _ in range(2)]
+        first, second = (found.result() for found in both)
+    assert torch.equal(first.rows, second.rows)
+    assert len(made) == 1

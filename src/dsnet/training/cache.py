@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -159,10 +160,25 @@ def make_cache(
     if folder is None:
         return collect(net, batches, views, lambda entered: read(net, entered).packed(), limit=limit, display=display)
     file = folder / f"{digest_of(net, batches, views, about)}.safetensors"
-    if not file.exists():
-        whole = collect(net, batches, views, lambda entered: everything(net, entered), limit=limit, display=display)
-        keep(file, whole)
+    with one_at_a_time(file):  # of several trainings side by side, one makes the cache and the others wait for it
+        if not file.exists():
+            whole = collect(net, batches, views, lambda entered: everything(net, entered), limit=limit, display=display)
+            keep(file, whole)
     return kept(file, net, batches)
+
+
+@contextmanager
+def one_at_a_time(file: Path) -> Iterator[None]:
+    """Wait until no other process is in this block for the same file. No effect on Windows."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def everything(net: Supernet, entered: Entered) -> Tensor:
@@ -186,7 +202,6 @@ def digest_of(net: Supernet, batches: TrainBatches, views: int, about: str) -> s
 
 
 def keep(file: Path, cache: CachedBatches) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f"{file.name}.{os.getpid()}.part")
     tensors = {"rows": cache.rows, "labels": cache.labels, "known": cache.known}
     safetensors.torch.save_file(tensors, part, {"skipped": json.dumps(cache.skipped)})
