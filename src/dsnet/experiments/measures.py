@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import nan
+from math import isnan, nan
 from statistics import mean, stdev
 from typing import Literal
 
@@ -131,13 +131,15 @@ def share_at(gate: int, width: int) -> Measure:
 
 
 def dynamic_at(madds: float) -> Measure:
-    """Accuracy at an average cost, interpolated between the slimmest path, the budgets and the widest path."""
+    """Accuracy at an average cost, interpolated between the slimmest path or the exit, whichever gives more, the
+    budgets and the widest path."""
 
     def measure(run: Finished) -> float:
-        fixed = run.result.uniform
-        points = [(row.madds.mean, row.score.mean) for row in dynamic_of(run).rows]
-        ends = [(float(row.madds), row.score.mean) for row in (fixed[0], fixed[-1])]
-        return interpolate([ends[0], *points, ends[1]], madds)
+        fixed, points = run.result.uniform, [(row.madds.mean, row.score.mean) for row in dynamic_of(run).rows]
+        points.append((float(fixed[-1].madds), fixed[-1].score.mean))
+        starts = [fixed[0]] if run.result.exit is None else [fixed[0], run.result.exit]
+        found = [interpolate([(float(start.madds), start.score.mean), *points], madds) for start in starts]
+        return max((value for value in found if not isnan(value)), default=nan)
 
     return measure
 
