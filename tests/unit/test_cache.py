@@ -19,7 +19,7 @@ from dsnet.models import Supernet, model_spec
 from dsnet.nn import RouterSpec
 from dsnet.tasks.classification.router import data_words
 from dsnet.training import cache, with_fresh_router
-from dsnet.training.cache import FLOOR, CachedBatches, Moments, make_cache, read, unpacked
+from dsnet.training.cache import CachedBatches, Moments, make_cache, read, unpacked
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_features_are_shared_wherever_the_data_is() -> None:
     assert data_words(data) != data_words(replace(data, calibration=0.2))
 
 
-def test_columns_that_hardly_vary_are_not_blown_up() -> None:
+def test_moments_of_parts_are_those_of_the_whole() -> None:
     torch.manual_seed(0)
     values = torch.randn(1000, 3) * torch.tensor([2.0, 1e-9, 0.5]) + torch.tensor([5.0, 1.0, 0.0])
     moments = Moments()
@@ -137,10 +137,7 @@ def test_columns_that_hardly_vary_are_not_blown_up() -> None:
     mean, std = moments.mean_std()
     assert torch.allclose(mean, values.double().mean(0))
     assert torch.allclose(std[[0, 2]], values.double().std(0, correction=0)[[0, 2]])
-    assert std[1] == pytest.approx(FLOOR * float(std[0]))
-    still = Moments()
-    still.add(torch.ones(4, 2))
-    assert still.mean_std()[1].tolist() == [1, 1]
+    assert std[1] == 1
 
 
 def test_trainings_side_by_side_make_a_cache_once(digits: Data, net: Supernet, tmp_path: Path) -> None:

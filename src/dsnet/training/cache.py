@@ -31,7 +31,6 @@ from dsnet.training import distributed
 from dsnet.training.display import counting
 
 BATCH = 256  # images that the frozen network sees together
-FLOOR = 1e-2  # least standard deviation of a column, as a share of the largest one
 
 
 class Read(NamedTuple):
@@ -300,10 +299,9 @@ class Moments:
         self.sums = sums if self.sums is None else self.sums + sums
 
     def mean_std(self) -> tuple[Tensor, Tensor]:
-        """A column that hardly varies is not blown up: its standard deviation counts as `FLOOR` of the largest one."""
+        """A column that does not vary gets a standard deviation of 1."""
         assert self.sums is not None
         count, total, squares = distributed.total(self.sums)
         mean = total / count
         std = (squares / count - mean.square()).clamp_min(0).sqrt()
-        largest = std.max() if len(std) else std.sum()
-        return mean, std.clamp_min(FLOOR * float(largest)) if largest > 0 else torch.ones_like(std)
+        return mean, torch.where(std > 1e-6, std, 1.0)
