@@ -215,7 +215,7 @@ def main() -> None:
         folder = args.out / name
         if not args.show and not (folder / RESULT).exists():
             trained(name, folder, args.root, args.seed)
-        if (folder / METRICS).exists():
+        if (folder / METRICS).exists() and (folder / METRICS).read_text():
             runs[name] = described(folder, args.root)
     found: dict[str, Any] = {"runs": runs}
     if args.gradients:
