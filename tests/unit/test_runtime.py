@@ -309,6 +309,24 @@ def test_many_widths_in_one_file_cost_little_more_than_the_widest(tmp_path: Path
     assert sum(file.stat().st_size for file in bundle.iterdir()) <= 1.15 * whole
 
 
+def kinds_of(graph: onnx.GraphProto) -> list[str]:
+    """The kinds of all nodes, those of branches included."""
+    inner = [a.g for node in graph.node for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
+    return [node.op_type for node in graph.node] + [kind for each in inner for kind in kinds_of(each)]
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("router", [GATE, SLIM_FIRST], ids=called)
+def test_all_widths_of_a_file_share_one_classifier(name: str, router: RouterSpec, tmp_path: Path) -> None:
+    """ONNX Runtime keeps a packed copy of every matrix, so a classifier for each width would take much memory."""
+    net = routed_net(name, router)
+    kinds = kinds_of(onnx.load(export_onnx(net, tmp_path / "dynamic.onnx")).graph)
+    widths = [len(choices) for choices in net.space.choices[:-1]]
+    heads = 1 + sum(widths) if router == GATE else 3  # slimming heads; a probe's two layers and its classifier
+    assert kinds.count("Gemm") == 1 + heads
+    assert kinds.count("If") >= len(net.space.uniform) - 1
+
+
 # the cache of the PyTorch runner
 
 

@@ -76,7 +76,7 @@ def export_onnx(
             f"nothing to choose; leave simple out, or export one path"
         )
     policy = policy_for(net.manifest(image_size), budget, max_width=max_width, window=window)
-    writer = DynamicWriter(net.parts(), manifest, policy, simple=simple)
+    writer = DynamicWriter(net.parts(headless=True), manifest, policy, simple=simple)
     if writer.prices is not None:
         writer.prices.check_cap(max_width)
     proto = writer.model()
@@ -320,30 +320,41 @@ class DynamicWriter(PartWriter):
         chosen = self.decision(graph, scores, graph.constant(self.prices.at(0, 0), np.float64), 0)
         position = graph.op("Where", is_free, chosen, place)
 
-        def branch(path: WidthPath) -> Branch:
-            return lambda inner: list(self.routed(inner, path, names, exit, is_free).values())
-
-        later = [name for point in range(len(self.choices)) for name in self.live.left_at(point + 1)]
-        found = graph.choose(position, [branch(path) for path in candidates], [FLOAT] * len(later))
-        left = {**self.left_of(0, names), **dict(zip(later, found, strict=True))}
+        answers = self.answered(names, exit, position, is_free)
         spent = [[table.madds(path, dynamic=dynamic) for path in candidates] for dynamic in (False, True)]
         row = graph.op("Gather", graph.constant(spent), graph.op("Cast", is_free, to=INT))
         path = graph.op("Gather", graph.constant(candidates), position)
-        outputs = {**self.finish(graph, left), "path": path, "madds": graph.op("Gather", row, position)}
+        outputs = {**answers, "path": path, "madds": graph.op("Gather", row, position)}
         return {**outputs, "router_scores": scores}
 
-    def routed(self, graph: Graph, path: WidthPath, names: list[str], exit: str | None, is_free: str) -> dict[str, str]:
-        """What a candidate leaves for `finish`. If the router chose it behind the exit, the answers are combined."""
-        if is_exit(path):
-            assert exit is not None
-            return {"logits": exit}
-        left = self.follow(graph, path, names)
-        assert self.router is not None
-        if exit is None or (weights := self.router.combine[self.router.candidates.index(path) - 1]) == (0.0, 1.0):
-            return left
-        u, v = (graph.constant(weight, np.float32) for weight in weights)
-        both = graph.op("Add", graph.op("Mul", u, exit), graph.op("Mul", v, left["logits"]))
-        return {"logits": graph.op("Where", is_free, both, left["logits"])}
+    def answered(self, names: list[str], exit: str | None, position: str, is_free: str) -> dict[str, str]:
+        """The answers of the candidate at a position. Behind the exit, those that the router chose are combined."""
+        graph, router = self.graph, self.router
+        assert router is not None
+        if exit is None:
+            left = self.left_of(0, names) | self.behind(graph, names, router.candidates, position)
+            return self.finish(graph, left)
+
+        def go_on(branch: Graph) -> list[str]:
+            place = branch.op("Sub", position, branch.constant(1))
+            alone = self.finish(branch, self.behind(branch, names, router.candidates[1:], place))["logits"]
+            weights = (branch.constant(column, np.float32) for column in zip(*router.combine, strict=True))
+            u, v = (branch.op("Gather", column, place) for column in weights)
+            both = branch.op("Add", branch.op("Mul", u, exit), branch.op("Mul", v, alone))
+            return [branch.op("Where", is_free, both, alone)]
+
+        goes_on = graph.op("Min", position, graph.constant(1))
+        (logits,) = graph.choose(goes_on, [lambda branch: [exit], go_on], [FLOAT])
+        return {"logits": logits}
+
+    def behind(self, graph: Graph, names: list[str], paths: Sequence[WidthPath], position: str) -> dict[str, str]:
+        """What the path at a position leaves for `finish`, from the outputs of the front."""
+        later = [name for point in range(len(self.choices)) for name in self.live.left_at(point + 1)]
+        tree: list[Branch] = [
+            lambda inner, path=path: list(self.follow(inner, path, names).values())  # type: ignore[misc]
+            for path in paths
+        ]
+        return dict(zip(later, graph.choose(position, tree, [FLOAT] * len(later)), strict=True))
 
     def write_probing(self, names: list[str]) -> dict[str, str]:
         """Run the slimmest candidate first. Keep its logits, or run the chosen wider candidate from the front on."""
@@ -353,7 +364,7 @@ class DynamicWriter(PartWriter):
         is_pinned, position = self.is_pinned(graph, 0), self.pinned(graph, 0)
 
         def probe(branch: Graph) -> list[str]:
-            logits = self.follow(branch, candidates[0], names)["logits"]
+            logits = self.finish(branch, self.follow(branch, candidates[0], names))["logits"]
             scores = self.probe_scores(branch, logits)
             prices = branch.constant(free, np.float64)
             return [self.decision(branch, scores, prices, 0), logits, scores]
@@ -366,14 +377,12 @@ class DynamicWriter(PartWriter):
             graph.op("Cast", is_pinned, to=TensorProto.INT64), [probe, pinned], [INT, FLOAT, FLOAT]
         )
         goes_on = graph.op("Or", is_pinned, graph.op("Greater", position, graph.constant(0)))
-        tree: list[Branch] = [
-            lambda branch, path=path: list(self.follow(branch, path, names).values())  # type: ignore[misc]
-            for path in candidates
-        ]
+
+        def go_on(branch: Graph) -> list[str]:
+            return [self.finish(branch, self.behind(branch, names, candidates, position))["logits"]]
+
         (logits,) = graph.choose(
-            graph.op("Cast", goes_on, to=TensorProto.INT64),
-            [lambda branch: [answer], lambda branch: branch.choose(position, tree, [FLOAT])],
-            [FLOAT],
+            graph.op("Cast", goes_on, to=TensorProto.INT64), [lambda branch: [answer], go_on], [FLOAT]
         )
         spent = [[table.madds(path, dynamic=dynamic) for path in candidates] for dynamic in (True, False)]
         row = graph.op("Gather", graph.constant(spent), graph.op("Cast", is_pinned, to=TensorProto.INT64))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from dsnet.export.writer import Graph, array
-from dsnet.nn import Fixed, SliceBatchNorm2d, SliceConv2d, SliceDepthwise, SliceGroupNorm, SliceLinear
+from dsnet.nn import Fixed, Gate, SliceBatchNorm2d, SliceConv2d, SliceDepthwise, SliceGroupNorm, SliceLinear
 from dsnet.nn.norm import EPS
 from dsnet.nn.slicing import GlobalPool, GridPool, StandardLinear
 from dsnet.nn.tracing import trace
@@ -21,15 +21,24 @@ from dsnet.nn.tracing import trace
 def write_call(graph: Graph, root: nn.Module, call: Callable[..., Any], *inputs: str | list[str]) -> Any:
     """Write the nodes of `call(*inputs)`, which uses layers of `root`, and return the names of its outputs."""
     traced = trace(root, call, len(inputs))
-    return _Writer(traced, graph).run(*inputs)
+    gates = {name for name, module in root.named_modules() if isinstance(module, Gate)}
+    return _Writer(traced, graph, gates).run(*inputs)
+
+
+class Pooled(str):
+    """The name of a map [B, C, 1, 1] that the network treats as a vector [B, C].
+
+    The linear layers of a gate are written as 1x1 convolutions on such maps. They are as fast as matrix products, and
+    ONNX Runtime keeps no packed copy of their weights for each width.
+    """
 
 
 class _Writer(fx.Interpreter):
     """Runs a trace on names instead of tensors."""
 
-    def __init__(self, traced: fx.GraphModule, graph: Graph) -> None:
+    def __init__(self, traced: fx.GraphModule, graph: Graph, gates: set[str]) -> None:
         super().__init__(traced)
-        self.out = graph
+        self.out, self.gates = graph, gates
         self.folded: dict[fx.Node, str] = {}  # norms that were merged into the convolution before them
 
     def run_node(self, n: fx.Node) -> Any:
@@ -41,12 +50,28 @@ class _Writer(fx.Interpreter):
             return self.layer(n, args[0], *args[1:])
         if n.op == "call_function" or n.op == "call_method":
             options = {key: option for key, option in kwargs.items() if key != "inplace"}
-            return FUNCTIONS[n.target](self.out, *args, **options)
-        return super().run_node(n)
+            if not any(isinstance(item, Pooled) for item in args):
+                return FUNCTIONS[n.target](self.out, *args, **options)
+            if n.target in ELEMENTWISE:
+                return Pooled(FUNCTIONS[n.target](self.out, *args, **options))
+            if n.target is operator.getitem and args[1] == (slice(None), slice(None), None, None):
+                return str(args[0])
+            return FUNCTIONS[n.target](self.out, *map(self.vector, args), **options)
+        return fx.map_arg(super().run_node(n), self.vector) if n.op == "output" else super().run_node(n)
+
+    def vector(self, item: Any) -> Any:
+        """A pooled map as the vector that the network means; everything else as it is."""
+        return self.out.op("Flatten", item, axis=1) if isinstance(item, Pooled) else item
 
     def layer(self, n: fx.Node, x: str, *widths: int) -> str:
         layer = self.fetch_attr(str(n.target))
         name = str(n.target).removeprefix("root.")
+        in_gate = name.rpartition(".")[0] in self.gates
+        if in_gate and isinstance(layer, GlobalPool):
+            return Pooled(self.out.op("GlobalAveragePool", x))
+        if in_gate and isinstance(layer, SliceLinear) and isinstance(x, Pooled):
+            return self.pointwise(layer, name, x, *widths)
+        x = self.vector(x)
         match layer:
             case SliceConv2d():
                 counts = [layer.cout[widths[1]], layer.cin[widths[0]]]
@@ -78,6 +103,14 @@ class _Writer(fx.Interpreter):
             case GridPool():
                 return self.out.op("Flatten", grid_pool(self.out, layer, x), axis=1)
         raise TypeError(f"{type(layer).__name__} has no ONNX form")
+
+    def pointwise(self, layer: SliceLinear, name: str, x: str, w_in: int, w_out: int) -> Pooled:
+        """A linear layer of a gate as a 1x1 convolution."""
+        rows, columns = layer.cout[w_out], layer.cin[w_in]
+        inputs = [self.out.weight(f"{name}.weight", layer.weight[:, :, None, None], [rows, columns])]
+        if layer.bias is not None:
+            inputs.append(self.out.weight(f"{name}.bias", layer.bias, [rows]))
+        return Pooled(self.out.op("Conv", x, *inputs, kernel_shape=[1, 1]))
 
     def plain(self, layer: nn.Module, name: str, x: str) -> str:
         """A layer that has one width."""
@@ -241,6 +274,14 @@ def topk(graph: Graph, x: str, count: int, *, dim: int) -> TopK:
     return TopK(values=values)
 
 
+def pad(graph: Graph, x: str, sides: tuple[int, int], *, mode: str, value: float | None) -> str:
+    """Zeros before and behind the last axis of a matrix."""
+    assert mode == "constant"
+    assert not value
+    before, behind = sides
+    return graph.op("Pad", x, graph.constant([0, before, 0, behind])) if before or behind else x
+
+
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     F.relu: unary("Relu"),
     F.relu6: relu6,
@@ -248,6 +289,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     F.softplus: unary("Softplus"),
     F.max_pool2d: max_pool,
     F.interpolate: resize,
+    F.pad: pad,
     torch.tanh: unary("Tanh"),
     torch.sigmoid: unary("Sigmoid"),
     torch.cat: concat,
@@ -273,3 +315,4 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     "clamp_min": clamp_min,
     "topk": topk,
 }
+ELEMENTWISE = {F.relu, F.relu6, F.silu, torch.tanh, torch.sigmoid, operator.add, operator.mul}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dsnet.models.spec import ModelSpec, StageSpec
@@ -93,9 +94,22 @@ class Head(nn.Module):
         self.classifier = SliceLinear(channels, Channels.of(num_classes))
 
     def forward(self, x: Tensor, width: Width) -> Tensor:
+        return self.classifier(self.pooled(x, width), width, 0)
+
+    def pooled(self, x: Tensor, width: Width) -> Tensor:
+        """What the classifier reads, [B, channels of the width]."""
         if self.conv is not None:
             x = self.conv(x, width, width)
-        return self.classifier(self.pool(x, width), width, 0)
+        return self.pool(x, width)
+
+    def features(self, x: Tensor, width: int) -> Tensor:
+        """What the classifier reads, filled up with zeros to the channels of the widest."""
+        channels = self.pool.channels
+        return F.pad(self.pooled(x, width), (0, channels.max - channels[width]))
+
+    def classify(self, features: Tensor) -> Tensor:
+        """The logits of features of any width."""
+        return self.classifier(features, len(self.pool.channels) - 1, 0)
 
 
 def build(spec: ModelSpec) -> tuple[Stack, list[Segment], Head]:

@@ -31,11 +31,12 @@ Combination = tuple[tuple[float, float], ...]
 class LiveParts:
     """The `Parts` of a live network, sliced at every call. The parts of all other runtimes are made from these.
 
-    routed: whether gates compute their scores; a single path does not need them.
+    routed: whether gates compute their scores; a single path does not need them. headless: whether the classifier
+    belongs to `finish` instead of the last part, so that all widths share one.
     """
 
-    def __init__(self, net: Supernet, *, routed: bool = True) -> None:
-        self.net, self.routed = net, routed
+    def __init__(self, net: Supernet, *, routed: bool = True, headless: bool = False) -> None:
+        self.net, self.routed, self.headless = net, routed, headless
         self.owner: Any = net  # the module that has the spec and the card, and every layer that parts use
         self._manifest: tuple[Card, Combination, Manifest] | None = None
 
@@ -82,6 +83,8 @@ class LiveParts:
         x = self.net.chain[point].rest(x, width)
         if point + 1 < len(self.net.chain):
             return Step(self.fork(point + 1, width, x), {})
+        if self.headless:
+            return Step(None, {"features": self.net.head.features(x, width)})
         return Step(None, {"logits": self.net.head(x, width)})
 
     def probe(self, outputs: Outputs) -> Tensor:
@@ -90,7 +93,7 @@ class LiveParts:
         return link(self.net.spec.router, self.net.probe(outputs["logits"]))
 
     def finish(self, left: Outputs) -> Outputs:
-        return left
+        return {"logits": self.net.head.classify(left["features"])} if self.headless else left
 
     def cat(self, parts: list[Tensor]) -> Tensor:
         return torch.cat(parts)
@@ -114,7 +117,7 @@ class LiveParts:
 
     def left_at(self, point: int) -> list[str]:
         """Names of the arrays for `finish` from the part that ends at a choice point, or behind the last one."""
-        return ["logits"] if point == len(self.net.chain) else []
+        return [] if point < len(self.net.chain) else ["features" if self.headless else "logits"]
 
 
 def eager(net: Any) -> GroupedRunner:

@@ -241,9 +241,9 @@ class Supernet(nn.Module):
     def check_input(self, x: Tensor) -> None:
         self.spec.check_input(x.shape)
 
-    def parts(self, *, routed: bool = True) -> LiveParts:
+    def parts(self, *, routed: bool = True, headless: bool = False) -> LiveParts:
         """The parts between choice points, with the weights of this network."""
-        return LiveParts(self, routed=routed)
+        return LiveParts(self, routed=routed, headless=headless)
 
     def manifest(self, image_size: int | None = None) -> Manifest:
         """The manifest of this network, at its own image size or another."""

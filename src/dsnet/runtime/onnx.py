@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -329,10 +332,19 @@ def open_session(file: Path, threads: int = 0) -> ort.InferenceSession:
     if not file.is_file():
         raise CheckpointError(f"{file} does not exist; give an ONNX file or a bundle that `dsnet export` wrote")
     try:
-        return ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime raises about a dozen classes of errors
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"{file} cannot be read as an ONNX file ({reason}); export it again") from error
+    give_back_memory()
+    return session
+
+
+def give_back_memory() -> None:
+    """Return freed memory to the system. ONNX Runtime frees half of what loading takes, and glibc would keep it."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def contiguous(x: Any) -> np.ndarray:

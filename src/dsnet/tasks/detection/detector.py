@@ -162,8 +162,8 @@ class Detector(nn.Module):
         choice = self.spec.stage_of(name).choice if room == "projections" else None
         return FRONT if choice is None else choice
 
-    def parts(self, *, routed: bool = True) -> DetectorParts:
-        """The pieces between choices, with these weights."""
+    def parts(self, *, routed: bool = True, headless: bool = True) -> DetectorParts:
+        """The pieces between choices, with these weights. Neck and heads are never part of the pieces."""
         return DetectorParts(self, routed=routed)
 
     def manifest(self, image_size: int | None = None) -> Manifest:
