@@ -175,7 +175,7 @@ def build_block(
 
 def build_gate(spec: ModelSpec, stage: StageSpec, channels: Channels, inputs: int, *, starts: bool) -> Gate | None:
     """A gate over `channels`; its hidden size depends on the block's widest number of `inputs`."""
-    if spec.gate is None:
+    if spec.gate is None or (spec.gate.blocks == "choose" and not starts):
         return None
     hidden = stage.hidden or max(1, inputs // spec.gate.reduction)
     candidates = len(spec.routing[stage.choice]) if starts and stage.choice is not None else None

@@ -64,6 +64,17 @@ def ds_mobilenet_v1_18() -> ModelSpec:
 
 
 @register
+def ds_mobilenet_v1_relu() -> ModelSpec:
+    """DS-MBNet for speed: the channels and 14 widths of ds_mobilenet_v1 with ReLU and a single gate, at the choice."""
+    return ModelSpec(
+        name="ds_mobilenet_v1_relu",
+        stages=thirteen_blocks((16, 32, 48, 48, 96, 96), equispaced(224, 32, 14), equispaced(736, 32, 14), (None,) * 6),
+        widths=(14,),
+        gate=GateSpec(blocks="choose"),
+    )
+
+
+@register
 def ds_mobilenet_v1_tiny() -> ModelSpec:
     """Small DS-MBNet for 32-pixel images: 6 widths, identity skips, a cheap front."""
     body = equispaced(16, 24, 6)

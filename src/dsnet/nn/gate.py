@@ -30,6 +30,7 @@ class GateSpec(Typed):
         shared: Whether the slimming head reads the attention head's first layer W1, or has a first layer of its own.
         standardised: Whether the slimming head reads standardised inputs and has a bias. The released network has
             neither.
+        blocks: Which blocks have a gate: `all`, or only those that `choose`, the first behind each choice point.
     """
 
     attention: Literal["tanh", "sigmoid"] = "tanh"
@@ -38,9 +39,11 @@ class GateSpec(Typed):
     slimming: Literal["one_hot", "scalar"] | None = "one_hot"
     shared: bool = True
     standardised: bool = False
+    blocks: Literal["all", "choose"] = "all"
 
     def __post_init__(self) -> None:
         for name, value, known in (
+            ("blocks", self.blocks, ("all", "choose")),
             ("attention", self.attention, ("tanh", "sigmoid")),
             ("activation", self.activation, tuple(ACTIVATIONS)),
             ("slimming", self.slimming, ("one_hot", "scalar", None)),
