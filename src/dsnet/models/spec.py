@@ -191,6 +191,10 @@ class ModelSpec(Typed):
     def without_router(self) -> ModelSpec:
         return replace(self, router=None)
 
+    def with_routing(self, routing: Sequence[Sequence[int]]) -> ModelSpec:
+        """The same network with other width indices to choose from at each gate."""
+        return replace(self, routing=tuple(map(tuple, routing)))
+
     def build(self) -> Supernet:
         """The network, with fresh weights."""
         from dsnet.models.supernet import Supernet

@@ -109,6 +109,9 @@ class DetectorSpec(Typed):
     def without_router(self) -> DetectorSpec:
         return replace(self, backbone=self.backbone.without_router())
 
+    def with_routing(self, routing: Sequence[Sequence[int]]) -> DetectorSpec:
+        return replace(self, backbone=self.backbone.with_routing(routing))
+
     def build(self) -> Detector:
         """The detector, with fresh weights."""
         from dsnet.tasks.detection.detector import Detector
