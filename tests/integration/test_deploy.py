@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +222,12 @@ def test_bench_measures_widths_and_budgets(run: Path, tmp_path: Path, capsys: py
         assert 0 < row["times"]["p50"] <= row["times"]["p95"] <= row["times"]["p99"]
         assert row["images_per_second"] == pytest.approx(row["batch"] / row["times"]["p50"] * 1e3)
         assert (row["ratio"] is None) == row["runtime"].startswith("static")
-    assert result["widths"]["files"]["dynamic"] > 1000  # type: ignore[index]
+    files = result["widths"]["files"]  # type: ignore[index]
+    assert files["dynamic"] > 1000
+    memory = {held["artefact"]: held["memory"] for held in files["artefacts"]}
+    assert list(memory) == ["dynamic file", "widest path", "bundle"]
+    if sys.platform == "linux":
+        assert all(taken > 1e6 for taken in memory.values())
     assert {row["model"] for row in result["widths"]["against"]} == {"mobilenet_v1_tiny:0.5"}  # type: ignore[index]
     routed = result["routed"]["rows"]  # type: ignore[index]
     assert all(row["ideal"] > 0 for row in routed)

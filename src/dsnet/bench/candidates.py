@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dsnet.bench.timing import resident
+from dsnet.bench.memory import loaded
 from dsnet.export.bundle import export_bundle
 from dsnet.export.dynamic import export_onnx
 from dsnet.latency.files import AGAIN, IDEALS
@@ -51,11 +50,10 @@ class Artefacts:
         file = self.dynamic()
         router = self.manifest.router
         widest = self.manifest.space.widest if router is None else router.routing.widest
-        before, start = resident(), time.perf_counter()
-        session = open_session(file, 1)
-        took, held = time.perf_counter() - start, resident() - before
-        del session
-        return FileSizes(file.stat().st_size, self.static(widest).stat().st_size, took, held)
+        kinds = {"dynamic file": file, "widest path": self.static(widest), "bundle": self.bundle()}
+        found = {kind: loaded(kind, where) for kind, where in kinds.items()}
+        dynamic, alone = found["dynamic file"], found["widest path"]
+        return FileSizes(dynamic.size, alone.size, dynamic.seconds, dynamic.memory, tuple(found.values()))
 
 
 def candidates(

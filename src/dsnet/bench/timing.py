@@ -1,10 +1,9 @@
-"""Timing with torch: its threads, its GPU, and the memory of the process."""
+"""Timing with torch: its threads and its GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -47,11 +46,3 @@ def torch_threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def resident() -> int:
-    """Resident memory of this process in bytes; 0 if the system does not report it."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-    except OSError:
-        return 0

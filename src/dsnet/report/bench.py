@@ -163,6 +163,12 @@ def notes(widths: WidthTimes, rows: Sequence[WidthTime], last: bool) -> str:
             f"loaded in {files.load_seconds:.2f} s, taking {human(files.load_bytes)} bytes of memory "
             f"({files.load_bytes / files.dynamic:.1f}x the file)."
         )
+        lines += [
+            f"{held.artefact.capitalize()}: {human(held.size)} bytes, {human(held.memory)} bytes of memory once every "
+            f"path has run."
+            for held in files.artefacts
+            if held.artefact != "dynamic file"
+        ]
     return "\n".join(lines)
 
 

@@ -64,13 +64,27 @@ class SpeedUp(Typed):
 
 
 @dataclass(frozen=True)
+class Loaded(Typed):
+    """An exported artefact: its size in bytes, the seconds to open it, and the memory that it takes once it has run."""
+
+    artefact: str
+    size: int
+    seconds: float
+    memory: int
+
+
+@dataclass(frozen=True)
 class FileSizes(Typed):
-    """Bytes of the dynamic file and of a file of the widest path; seconds and memory to load the dynamic file."""
+    """Bytes of the dynamic file and of a file of the widest path; seconds and memory to load the dynamic file.
+
+    artefacts: The same for every artefact. Empty in older results.
+    """
 
     dynamic: int
     widest: int
     load_seconds: float
     load_bytes: int
+    artefacts: tuple[Loaded, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,50 @@
+"""Resident memory of exported files, each opened in a process of its own.
+
+python -m dsnet.bench.memory FILE    prints seconds to open it, and bytes that it takes
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from dsnet.latency.measure import noise
+from dsnet.results import Loaded
+from dsnet.runtime.onnx import give_back_memory, open_onnx
+
+
+def loaded(artefact: str, where: Path) -> Loaded:
+    """Open a file or a bundle in another process, run every path once, and see what it takes."""
+    command = [sys.executable, "-m", "dsnet.bench.memory", str(where)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{where} could not be opened in another process: {done.stderr.strip()[-200:]}")
+    seconds, resident = done.stdout.split()
+    files = [where] if where.is_file() else list(where.iterdir())
+    return Loaded(artefact, sum(file.stat().st_size for file in files), float(seconds), int(resident))
+
+
+def taken(where: str) -> tuple[float, int]:
+    """Seconds to open a file or a bundle in this process, and the memory that it takes after a run of each path."""
+    before, start = resident(), time.perf_counter()
+    runner = open_onnx(where, threads=1)
+    took, image = time.perf_counter() - start, noise(runner.manifest, 1)
+    for path in runner.paths if runner.manifest.pins else ():
+        runner.run_path(image, path)
+    give_back_memory()
+    return took, resident() - before
+
+
+def resident() -> int:
+    """Resident memory of this process in bytes; 0 if the system does not report it."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    except OSError:
+        return 0
+
+
+if __name__ == "__main__":
+    give_back_memory()
+    print(*taken(sys.argv[1]))
