@@ -1,12 +1,16 @@
-"""Atomic writing of files, and digests of their content."""
+"""Atomic writing of files, digests of their content, and folders that one process holds at a time."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
+import platform
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+LOCK = ".lock"  # the file in a folder that the process which holds the folder has locked
 
 
 def write_whole(file: Path, data: bytes) -> None:
@@ -33,3 +37,44 @@ def write_whole(file: Path, data: bytes) -> None:
 def digest(data: bytes) -> str:
     """The SHA-256 of the data, in hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder for this process. BlockingIOError if another process holds it; its text names that process.
+
+    The system takes the lock from a process that ends, however it ends, so a lock is never left behind.
+    """
+    file = folder / LOCK
+    while True:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            lock(descriptor)
+        except OSError:
+            holder = os.read(descriptor, 200).decode(errors="replace") or "another process"
+            os.close(descriptor)
+            raise BlockingIOError(holder) from None
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(descriptor), file.stat()):
+                break
+        os.close(descriptor)  # its last holder removed the file after it was opened here
+    try:
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            file.unlink()
+        os.close(descriptor)
+
+
+def lock(descriptor: int) -> None:
+    """Lock an open file, or raise an OSError if another process has locked it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        import msvcrt
+
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined, unused-ignore]
+        return
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dsnet.cli.arguments import Parser
+
+if TYPE_CHECKING:
+    from dsnet.runs.folder import RunFolder
 
 
 def add_arguments(parser: Parser) -> None:
@@ -16,16 +20,23 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: Namespace) -> None:
+    from dsnet.runs.folder import RunFolder
+
+    folder = RunFolder.of(Path(args.run))
+    with folder.held():
+        recalibrate_run(folder, args)
+
+
+def recalibrate_run(run: RunFolder, args: Namespace) -> None:
     from dataclasses import replace
 
-    from dsnet.runs.folder import RunFolder
     from dsnet.tasks import calibrated, load, save
     from dsnet.tasks.classification.task import calibration_images, task
     from dsnet.training import recalibrate
 
-    folder = Path(args.run)
+    folder = run.folder
     net = load(folder, "classification")
-    config, data = RunFolder.of(folder).opened(args.root)
+    config, data = run.opened(args.root)
     if args.images is not None:
         config = replace(config, recalibration=args.images)
     batches = recalibrate(net, calibration_images(data, config, seed=args.seed))

@@ -6,7 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from dsnet.experiments.digits import write_digits
 from dsnet.experiments.grid import RESULT, Finished, in_order, is_finished, train_all
 from dsnet.experiments.layout import Experiment, result_of
 from dsnet.experiments.recipe import Cell, Scale, cell_of
+from dsnet.files import locked
 from dsnet.report.export import export as export_result
 from dsnet.results import Experiment as Result
 from dsnet.results import made, read
@@ -47,7 +48,7 @@ def reproduce(
     grids = {name: cells_of(EXPERIMENTS[name], scale, out, root) for name in names}
     with (
         process_group(minutes=24 * 60),
-        locked(out) if train else nullcontext(),
+        held(out) if train else nullcontext(),
     ):  # others wait while one process evaluates
         first = rank() == 0
         if scale.name == "smoke" and first:
@@ -123,23 +124,18 @@ def seconds_of(folder: Path) -> float:
 
 
 @contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """Allow one command at a time to train below a folder; two would train the same runs. No effect on Windows."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
+def held(out: Path) -> Iterator[None]:
+    """Allow one command at a time to train below a folder; two would train the same runs."""
     if os.environ.get("RANK", "0") != "0":
         yield
         return
     out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("w") as file:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            stack.enter_context(locked(out))
+        except BlockingIOError as error:
             raise ValueError(
-                f"another `dsnet reproduce` is at work in {out}; wait for it, or give another --out"
+                f"another `dsnet reproduce` is at work in {out} ({error}); wait for it, or give another --out"
             ) from None
         yield
 

@@ -6,7 +6,8 @@ import json
 import platform
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from dsnet.config import CONFIG, RunConfig, flat
 from dsnet.data.dataset import Data
 from dsnet.data.splits import SPLITS, check_data, write_splits
 from dsnet.errors import CheckpointError
-from dsnet.files import write_whole
+from dsnet.files import LOCK, locked, write_whole
 from dsnet.results import Evaluation
 from dsnet.runs.config import as_yaml
 from dsnet.runs.record import record
@@ -51,6 +52,19 @@ class RunFolder:
         self.reopen(data)
         return config, data
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the folder, so that no other process trains into it. It is made if it does not exist."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.folder))
+            except BlockingIOError as error:
+                raise CheckpointError(
+                    f"{self.folder} is in use by {error}; wait until that ends, or choose another --out"
+                ) from None
+            yield
+
     def check_free(self, config: RunConfig, *, overwrite: bool) -> None:
         """Refuse a folder that holds another run. With `overwrite`, refuse one whose content may not be deleted."""
         folder = self.folder
@@ -61,7 +75,7 @@ class RunFolder:
                     f"or choose another --out"
                 )
             return
-        if not folder.exists() or not any(folder.iterdir()):
+        if not contents(folder):
             return
         if not is_run(folder):
             raise CheckpointError(
@@ -73,14 +87,13 @@ class RunFolder:
                 raise CheckpointError(f"--overwrite would delete {value}, which {key} reads; choose another --out")
 
     def claim(self, config: RunConfig, data: Data, sources: Mapping[str, Any], *, overwrite: bool = False) -> None:
-        """Write the config, splits, versions and the networks that the run starts from into a new folder.
+        """Write the config, splits, versions and the networks that the run starts from into a folder that is held.
 
         overwrite: Delete the run that is in the folder first.
         """
         self.check_free(config, overwrite=overwrite)
         folder = self.folder
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.iterdir() if overwrite else ():
+        for old in contents(folder) if overwrite else ():
             shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
         versions = {
             "dsnet": __version__,
@@ -127,7 +140,21 @@ def has_begun(folder: Path) -> bool:
     return any((folder / name).exists() for name in (STATE, f"{GATE}/{STATE}", MODEL))
 
 
+def contents(folder: Path) -> list[Path]:
+    """What a folder holds, its lock apart; nothing if it does not exist."""
+    return [file for file in folder.iterdir() if file.name != LOCK] if folder.exists() else []
+
+
 def new_folder(name: str) -> Path:
-    """A new folder of this name in runs/, with a number appended if the name is taken."""
-    names = [name, *(f"{name}-{number}" for number in range(2, 10_000))]
-    return next(folder for name in names if not (folder := Path("runs") / name).exists())
+    """Make a new folder of this name in runs/, with a number appended if the name is taken.
+
+    Of several processes that ask for the same name, each gets a folder of its own.
+    """
+    for number in range(1, 10_000):
+        folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise CheckpointError(f"runs/{name} and 9,998 more are taken; delete some of them, or give --out")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,9 +48,11 @@ def train(
     if config.threads:
         torch.set_num_threads(config.threads)
     task = tasks.named(config.task)
-    with process_group():
-        run = RunFolder(folder, task)
-        if not resume and rank() == 0:
+    run = RunFolder(folder, task)
+    with removed_if_empty(folder), process_group(), ExitStack() as until_the_end:
+        if resume and rank() == 0:
+            until_the_end.enter_context(run.held())
+        elif rank() == 0:
             run.check_free(config, overwrite=overwrite)
         data = task.open_data(config)
         plans = task.plans(config, data, folder)
@@ -70,6 +73,7 @@ def train(
             run.reopen(data)
         elif rank() == 0:
             check(data, config)
+            until_the_end.enter_context(run.held())
             run.claim(config, data, task.sources(config, net), overwrite=overwrite)
         for plan in left:
             barrier()  # wait until the first process has written its files
@@ -84,6 +88,16 @@ def train(
             resampled.write(folder)
         run.record("test", result, data, draw=draw)
         return result
+
+
+@contextmanager
+def removed_if_empty(folder: Path) -> Iterator[None]:
+    """Remove the folder again if nothing was written to it."""
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def announce(net: Any, data: Data, folder: Path) -> None:
