@@ -128,7 +128,7 @@ def card_in(folder: Path, content: Mapping[str, Any], *, fit: str) -> Card:
 
 LATER: dict[str, dict[str, Any]] = {
     "router": {"early": None, "bound": False, "windows": None},
-    "gate": {"standardised": False},
+    "gate": {"standardised": False, "blocks": "all"},
 }
 """Keys of a spec's parts that older models lack, with the values that they mean."""
 

@@ -16,7 +16,8 @@ from dsnet.checkpoint import MODEL, WEIGHTS
 from dsnet.errors import CheckpointError
 from dsnet.files import digest, write_whole
 from dsnet.models import Budget, Card, Preprocessing, Supernet
-from dsnet.nn import SliceNorm
+from dsnet.nn import RouterSpec, SliceNorm
+from dsnet.training import with_fresh_router
 from support.networks import CHOOSING, images, randomised
 
 CARD = Card(
@@ -264,3 +265,23 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
         write_whole(file, b"new")
     assert file.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [file]
+
+
+FIRST = {  # the keys of a spec's parts in the first version that could be saved
+    "gate": {"attention", "activation", "reduction", "slimming", "shared"},
+    "router": {"kind", "targets", "hidden"},
+    "norm": {"kind", "group_size"},
+}
+
+
+@pytest.mark.parametrize("name", ["ds_mobilenet_v1_tiny", "ds_resnet_tiny"])
+def test_models_of_the_first_version_load(name: str, tmp_path: Path) -> None:
+    """A key that is added to a spec needs the value that it has in models without it."""
+    net = randomised(name)
+    dsnet.save(with_fresh_router(net, replace(net.spec, router=RouterSpec("gate", "correctness"))), tmp_path)
+    file = tmp_path / "model.json"
+    about = json.loads(file.read_text())
+    for part, known in FIRST.items():
+        about["spec"][part] = {key: value for key, value in about["spec"][part].items() if key in known}
+    file.write_text(json.dumps(about))
+    assert dsnet.load(tmp_path).spec.name == name
