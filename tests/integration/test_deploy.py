@@ -62,6 +62,30 @@ def test_every_artefact_predicts_the_same(run: Path, photos: Path, capsys: pytes
     assert "holds a single path, so it has no budgets and no cap" in capsys.readouterr().err
 
 
+def test_a_raw_file_predicts_the_same_and_says_what_it_is(
+    run: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = printed(capsys, "predict", str(run / "model.onnx"), str(photos), "--budget", "0.4")
+    for name, words in (("model-raw.onnx", []), ("simple.onnx", ["--simple", "--out", str(run / "simple.onnx")])):
+        assert main(["export", str(run), "--raw", *words]) == 0
+        assert "takes pictures of any size, uint8 [height, width, 3], one at a time" in capsys.readouterr().out
+        assert printed(capsys, "predict", str(run / name), str(photos), "--budget", "0.4") == expected
+    assert main(["export", str(run), "--raw", "--path", "2"]) == 0
+    capsys.readouterr()
+    fixed = [printed(capsys, "predict", str(run / f"path-2{end}.onnx"), str(photos)) for end in ("", "-raw")]
+    assert fixed[0] == fixed[1]
+    raw = str(run / "model-raw.onnx")
+    assert main(["info", raw]) == 0
+    assert "It takes raw pictures of any size" in capsys.readouterr().out
+    refused = [["export", str(run), "--raw", "--bundle"], ["eval", raw], ["bench", raw]]
+    refused.append(["predict", raw, str(photos), "--latency", "5ms"])
+    for words, why in zip(refused, ("a bundle takes batches", "takes raw pictures", "is raw", "is raw"), strict=True):
+        assert main(words) == 2
+        told = capsys.readouterr().err
+        assert why in told
+        assert "without --raw" in told or "leave --raw out" in told
+
+
 def test_every_artefact_is_evaluated_alike(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     expected = printed(capsys, "eval", str(run))
     for name in ("model.onnx", "bundle"):
