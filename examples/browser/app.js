@@ -31,8 +31,10 @@ async function open() {
   page.budget.disabled = false;
   const count = about.widths.length === 1 ? "one width" : `${about.widths.length} widths`;
   page.about.textContent = `${about.model}: ${count}, ${about.num_classes} classes, ${about.sizes.at(-1)} pixels`;
-  document.body.dataset.state = "ready";
   tellBudget();
+  await net.run(feed()); // the first call takes longer than those that follow
+  document.body.dataset.state = "ready";
+  await run(); // of a picture that came early
 }
 
 // Python writes numbers that are not finite as no JSON allows.
@@ -73,7 +75,7 @@ function feed() {
 
 // Runs the network, and once more if something changed meanwhile.
 async function run() {
-  if (!net || page.canvas.hidden) return;
+  if (document.body.dataset.state !== "ready" || page.canvas.hidden) return;
   waiting = true;
   if (running) return;
   running = true;
@@ -100,7 +102,7 @@ function show({ logits, path, madds }, milliseconds) {
   page.classes.replaceChildren(...order.map((label) => {
     const row = document.createElement("li"), bar = document.createElement("i"), share = powers[label] / sum;
     const words = [name(label), `${(100 * share).toFixed(1)} %`].map((text) => Object.assign(document.createElement("span"), { textContent: text }));
-    bar.style.setProperty("--share", `${100 * share}%`);
+    bar.style.setProperty("--share", share);
     row.append(words[0], bar, words[1]);
     return row;
   }));
@@ -120,8 +122,8 @@ function drawWidths(taken) {
     const bar = (label, share, on) => {
       const item = document.createElement("span");
       item.className = on ? "taken" : "";
-      item.append(Object.assign(document.createElement("i")), label);
-      item.firstChild.style.setProperty("--share", `${100 * share}%`);
+      item.append(document.createElement("i"), label);
+      item.firstChild.style.setProperty("--share", share);
       return item;
     };
     row.className = "choice";

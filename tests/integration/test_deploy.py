@@ -146,15 +146,17 @@ def test_the_page_about_deployment_is_true(
     monkeypatch.chdir(tmp_path)
     for name, source in (("model.onnx", run / "model.onnx"), ("photo.png", photos / "03.png")):
         Path(name).write_bytes(source.read_bytes())
+    assert main(["export", str(run), "--raw", "--simple", "--out", "model-raw.onnx"]) == 0
     there: dict[str, Any] = {}
     exec(plain, there)
     exec(runner, {})
-    manifest = dsnet.open_runner("model.onnx").manifest
+    manifest = dsnet.open_runner("model-raw.onnx").manifest
     awkward(tmp_path / "awkward")
-    answers = dsnet.predict([photos, tmp_path / "awkward"], "model.onnx", budget=0.4)
+    answers = dsnet.predict([photos, tmp_path / "awkward"], "model-raw.onnx", budget=0.4)
     assert len(answers) == 12 + 32
     for answer in answers:
-        assert np.array_equal(there["prepare"](answer.file), as_batch(answer.file, manifest)), answer.file
+        (picture,) = as_batch(answer.file, manifest)
+        assert np.array_equal(there["read"](answer.file), picture), answer.file
         assert there["classify"](answer.file, 0.4) == (answer.name, list(answer.path), answer.madds)
     for budget in (0, -0.5, 1.5, 50):
         with pytest.raises(ValueError, match=f"budget is {budget}; it must lie in"):
