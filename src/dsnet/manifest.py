@@ -237,6 +237,7 @@ class Manifest(Typed):
         costs: One table for each image size.
         outputs: Names of the outputs, and their shapes without the batch dimension.
         inputs: Names of the inputs of an ONNX file.
+        raw: Whether the file takes whole pictures and prepares them itself.
         routers: The routers that can choose the widths.
         widths: The uniform paths.
         defaults: The policy that is used if none is given.
@@ -252,6 +253,7 @@ class Manifest(Typed):
     costs: tuple[CostTable, ...]
     outputs: dict[str, tuple[int, ...]]
     inputs: tuple[str, ...] = ()
+    raw: bool = False
     kind: Literal["live", "dynamic", "static", "bundle"] = "live"
     precision: Literal["fp32", "fp16", "int8"] = "fp32"
     routers: tuple[Router, ...] = ()
@@ -301,6 +303,10 @@ class Manifest(Typed):
     @property
     def points(self) -> int:
         return len(self.space)
+
+    def side_of(self, images: Any) -> int:
+        """Side in pixels of the squares that the network computes on, for images that it is given."""
+        return self.image_size if self.raw else int(images.shape[-1])
 
     def why_fixed(self) -> str:
         """Why the network cannot route, as the end of a sentence."""

@@ -59,7 +59,7 @@ def from_pixels(pixels: np.ndarray) -> Image.Image:
     if pixels.dtype != np.uint8 or not right or not pixels.size:
         raise DataError(
             f"an array of {pixels.dtype} {list(pixels.shape)} is not an image; give uint8 pixels [H, W, 3] in RGB, or "
-            f"[H, W] in grey. A runner takes normalised float32 batches [B, C, H, W]"
+            f"[H, W] in grey. Runners take normalised float32 batches [B, C, H, W], except those of raw files"
         )
     return Image.fromarray(pixels.squeeze(2) if pixels.shape[2:] == (1,) else pixels)
 
@@ -72,7 +72,9 @@ def name_of(picture: Picture, number: int) -> str:
 
 
 def as_input(image: Image.Image | ImageFile, manifest: Manifest) -> np.ndarray:
-    """Turn an image into the network's input [C, S, S]."""
+    """Turn an image into the network's input [C, S, S], or into the pixels [H, W, 3] that a raw file takes."""
+    if manifest.raw:
+        return np.asarray(image.decoded()[0] if isinstance(image, ImageFile) else image)
     options = manifest.preprocessing
     return prepare(
         image,
@@ -86,9 +88,26 @@ def as_input(image: Image.Image | ImageFile, manifest: Manifest) -> np.ndarray:
     )
 
 
-def as_batch(images: Picture | Iterable[Picture], manifest: Manifest) -> np.ndarray:
-    """Turn images into the network's input [B, C, S, S]."""
-    pictures, _ = listed(images)
-    if not pictures:
+def as_batch(images: Picture | Iterable[Picture], manifest: Manifest) -> np.ndarray | list[np.ndarray]:
+    """Turn images into the network's input [B, C, S, S], or into a list of pictures for a raw file."""
+    return batch_of([as_input(opened(picture), manifest) for picture in listed(images)[0]], manifest)
+
+
+def batch_of(inputs: list[np.ndarray], manifest: Manifest) -> np.ndarray | list[np.ndarray]:
+    """Inputs together: one array, or the list itself for a raw file, whose pictures have different sizes."""
+    if manifest.raw:
+        return inputs
+    if not inputs:
         return np.zeros((0, manifest.in_channels, manifest.image_size, manifest.image_size), np.float32)
-    return np.stack([as_input(opened(picture), manifest) for picture in pictures])
+    return np.stack(inputs)
+
+
+def check_pictures(pictures: Iterable[np.ndarray]) -> None:
+    """Refuse what a raw file does not take."""
+    for picture in pictures:
+        kind, shape = str(picture.dtype).removeprefix("torch."), tuple(picture.shape)
+        if kind != "uint8" or len(shape) != 3 or shape[2] != 3 or 0 in shape:
+            raise ValueError(
+                f"input is {kind} {list(shape)} but a raw file takes whole pictures, uint8 [height, width, 3]; give "
+                f"pictures, or a file that was exported without --raw"
+            )

@@ -62,6 +62,30 @@ def test_every_artefact_predicts_the_same(run: Path, photos: Path, capsys: pytes
     assert "holds a single path, so it has no budgets and no cap" in capsys.readouterr().err
 
 
+def test_a_raw_file_predicts_the_same_and_says_what_it_is(
+    run: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = printed(capsys, "predict", str(run / "model.onnx"), str(photos), "--budget", "0.4")
+    for name, words in (("model-raw.onnx", []), ("simple.onnx", ["--simple", "--out", str(run / "simple.onnx")])):
+        assert main(["export", str(run), "--raw", *words]) == 0
+        assert "takes pictures of any size, uint8 [height, width, 3], one at a time" in capsys.readouterr().out
+        assert printed(capsys, "predict", str(run / name), str(photos), "--budget", "0.4") == expected
+    assert main(["export", str(run), "--raw", "--path", "2"]) == 0
+    capsys.readouterr()
+    fixed = [printed(capsys, "predict", str(run / f"path-2{end}.onnx"), str(photos)) for end in ("", "-raw")]
+    assert fixed[0] == fixed[1]
+    raw = str(run / "model-raw.onnx")
+    assert main(["info", raw]) == 0
+    assert "It takes raw pictures of any size" in capsys.readouterr().out
+    refused = [["export", str(run), "--raw", "--bundle"], ["eval", raw], ["bench", raw]]
+    refused.append(["predict", raw, str(photos), "--latency", "5ms"])
+    for words, why in zip(refused, ("a bundle takes batches", "takes raw pictures", "is raw", "is raw"), strict=True):
+        assert main(words) == 2
+        told = capsys.readouterr().err
+        assert why in told
+        assert "without --raw" in told or "leave --raw out" in told
+
+
 def test_every_artefact_is_evaluated_alike(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     expected = printed(capsys, "eval", str(run))
     for name in ("model.onnx", "bundle"):
@@ -122,15 +146,17 @@ def test_the_page_about_deployment_is_true(
     monkeypatch.chdir(tmp_path)
     for name, source in (("model.onnx", run / "model.onnx"), ("photo.png", photos / "03.png")):
         Path(name).write_bytes(source.read_bytes())
+    assert main(["export", str(run), "--raw", "--simple", "--out", "model-raw.onnx"]) == 0
     there: dict[str, Any] = {}
     exec(plain, there)
     exec(runner, {})
-    manifest = dsnet.open_runner("model.onnx").manifest
+    manifest = dsnet.open_runner("model-raw.onnx").manifest
     awkward(tmp_path / "awkward")
-    answers = dsnet.predict([photos, tmp_path / "awkward"], "model.onnx", budget=0.4)
+    answers = dsnet.predict([photos, tmp_path / "awkward"], "model-raw.onnx", budget=0.4)
     assert len(answers) == 12 + 32
     for answer in answers:
-        assert np.array_equal(there["prepare"](answer.file), as_batch(answer.file, manifest)), answer.file
+        (picture,) = as_batch(answer.file, manifest)
+        assert np.array_equal(there["read"](answer.file), picture), answer.file
         assert there["classify"](answer.file, 0.4) == (answer.name, list(answer.path), answer.madds)
     for budget in (0, -0.5, 1.5, 50):
         with pytest.raises(ValueError, match=f"budget is {budget}; it must lie in"):

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from dsnet.data.dataset import Batch
-from dsnet.models import Supernet, create_model, eager, list_models
-from dsnet.nn import Gate, RouterSpec, ScoringHead, SliceBatchNorm2d, SliceNorm
+from dsnet.models import Budget, Supernet, count, create_model, eager, list_models
+from dsnet.nn import Gate, RouterSpec, ScoringHead, SliceBatchNorm2d, SliceNorm, ThresholdHead
 from dsnet.routing.policy import Prices
 from dsnet.routing.traces import Traces
 from dsnet.space import WidthPath
@@ -111,6 +112,23 @@ def router_net(name: str, router: RouterSpec, *, routing: object = None, seed: i
                 mean = entered.code.mean(0)  # scores centred over the batch: no width wins for all
                 head.score.weight -= (head.score.weight @ mean)[:, None] * mean / mean.square().sum()
     return fresh
+
+
+def calibrated(name: str, router: RouterSpec, rows: int = 9) -> Supernet:
+    """A random network with rows of budgets, a wide gap among them. Windows change as budgets rise."""
+    net = router_net(name, router).float()
+    if isinstance(net.probe, ThresholdHead):
+        net.probe.width.fill_(2)
+    size = side(net)
+    low, high = (count(net, size).madds(net.candidates[end], dynamic=True) for end in (0, -1))
+    places = [low + (high - low) * step / rows for step in range(rows + 1) if step not in (5, 6)]
+    lams = np.random.default_rng(0).normal(0, 0.3, len(places))
+    budgets = [Budget(madds, lam, 0.5, size) for madds, lam in zip(places, sorted(lams, reverse=True), strict=True)]
+    if router.windows is not None:
+        windows = [None, *net.manifest(size).routers[0].windows]
+        budgets = [replace(row, window=windows[k // 2 % len(windows)]) for k, row in enumerate(budgets)]
+    net.card = replace(net.card, budgets=tuple(budgets))
+    return net
 
 
 def spread_early(net: Supernet, x: Tensor) -> None:

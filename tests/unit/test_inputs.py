@@ -21,36 +21,20 @@ from dsnet.errors import RoutingError
 from dsnet.export.check import difference
 from dsnet.export.dynamic import DynamicWriter, finish, to_export
 from dsnet.manifest import Policy
-from dsnet.models import Budget, Supernet, count
-from dsnet.nn import RouterSpec, ThresholdHead
+from dsnet.nn import RouterSpec
+from dsnet.pictures import as_batch
 from dsnet.routing.budgets import policy_for
 from dsnet.routing.policy import Prices, decide
 from dsnet.routing.traces import Traces
 from dsnet.runs.evaluate import evaluate_dynamic
 from dsnet.tasks.classification.accuracy import AccuracyScorer
 from support.detectors import random_detector
-from support.networks import ROUTERS, load_from, randomised, router_net, side, traces_on, varied
+from support.networks import ROUTERS, calibrated, load_from, randomised, side, traces_on, varied
+from support.pictures import snapshots
 
 GATE, SLIM_FIRST, THRESHOLD = RouterSpec("gate", "correctness"), ROUTERS[1], RouterSpec("threshold")
 WINDOWED = replace(GATE, windows=3)
 INPUTS = ["image", "budget", "max_width", "pin"]
-
-
-def calibrated(name: str, router: RouterSpec, rows: int = 9) -> Supernet:
-    """A random network with rows of budgets, a wide gap among them. Windows change as budgets rise."""
-    net = router_net(name, router).float()
-    if isinstance(net.probe, ThresholdHead):
-        net.probe.width.fill_(2)
-    size = side(net)
-    low, high = (count(net, size).madds(net.candidates[end], dynamic=True) for end in (0, -1))
-    places = [low + (high - low) * step / rows for step in range(rows + 1) if step not in (5, 6)]
-    lams = np.random.default_rng(0).normal(0, 0.3, len(places))
-    budgets = [Budget(madds, lam, 0.5, size) for madds, lam in zip(places, sorted(lams, reverse=True), strict=True)]
-    if router.windows is not None:
-        windows = [None, *net.manifest(size).routers[0].windows]
-        budgets = [replace(row, window=windows[k // 2 % len(windows)]) for k, row in enumerate(budgets)]
-    net.card = replace(net.card, budgets=tuple(budgets))
-    return net
 
 
 def names_of(file: Path) -> list[str]:
@@ -65,7 +49,8 @@ def written(folder: Path) -> dict[str, tuple[Path, list[str]]]:
         file = export_onnx(net, folder / f"{router.kind}.onnx", image_size=side(net), simple=router is THRESHOLD)
         found[router.kind] = file, INPUTS[:2] if router is THRESHOLD else INPUTS
     path = export_onnx(net, folder / "path.onnx", image_size=side(net), path=(2,))
-    return {**found, "path": (path, ["image"])}
+    raw = export_onnx(net, folder / "raw.onnx", image_size=side(net), raw=True)
+    return {**found, "path": (path, ["image"]), "raw": (raw, INPUTS)}
 
 
 def written_slowly(folder: Path) -> dict[str, tuple[Path, list[str]]]:
@@ -187,12 +172,13 @@ def test_a_lambda_that_no_budget_gives_is_decided_outside_the_file(tmp_path: Pat
 JAVASCRIPT = ["onnxruntime-node", "onnxruntime-web"]  # native code, and WebAssembly as in a browser
 NODE = """
 const ort = require(process.argv[2]);
-const {image, shape, budgets, points} = JSON.parse(require('fs').readFileSync(0));
+const {image, shape, budgets, points, raw} = JSON.parse(require('fs').readFileSync(0));
 (async () => {
   const net = await ort.InferenceSession.create(require('fs').readFileSync(process.argv[1]));
   const whole = (list) => new ort.Tensor('int64', BigInt64Array.from(list.map(BigInt)), [list.length]);
   for (const budget of budgets) {
-    const feed = {image: new ort.Tensor('float32', Float32Array.from(image), shape)};
+    const pixels = raw ? Uint8Array.from(image) : Float32Array.from(image);
+    const feed = {image: new ort.Tensor(raw ? 'uint8' : 'float32', pixels, shape)};
     feed.budget = new ort.Tensor('float32', [budget], [1]);
     if (net.inputNames.includes('pin')) {
       feed.max_width = whole([-1]);
@@ -223,19 +209,27 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", JAVASCRIPT)
 @pytest.mark.parametrize(
-    ("name", "router", "simple"), [("ds_mobilenet_v1_tiny", SLIM_FIRST, True), ("ds_resnet_tiny", GATE, False)]
+    ("name", "router", "options"),
+    [
+        ("ds_mobilenet_v1_tiny", SLIM_FIRST, {"simple": True}),
+        ("ds_resnet_tiny", GATE, {}),
+        ("ds_mobilenet_v1_tiny", SLIM_FIRST, {"simple": True, "raw": True}),
+        ("ds_resnet_tiny", GATE, {"raw": True}),
+    ],
 )
 def test_javascript_gives_the_answers_of_python(
-    name: str, router: RouterSpec, simple: bool, runtime: str, node: Path, tmp_path: Path
+    name: str, router: RouterSpec, options: dict[str, bool], runtime: str, node: Path, tmp_path: Path
 ) -> None:
     net = calibrated(name, router)
-    runner = DynamicRunner(net)
-    file = export_onnx(net, tmp_path / "model.onnx", image_size=side(net), simple=simple)
+    runner, raw = DynamicRunner(net), options.get("raw", False)
+    file = export_onnx(net, tmp_path / "model.onnx", image_size=side(net), **options)
     table, seen = net.manifest(side(net)).table, set()
     shares = [float(np.float32(row.madds / table.widest)) for row in net.card.budgets]
-    for image in varied(net, 4).float().split(1):
-        given = {"image": image.flatten().tolist(), "shape": list(image.shape), "budgets": [*shares, -1]}
-        words, text = ["node", "-e", NODE, str(file), runtime], json.dumps({**given, "points": len(net.spec.widths)})
+    given = snapshots(4) if raw else list(varied(net, 4).float().split(1))
+    for fed in given:
+        image = torch.from_numpy(as_batch(fed, net.manifest(side(net)))) if raw else fed
+        told = {"image": fed.flatten().tolist(), "shape": list(fed.shape), "budgets": [*shares, -1], "raw": raw}
+        words, text = ["node", "-e", NODE, str(file), runtime], json.dumps({**told, "points": len(net.spec.widths)})
         done = subprocess.run(words, cwd=node, input=text, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
         budgets = [*(row.madds for row in net.card.budgets), None]

@@ -87,7 +87,9 @@ def of_file(args: Namespace, config: BenchConfig, result: Bench) -> Bench:
 
     if args.routers is not None or args.against or args.table1:
         raise ValueError(f"{args.model} is a file: --routers, --against and --table1 need the run it came from")
-    evaluation = open_onnx(args.model).manifest.evaluation
+    runner = open_onnx(args.model)
+    runner.setting()  # refuses a raw file
+    evaluation = runner.manifest.evaluation
     images = images_beside(args)
     widths, tables, ways = bench_file(
         lambda threads: open_onnx(args.model, threads=threads), config, images=images, evaluation=evaluation

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: Parser) -> None:
     parser.add("run", "A folder that dsnet wrote.")
-    parser.add("--out", "File or folder to write (default: RUN/model.onnx or RUN/bundle).")
+    parser.add("--out", "File or folder to write (default: RUN/model.onnx, RUN/model-raw.onnx or RUN/bundle).")
     parser.add("--path", "Export this path alone, such as 3, 0,1,2,3 or exit. The file takes batches of any size.")
     parser.add("--bundle", "Write a folder of parts, for dynamic inference on batches.", action="store_true")
     parser.add("--image_size")
@@ -30,6 +30,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add("--latency_cap", "Set the default cap by a time that no image may exceed. Needs `dsnet bench RUN`.")
     simple = "Leave image and budget as the only inputs of the file, for callers that need no cap and no pinned path."
     parser.add("--simple", simple, action="store_true")
+    raw = "Let the file take pictures of any size, uint8 [height, width, 3] in RGB, and prepare them itself."
+    parser.add("--raw", raw, action="store_true")
     parser.add("--json")
 
 
@@ -51,6 +53,8 @@ def run(args: Namespace) -> None:
     given = any(value is not None for value in asked.values())
     known = evaluation_of(Path(args.run)) if args.image_size is None else None
     if args.bundle:
+        if args.raw:
+            raise ValueError("a bundle takes batches of prepared images; leave --raw out, or --bundle")
         if args.path is not None or args.simple or given:
             raise ValueError(
                 "a bundle takes its budget, cap, window and path when it runs; leave them and --simple out"
@@ -72,7 +76,7 @@ def run(args: Namespace) -> None:
                 print(policy.note, file=sys.stderr)
             if table is not None:
                 print(told(manifest, table, policy), file=sys.stderr)
-        knobs = {"budget": budget, "max_width": cap, "window": args.window, "simple": args.simple}
+        knobs = {"budget": budget, "max_width": cap, "window": args.window, "simple": args.simple, "raw": args.raw}
         where = export_onnx(net, file, path=path, image_size=size, evaluation=known, **knobs)
     runner = open_onnx(where)
     off, kind, held = difference(net, runner), runner.manifest.kind, len(runner.paths)
@@ -82,8 +86,10 @@ def run(args: Namespace) -> None:
         return
     print(f"{where}: {kind}, {held} paths of {manifest.model}, {human(size)} bytes")
     answers = " and ".join(manifest.outputs)
-    how = "one at a time" if kind == "dynamic" else "in batches"
-    print(f"  takes {runner.manifest.image_size} px images, {how}; gives {answers}")
+    raw = runner.manifest.raw
+    what = "pictures of any size, uint8 [height, width, 3]" if raw else f"{runner.manifest.image_size} px images"
+    how = "one at a time" if raw or kind == "dynamic" else "in batches"
+    print(f"  takes {what}, {how}; gives {answers}")
     ends = "of slimmest and widest path" if runner.manifest.pins else "at the lowest and highest budget"
     print(f"  {answers} {ends} differ from PyTorch by {off:.1e} of their spread")
 
@@ -132,8 +138,8 @@ def out_file(args: Namespace, path: WidthPath | None) -> Path:
     """The ONNX file to write."""
     from dsnet.space import path_name
 
-    name = "model.onnx" if path is None else f"path-{path_name(path).replace(',', '-')}.onnx"
-    file = Path(args.out or Path(args.run) / name)
+    name = "model" if path is None else f"path-{path_name(path).replace(',', '-')}"
+    file = Path(args.out or Path(args.run) / f"{name}{'-raw' if args.raw else ''}.onnx")
     if file.suffix != ".onnx":
         raise ValueError(f"{file} does not end in .onnx; name the file so, or use --bundle for a folder")
     return file

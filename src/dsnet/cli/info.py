@@ -56,6 +56,7 @@ def run(args: Namespace) -> None:
             "model": manifest.model,
             "image_size": manifest.image_size,
             "num_classes": manifest.num_classes,
+            "raw": manifest.raw,
             "choice_points": manifest.points,
             "paths": space.size,
             "routing": [list(widths) for widths in routing],
@@ -106,7 +107,9 @@ def find(args: Namespace) -> tuple[Manifest, Routing, str]:
         if fixed or args.image_size is not None:
             raise ValueError(f"{args.model} is exported: its image size, width and classes are fixed")
         manifest = open_onnx(args.model).manifest
-        return manifest, (manifest.table.space if manifest.router is None else manifest.router.routing).choices, ""
+        about = "It takes raw pictures of any size, uint8 [height, width, 3], and prepares them itself."
+        routing = manifest.table.space if manifest.router is None else manifest.router.routing
+        return manifest, routing.choices, about if manifest.raw else ""
     import torch
 
     from dsnet.models import create_model, describe, list_models

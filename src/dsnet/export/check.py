@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from dsnet.manifest import Manifest
 from dsnet.models import eager
+from dsnet.pictures import as_batch
 from dsnet.routing.route import Outputs
 from dsnet.runtime.runner import Runner
 from dsnet.space import WidthPath
@@ -23,6 +26,17 @@ def taken(net: Any, image: torch.Tensor, path: WidthPath) -> Outputs:
     return runner.run_forced(image, np.full((1, len(path)), router.candidates.index(path))).outputs
 
 
+def inputs(manifest: Manifest) -> tuple[torch.Tensor, Any]:
+    """Two random inputs of the network, and what its file is given for them."""
+    shape = (2, manifest.in_channels, manifest.image_size, manifest.image_size)
+    if not manifest.raw:
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        return x, x
+    rng, (_, _, height, width) = np.random.default_rng(0), shape
+    pictures = [rng.integers(0, 256, (height + more, 2 * width + more, 3), np.uint8) for more in (0, 3)]
+    return torch.from_numpy(as_batch(pictures, replace(manifest, raw=False))), pictures
+
+
 def difference(net: Any, runner: Runner) -> float:
     """The largest difference between the outputs of network and file, relative to the outputs' standard deviation.
 
@@ -30,17 +44,16 @@ def difference(net: Any, runner: Runner) -> float:
     pinned. Raises a ValueError if it is too large.
     """
     manifest = runner.manifest
-    shape = (2, manifest.in_channels, manifest.image_size, manifest.image_size)
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    x, given = inputs(manifest)
     if manifest.pins:
         exits = [manifest.space.exit_path] * manifest.space.exit
         ends = list(dict.fromkeys([*exits, manifest.space.slimmest, manifest.space.widest]))
-        exported, live = runner.survey(x, ends)[0], eager(net).survey(x, ends)[0]
+        exported, live = runner.survey(given, ends)[0], eager(net).survey(x, ends)[0]
     else:
         exported, live = [], []
         for budget in (manifest.router.budgets[0], manifest.router.budgets[-1]) if manifest.router else ():
-            for image in x.split(1):
-                routed = runner.run(image, runner.policy(budget.madds))
+            for row, image in enumerate(x.split(1)):
+                routed = runner.run(given[row : row + 1], runner.policy(budget.madds))
                 exported.append(routed.outputs)
                 live.append(taken(net, image, tuple(routed.paths[0].tolist())))
     largest = 0.0

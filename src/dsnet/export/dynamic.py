@@ -16,6 +16,7 @@ from torch import nn
 from dsnet.cost import CostTable
 from dsnet.export.layers import write_call
 from dsnet.export.parts import Branch, PartWriter, grid_of
+from dsnet.export.raw import write_image
 from dsnet.export.writer import FLOAT, INT, IR_VERSION, OPSET, Graph, Model
 from dsnet.manifest import Budget, Manifest, Policy, exported, to_metadata
 from dsnet.models.parts import LiveParts, weights_digest
@@ -38,6 +39,7 @@ def export_onnx(
     max_width: int | None = None,
     window: str | Sequence[int] | None = None,
     simple: bool = False,
+    raw: bool = False,
     evaluation: Evaluation | None = None,
 ) -> Path:
     """Write a network as one ONNX file: the dynamic network for one image at a time, or a single path for batches.
@@ -55,10 +57,12 @@ def export_onnx(
         max_width: Default max_width of the file.
         window: Default window of the file, within which it chooses as trained if it is given no budget.
         simple: Whether the inputs are image and budget only.
+        raw: Whether the image is a picture of any size, uint8 [height, width, 3] in RGB, which the file resizes, crops
+            and normalises itself. A file of one path then takes one image at a time, too.
         evaluation: The network's evaluation, which is stored in the file.
     """
     check_weights(net)
-    manifest = to_export(net, image_size, evaluation)
+    manifest = replace(to_export(net, image_size, evaluation), raw=raw)
     if path is not None or not manifest.points:
         if budget is not None or max_width is not None or window is not None:
             raise ValueError("a path pins the widths; leave budget, max_width and window out")
@@ -135,8 +139,10 @@ def finish(graph: Graph, name: str, inputs: Sequence[Any], outputs: Sequence[Any
 
 
 def static_model(live: LiveParts, manifest: Manifest, path: WidthPath) -> onnx.ModelProto:
-    """One sub-network for batches of any size, with sliced and folded weights."""
-    graph, size = Graph(Model(shared=False, grid=grid_of(live.net, manifest.image_size))), manifest.image_size
+    """One sub-network for batches of any size, or for one picture, with sliced and folded weights."""
+    graph = Graph(Model(shared=False, grid=grid_of(live.net, manifest.image_size)))
+    batch = 1 if manifest.raw else "batch"
+    x, image = write_image(graph, manifest, batch)
 
     def call(x: Any) -> tuple[Any, ...]:
         if is_exit(path):
@@ -146,12 +152,9 @@ def static_model(live: LiveParts, manifest: Manifest, path: WidthPath) -> onnx.M
         answers = live.finish(left)
         return tuple(answers[name] for name in manifest.outputs)
 
-    for name, output in zip(manifest.outputs, write_call(graph, live.owner, call, IMAGE), strict=True):
+    for name, output in zip(manifest.outputs, write_call(graph, live.owner, call, x), strict=True):
         graph.nodes.append(helper.make_node("Identity", [output], [name]))
-    image = helper.make_tensor_value_info(IMAGE, FLOAT, ["batch", manifest.in_channels, size, size])
-    outputs = [
-        helper.make_tensor_value_info(name, FLOAT, ["batch", *shape]) for name, shape in manifest.outputs.items()
-    ]
+    outputs = [helper.make_tensor_value_info(name, FLOAT, [batch, *shape]) for name, shape in manifest.outputs.items()]
     return finish(graph, manifest.model, [image], outputs)
 
 
@@ -167,7 +170,8 @@ class DynamicWriter(PartWriter):
 
     def model(self) -> onnx.ModelProto:
         knobs = self.knobs()
-        names = self.front(self.graph, IMAGE)
+        x, image = write_image(self.graph, self.manifest, 1)
+        names = self.front(self.graph, x)
         single = self.router is not None and self.router.spec.single
         outputs = (self.write_probing if self.probes else self.write_once if single else self.write_gates)(names)
         scores = len(self.router.candidates) if self.router is not None and single else sum(map(len, self.choices))
@@ -178,8 +182,6 @@ class DynamicWriter(PartWriter):
             self.graph.nodes.append(helper.make_node("Identity", [output], [name]))
             kind = INT if name in ("path", "madds") else FLOAT
             infos.append(helper.make_tensor_value_info(name, kind, shapes[name]))
-        size = self.manifest.image_size
-        image = helper.make_tensor_value_info(IMAGE, FLOAT, [1, self.manifest.in_channels, size, size])
         return finish(self.graph, self.manifest.model, [image, *knobs], infos)
 
     def knobs(self) -> list[onnx.ValueInfoProto]:

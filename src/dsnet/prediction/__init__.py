@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from dsnet.errors import DataError
 from dsnet.manifest import Manifest, Policy
-from dsnet.pictures import Picture, as_input, name_of, opened
+from dsnet.pictures import Picture, as_input, batch_of, name_of, opened
 from dsnet.prediction.answers import CONFIDENCE, Answer, Input, answers_of
 from dsnet.routing.route import as_array
 from dsnet.routing.tracking import BudgetTracker
@@ -40,7 +38,7 @@ def predict(
     """
     manifest = runner.manifest
     for inputs in prepared(files, manifest, batch_size, refused):
-        x = np.stack([one.pixels for one in inputs])
+        x = batch_of([one.pixels for one in inputs], manifest)
         begun = time.perf_counter()
         if tracker is not None:
             routed = tracker(x)
@@ -55,7 +53,9 @@ def predict(
 def prepared(
     files: Sequence[Picture], manifest: Manifest, batch_size: int, refused: list[str] | None
 ) -> Iterator[list[Input]]:
-    """Batches of inputs. Each image is reduced to the network's size as it is read, so that only one is held whole."""
+    """Batches of inputs. Each image is reduced to the network's size as it is read, so that only one is held whole. A
+    raw file takes it whole, so batches are of one image."""
+    batch_size = 1 if manifest.raw else batch_size
     for start in range(0, len(files), batch_size):
         batch = []
         for number, file in enumerate(files[start : start + batch_size], start=start):

@@ -83,7 +83,7 @@ Answer = Prediction | ImageDetections
 
 @dataclass(frozen=True)
 class Input:
-    """An image as the network takes it [C, S, S], its file, and the width and height of the whole image."""
+    """An image as the network takes it, its file, and the width and height of the whole image."""
 
     file: str
     size: tuple[int, int]

@@ -272,8 +272,8 @@ def as_array(x: Any) -> np.ndarray:
 
 
 def like(x: Any, value: Any) -> Any:
-    """Convert an array to the library of `x`: torch in, torch out; numpy in, numpy out."""
-    if isinstance(x, np.ndarray):
+    """Convert an array to the library of `x`: torch in, torch out; numpy in, or a list of pictures, numpy out."""
+    if isinstance(x, np.ndarray | list):
         return as_array(value)
     if not isinstance(value, np.ndarray):
         return value

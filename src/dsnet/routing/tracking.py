@@ -91,12 +91,13 @@ class BudgetTracker:
 
     def __call__(self, x: Any) -> Routed:
         """Run normalised images [B, C, H, W], or files, folders or PIL images, each along its own path."""
+        manifest = self.runner.manifest
         if not hasattr(x, "dtype"):
-            x = as_batch(x, self.runner.manifest)
-        if len(x) and x.shape[-1] != self.image_size:
+            x = as_batch(x, manifest)
+        if len(x) and (side := manifest.side_of(x)) != self.image_size:
             raise ValueError(
-                f"images have {x.shape[-1]} pixels but the tracker follows a budget at {self.image_size}; "
-                f"make one with image_size={x.shape[-1]}"
+                f"images have {side} pixels but the tracker follows a budget at {self.image_size}; "
+                f"make one with image_size={side}"
             )
         routed = self.runner.run(x, self.policy())
         self.add(as_array(routed.madds))

@@ -79,6 +79,11 @@ def evaluate_traced(
     runner: Runner, data: Data, task: Task, config: RunConfig, asked: EvalOptions
 ) -> tuple[Evaluation, Traces]:
     start, manifest = time.perf_counter(), runner.manifest
+    if manifest.raw:
+        raise ValueError(
+            f"{runner.place} takes raw pictures, but evaluation prepares its images; evaluate the run, or a file that "
+            f"was exported without --raw"
+        )
     if manifest.classes != data.classes:
         raise ValueError(
             f"the model knows the classes {list(manifest.classes)[:5]} but the data has {list(data.classes)[:5]}; "

@@ -81,9 +81,9 @@ class FileRunner(Runner):
     def _run(self, x: Any, policy: Policy, prices: Prices) -> Routed:
         names = [*self.manifest.outputs, "path", "madds", "router_scores"]
         if self._computes(policy):
-            rows = self._each(x, self._knobs(policy), names)
+            rows = self._each(self._singles(x), self._knobs(policy), names)
         else:
-            rows = [self._decided(image, policy, prices, names) for image in singles(x)]
+            rows = [self._decided(image, policy, prices, names) for image in self._singles(x)]
         *answers, paths, madds, scores = map(stacked, zip(*rows, strict=True))
         outputs = dict(zip(self.manifest.outputs, (finite(answer[:, 0]) for answer in answers), strict=True))
         return Routed(outputs, paths, madds, self._by_decision(scores[:, 0]))
@@ -120,7 +120,7 @@ class FileRunner(Runner):
         router, free = prices.router, (FREE,) * self.manifest.points
 
         def run(pin: WidthPath) -> tuple[list[np.ndarray], WidthPath, np.ndarray]:
-            ((*answers, path, _, scores),) = self._each(image, knobs(self.manifest, policy, pin), names)
+            ((*answers, path, _, scores),) = self._each([image], knobs(self.manifest, policy, pin), names)
             return answers, tuple(path.tolist()), scores
 
         def decided(path: WidthPath, scores: np.ndarray) -> WidthPath:
@@ -159,19 +159,20 @@ class FileRunner(Runner):
     def _survey(self, x: Any, paths: Sequence[WidthPath], *, scored: bool) -> tuple[list[Outputs], Any | None]:
         manifest, scores = self.manifest, None
         names = list(manifest.outputs)
-        if manifest.kind == "static":
+        if manifest.kind == "static" and not manifest.raw:
             found = self.session.run(names, {IMAGE: contiguous(x)})
             return [dict(zip(names, map(finite, found), strict=True))] * len(paths), None
         extra = ["router_scores"] if scored and manifest.router is not None and not manifest.router.probes else []
         answers: list[Outputs] = []
+        images = self._singles(x)
         for path in paths:
-            rows = self._each(x, knobs(manifest, manifest.defaults, path), [*names, *extra])
+            rows = self._each(images, knobs(manifest, manifest.defaults, path), [*names, *extra])
             columns = [np.concatenate(column) for column in zip(*rows, strict=True)]
             answers.append(dict(zip(names, map(finite, columns[: len(names)]), strict=True)))
             scores = columns[-1] if extra else None
         if scored and not extra:
             scores = np.concatenate(
-                [row[0] for row in self._each(x, knobs(manifest, manifest.defaults), ["router_scores"])]
+                [row[0] for row in self._each(images, knobs(manifest, manifest.defaults), ["router_scores"])]
             )
         return answers, None if scores is None else self._by_decision(scores)[0]
 
@@ -182,9 +183,17 @@ class FileRunner(Runner):
             )
         return super()._held(path)
 
-    def _each(self, x: Any, feed: Mapping[str, np.ndarray], outputs: Sequence[str]) -> list[list[np.ndarray]]:
+    def _singles(self, x: Any) -> list[np.ndarray]:
+        """What the file is given for each image: a batch of one, or the picture itself."""
+        if self.manifest.raw:
+            return [np.ascontiguousarray(picture) for picture in x]
+        return singles(x)
+
+    def _each(
+        self, images: Sequence[np.ndarray], feed: Mapping[str, np.ndarray], outputs: Sequence[str]
+    ) -> list[list[np.ndarray]]:
         """Run the images one by one, and return the outputs of each."""
-        return [self.session.run(list(outputs), {IMAGE: image, **feed}) for image in singles(x)]
+        return [self.session.run(list(outputs), {IMAGE: image, **feed}) for image in images]
 
 
 def knobs(manifest: Manifest, policy: Policy, pin: WidthPath = ()) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ import numpy as np
 from dsnet.cost import CostTable
 from dsnet.latency import cpu, policy_in, require
 from dsnet.manifest import Manifest, Policy
-from dsnet.pictures import as_batch
+from dsnet.pictures import as_batch, check_pictures
 from dsnet.results import Setting
 from dsnet.routing.budgets import policy_for
 from dsnet.routing.policy import Prices
@@ -57,7 +57,12 @@ class Runner:
         return self.runtime
 
     def setting(self, image_size: int | None = None) -> Setting:
-        """What the latency of this runner depends on."""
+        """What the latency of this runner depends on. A raw file is refused: its time depends on the picture, too."""
+        if self.manifest.raw:
+            raise ValueError(
+                f"{self.place} is raw, so its time depends on the picture's size; take milliseconds with a file that "
+                f"was exported without --raw, or give a budget"
+            )
         return Setting(self.digest, image_size or self.manifest.image_size, self.timed, self.threads, cpu())
 
     def __call__(
@@ -74,7 +79,7 @@ class Runner:
         """Run images, each along its own path, or all of them along a pinned one.
 
         x: normalised images [B, C, H, W] as an array or tensor; or files, folders or PIL images, which are prepared as
-            the manifest says.
+            the manifest says. A raw file takes uint8 pixels [H, W, 3] or a list of them, files, folders or PIL images.
         budget: average MAdds to spend, such as '150M', or a share of the widest path's such as 0.5 or '50%'.
         max_width: upper limit of the width index.
         latency: mean time to spend instead of a budget, such as '5ms', for images that run one at a time.
@@ -83,9 +88,9 @@ class Runner:
         window: window of widths to choose within as trained, that is with lambda 0, instead of a budget: 'S', 'M' or
             'L' of a gate that was trained with windows, or positions such as (0, 2).
         """
-        if not hasattr(x, "dtype"):
-            x = as_batch(x, self.manifest)
-        asked = (budget, max_width, x.shape[-1], latency, latency_cap, window)
+        if self.manifest.raw or not hasattr(x, "dtype"):
+            x = as_batch(as_array(x) if hasattr(x, "dtype") else x, self.manifest)
+        asked = (budget, max_width, self.manifest.side_of(x), latency, latency_cap, window)
         if path is None:
             policy = self.policy(*asked)
             if policy.note:
@@ -106,7 +111,7 @@ class Runner:
         if not manifest.routes:
             raise ValueError(f"{self.runtime} holds one path and cannot route; pin the path {self.paths[0]}")
         self.check_input(x)
-        policy, prices = policy or Policy(), self.prices(x.shape[-1])
+        policy, prices = policy or Policy(), self.prices(manifest.side_of(x))
         prices.check_cap(policy.max_width)
         if not len(x):
             return self._given(x, Routed(self._empty(), np.zeros((0, manifest.points), np.int64), no_rows(), []))
@@ -117,7 +122,7 @@ class Runner:
         wanted = self._held(path)
         self.check_input(x)
         outputs = self._survey(x, [wanted], scored=False)[0][0] if len(x) else self._empty()
-        madds = self.table(x.shape[-1]).madds(wanted)
+        madds = self.table(self.manifest.side_of(x)).madds(wanted)
         paths = np.tile(np.array(wanted, np.int64), (len(x), 1))
         return self._given(x, Routed(outputs, paths, np.full(len(x), madds, np.int64), []))
 
@@ -174,6 +179,8 @@ class Runner:
 
     def check_input(self, x: Any) -> None:
         manifest = self.manifest
+        if manifest.raw:
+            return check_pictures(x)
         manifest.check_input(x.shape)
         if x.dtype != np.float32 and (kind := str(x.dtype).removeprefix("torch.")) != "float32":
             raise ValueError(
