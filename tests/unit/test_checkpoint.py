@@ -283,5 +283,7 @@ def test_models_of_the_first_version_load(name: str, tmp_path: Path) -> None:
     about = json.loads(file.read_text())
     for part, known in FIRST.items():
         about["spec"][part] = {key: value for key, value in about["spec"][part].items() if key in known}
+    del about["digest"]
+    about["digest"] = digest(checkpoint._canonical(about))
     file.write_text(json.dumps(about))
     assert dsnet.load(tmp_path).spec.name == name
