@@ -98,8 +98,9 @@ def to_export(net: Any, image_size: int | None, evaluation: Evaluation | None, i
         replace(router, budgets=tuple(row for row in router.budgets if row.image_size == size))
         for router in manifest.routers
     )
-    precision: Any = "fp32" if int8 is None else "int8"
-    return replace(manifest, routers=routers, evaluation=evaluation, precision=precision, digest=weights_digest(net))
+    digest = weights_digest(net)
+    known = {"digest": digest} if int8 is None else {"digest": int8.digest(digest), "precision": "int8"}
+    return replace(manifest, routers=routers, evaluation=evaluation, **known)
 
 
 def check_weights(net: nn.Module) -> None:

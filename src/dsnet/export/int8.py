@@ -7,6 +7,7 @@ QuantizeLinear, which runtimes fuse.
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from onnx import TensorProto
 from torch import Tensor, fx, nn
 
 from dsnet.export.layers import LayerWriter
@@ -29,6 +31,7 @@ CODES = 127  # weights lie in -127 to 127, so that a change of sign is exact
 ROOM = 2**31 - 1  # of the sum of a convolution, bias included
 TINY = 1e-30  # smallest scale
 SIGMOID = (0.0, 1.0)
+CLASSIFIER = "head.classifier.weight"
 MAPS = {operator.add, operator.mul, torch.sigmoid, torch.tanh, F.relu, F.relu6, "sigmoid", "add", "mul"}
 
 
@@ -41,6 +44,10 @@ class Int8:
 
     def writer(self, traced: fx.GraphModule, graph: Graph, gates: set[str], part: Part) -> Int8Writer:
         return Int8Writer(traced, graph, gates, part, self)
+
+    def digest(self, weights: str) -> str:
+        """The digest of a file with these weights. It is not that of the file of floats, which takes longer."""
+        return hashlib.sha256(f"{weights} int8".encode()).hexdigest()
 
     def codes(self, key: str) -> tuple[float, int]:
         """Scale and zero point of a map. Zero has a code, because convolutions pad with it."""
@@ -143,6 +150,17 @@ class Int8Writer(LayerWriter):
                 self.pooled.add(n)
                 return self.quantise(n, self.out.op("GlobalAveragePool", self.out.real(self.codes(n.args[0]))))
         raise TypeError(f"{type(layer).__name__} has no INT8 form")
+
+    def matrix(self, name: str, whole: Tensor, counts: list[int]) -> str:
+        """The classifier is stored as codes too and computes in floats, which runtimes make when they load the file.
+
+        The heads of routers keep their weights, so that routes stay.
+        """
+        if name != CLASSIFIER:
+            return super().matrix(name, whole, counts)
+        codes, steps = weight_codes(array(whole), np.ones(len(whole)))
+        sliced = self.out.op("Cast", self.out.sliced(name, codes, counts), to=TensorProto.FLOAT)
+        return self.out.op("Mul", sliced, self.out.constant(steps[: counts[0], None], np.float32))
 
     def function(self, n: fx.Node, *args: Any, **options: Any) -> Any:
         inputs = n.all_input_nodes
