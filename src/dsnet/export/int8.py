@@ -66,9 +66,13 @@ def quantisation(net: Any, images: Tensor, *, path: tuple[int, ...] | None = Non
     path: The only path that is needed; None observes all widths.
     """
     live = net.parts(routed=False)
-    with torch.no_grad():
-        wanted = covering(list(net.space)) if path is None else [path]
-        return Int8(quantised_layers(live), observe(live, wanted, images))
+    if not (layers := quantised_layers(live)):
+        raise ValueError(
+            f"no convolution of {net.spec.name} reads {LEAST} channels or more, so INT8 would gain nothing; export it "
+            f"in floats"
+        )
+    paths = covering(list(net.space) if path is None else [path])
+    return Int8(layers, observe(live, paths, images))
 
 
 def quantised_layers(live: LiveParts) -> frozenset[str]:
