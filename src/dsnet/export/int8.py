@@ -1,8 +1,9 @@
 """Networks in INT8: weights of int8 that all widths share, maps of uint8 with a range for every width.
 
-A convolution becomes a QLinearConv of a slice of the shared weights. The batch norm of the width is folded into its
-scales, ReLU into the range of its output. Everything else is written in floats between DequantizeLinear and
-QuantizeLinear, which runtimes fuse.
+Convolutions and what lies between them are written in floats between DequantizeLinear and QuantizeLinear, which
+runtimes fuse: a convolution of a slice of the shared weights becomes one QLinearConv. The batch norm of the width is
+folded into its scales, ReLU into the range of its output. QLinearConv itself would be as fast, but OpenVINO misreads
+its scales. The slice must come before DequantizeLinear, or ONNX Runtime does not fuse.
 """
 
 from __future__ import annotations
@@ -228,36 +229,30 @@ class Int8Writer(LayerWriter):
     ) -> Quantised:
         """A convolution of codes. The batch norm behind it is folded into its scales, ReLU into the range of its
         output."""
-        x, last, out = self.codes(n.args[0]), n, self.out
-        ones = torch.ones(len(weight))
-        sign, scale, shift = ones, ones, 0 * ones if bias is None else bias
+        x, last, out, side = self.codes(n.args[0]), n, self.out, weight.shape[-1]
+        sign = scale = np.ones(len(weight), np.float32)
+        shift = 0 * scale if bias is None else array(bias)
         if (found := self.norm_behind(n)) is not None:
             norm, width = found
-            sign, (scale, shift), last = norm.weight, (rows[width] for rows in norm.folded()), next(iter(n.users))
+            sign, (scale, shift) = array(norm.weight), (array(rows[width]) for rows in norm.folded())
+            last = next(iter(n.users))
         while len(last.users) == 1 and next(iter(last.users)).target in (F.relu, F.relu6):
             last = next(iter(last.users))
-        codes, steps = weight_codes(array(weight), array(sign))
-        scales, shifts = ((steps * np.abs(array(scale)))[: counts[0]], array(shift)[: counts[0]])
-        scales, biases = with_bias(scales, shifts, x.scale, terms=codes[0].size)
-        y_scale, y_zero = self.int8.codes(self.keys[last])
-        side = weight.shape[-1]
+        codes, steps = weight_codes(array(weight), sign)
+        scales, biases = with_bias(
+            (steps * np.abs(scale))[: counts[0]], shift[: counts[0]], x.scale, terms=codes[0].size
+        )
         y = out.op(
-            "QLinearConv",
-            x,
-            out.constant(x.scale, np.float32),
-            out.constant(x.zero, np.uint8),
-            out.sliced(name, codes, counts),
-            out.constant(scales, np.float32),
-            out.constant(np.zeros(counts[0]), np.int8),
-            out.constant(y_scale, np.float32),
-            out.constant(y_zero, np.uint8),
-            out.constant(biases, np.int32),
+            "Conv",
+            out.real(x),
+            out.decoded(out.sliced(name, codes, counts), scales),
+            out.decoded(out.constant(biases, np.int32), scales * np.float32(x.scale)),
             kernel_shape=[side, side],
             strides=[stride] * 2,
             pads=pads or [side // 2] * 4,
             group=group,
         )
-        result = Quantised(y, y_scale, y_zero)
+        result = self.quantise(last, y)
         while last is not n:
             self.folded[last] = result
             (last,) = last.all_input_nodes
@@ -268,7 +263,7 @@ def weight_codes(whole: np.ndarray, sign: np.ndarray) -> tuple[np.ndarray, np.nd
     """Weights [O, ...] as int8 and the step of each filter [O], which all widths share.
 
     sign: The weight of the batch norm behind each filter. Where it is negative the filter changes its sign, so that
-        the scales of QLinearConv are positive at every width.
+        scales are positive at every width.
     """
     steps = np.maximum(np.abs(whole).reshape(len(whole), -1).max(1) / CODES, TINY).astype(np.float32)
     signed = np.where(sign < 0, -steps, steps)

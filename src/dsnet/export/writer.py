@@ -100,6 +100,10 @@ class Graph:
         scales, zeros = self.constant(scale, np.float32), self.constant(zero, np.uint8)
         return Quantised(self.op("QuantizeLinear", name, scales, zeros), scale, zero)
 
+    def decoded(self, name: str, scales: np.ndarray) -> str:
+        """The floats of codes around zero, with a scale for each entry of the first axis."""
+        return self.op("DequantizeLinear", name, self.constant(scales, np.float32), axis=0)
+
     def real(self, name: str) -> str:
         """The name of a map of floats, which is made from its codes if it is quantised."""
         if not isinstance(name, Quantised):
