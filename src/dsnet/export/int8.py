@@ -17,22 +17,20 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from onnx import TensorProto
 from torch import Tensor, fx, nn
 
 from dsnet.export.layers import LayerWriter
-from dsnet.export.ranges import Part, Range, covering, first_part, front_part, last_part, observe, rest_part
+from dsnet.export.ranges import CLASSIFIER, Part, Range, covering, first_part, front_part, last_part, observe, rest_part
 from dsnet.export.writer import Graph, Quantised, array
 from dsnet.models.parts import LiveParts
 from dsnet.nn import Fixed, Gate, GlobalPool, SliceConv2d, SliceDepthwise, SliceLinear
 from dsnet.nn.tracing import trace
 
-LEAST = 48  # channels that a convolution reads at full width; all before the first such convolution stays in floats
+LEAST = 64  # channels that a convolution reads at full width; all before the first such convolution stays in floats
 CODES = 127  # weights lie in -127 to 127, so that a change of sign is exact
 ROOM = 2**31 - 1  # of the sum of a convolution, bias included
 TINY = 1e-30  # smallest scale
 SIGMOID = (0.0, 1.0)
-CLASSIFIER = "head.classifier.weight"
 MAPS = {operator.add, operator.mul, torch.sigmoid, torch.tanh, F.relu, F.relu6, "sigmoid", "add", "mul"}
 
 
@@ -128,10 +126,11 @@ class Int8Writer(LayerWriter):
         self.pooled: set[fx.Node] = set()  # vectors of gates
 
     def layer(self, n: fx.Node, x: str, *widths: int) -> str:
-        name = str(n.target).removeprefix("root.")
+        name, layer = str(n.target).removeprefix("root."), self.fetch_attr(str(n.target))
+        if name == CLASSIFIER:
+            return self.classifier(n, layer, layer.cin[widths[0]])
         if name not in self.int8.layers:
             return super().layer(n, self.out.real(x), *widths)
-        layer = self.fetch_attr(str(n.target))
         match layer:
             case SliceConv2d():
                 counts = [layer.cout[widths[1]], layer.cin[widths[0]]]
@@ -156,16 +155,15 @@ class Int8Writer(LayerWriter):
                 return self.quantise(n, self.out.op("GlobalAveragePool", self.out.real(self.codes(n.args[0]))))
         raise TypeError(f"{type(layer).__name__} has no INT8 form")
 
-    def matrix(self, name: str, whole: Tensor, counts: list[int]) -> str:
-        """The classifier is stored as codes too and computes in floats, which runtimes make when they load the file.
-
-        The heads of routers keep their weights, so that routes stay.
-        """
-        if name != CLASSIFIER:
-            return super().matrix(name, whole, counts)
-        codes, steps = weight_codes(array(whole), np.ones(len(whole)))
-        sliced = self.out.op("Cast", self.out.sliced(name, codes, counts), to=TensorProto.FLOAT)
-        return self.out.op("Mul", sliced, self.out.constant(steps[: counts[0], None], np.float32))
+    def classifier(self, n: fx.Node, layer: SliceLinear, columns: int) -> str:
+        """A product of codes whose result is not rounded: the scores are floats."""
+        x, out = self.codes(n.args[0]), self.out
+        codes, steps = weight_codes(array(layer.weight), np.ones(len(layer.weight)))
+        shift = np.zeros(len(steps)) if layer.bias is None else array(layer.bias)
+        scales, biases = with_bias(steps, shift, x.scale, terms=codes[0].size)
+        weight = out.decoded(out.sliced(f"{CLASSIFIER}.weight", codes, [len(codes), columns]), scales, np.int8)
+        bias = out.decoded(out.constant(biases, np.int32), scales * np.float32(x.scale), np.int32)
+        return out.op("Gemm", out.real(x), weight, bias, transB=1)
 
     def function(self, n: fx.Node, *args: Any, **options: Any) -> Any:
         inputs = n.all_input_nodes

@@ -103,7 +103,7 @@ class LayerWriter(fx.Interpreter):
                 return self.out.op("Gemm", x, *inputs, transB=1)
             case SliceLinear():
                 rows, columns = layer.cout[widths[1]], layer.cin[widths[0]]
-                inputs = [self.matrix(f"{name}.weight", layer.weight, [rows, columns])]
+                inputs = [self.out.weight(f"{name}.weight", layer.weight, [rows, columns])]
                 if layer.bias is not None:
                     inputs.append(self.out.weight(f"{name}.bias", layer.bias, [rows]))
                 return self.out.op("Gemm", x, *inputs, transB=1)
@@ -124,10 +124,6 @@ class LayerWriter(fx.Interpreter):
         if layer.bias is not None:
             inputs.append(self.out.weight(f"{name}.bias", layer.bias, [rows]))
         return Pooled(self.out.op("Conv", x, *inputs, kernel_shape=[1, 1]))
-
-    def matrix(self, name: str, whole: torch.Tensor, counts: list[int]) -> str:
-        """The leading rows and columns of a linear layer's weight."""
-        return self.out.weight(name, whole, counts)
 
     def plain(self, layer: nn.Module, name: str, x: str) -> str:
         """A layer that has one width."""

@@ -18,6 +18,8 @@ from dsnet.space import WidthPath, is_exit
 
 CHUNK = 16  # images that are observed together
 
+CLASSIFIER = "head.classifier"  # name of the layer
+
 Range = tuple[float, float]
 
 
@@ -41,7 +43,9 @@ class Part:
         (ends,) = nodes[-1].args
         maps = (ends,) if isinstance(ends, fx.Node) else ends[0] or () if isinstance(ends, tuple) else ()
         keys |= {node: key for node, key in zip(maps, self.gives, strict=False) if node is not None}
-        return keys | dict(zip((node for node in nodes if node.op == "placeholder"), self.takes, strict=False))
+        keys |= dict(zip((node for node in nodes if node.op == "placeholder"), self.takes, strict=False))
+        # All widths may share one classifier, and so the range of what it reads.
+        return keys | {node.args[0]: "features" for node in nodes if node.target == f"root.{CLASSIFIER}"}
 
 
 def front_part(live: LiveParts) -> Part:

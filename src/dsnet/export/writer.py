@@ -100,9 +100,13 @@ class Graph:
         scales, zeros = self.constant(scale, np.float32), self.constant(zero, np.uint8)
         return Quantised(self.op("QuantizeLinear", name, scales, zeros), scale, zero)
 
-    def decoded(self, name: str, scales: np.ndarray) -> str:
-        """The floats of codes around zero, with a scale for each entry of the first axis."""
-        return self.op("DequantizeLinear", name, self.constant(scales, np.float32), axis=0)
+    def decoded(self, name: str, scales: np.ndarray, zeros: type | None = None) -> str:
+        """The floats of codes around zero, with a scale for each entry of the first axis.
+
+        zeros: Type of the codes, if their zero points are to be written. ONNX Runtime fuses a Gemm only if they are.
+        """
+        points = [] if zeros is None else [self.constant(np.zeros(len(scales)), zeros)]
+        return self.op("DequantizeLinear", name, self.constant(scales, np.float32), *points, axis=0)
 
     def real(self, name: str) -> str:
         """The name of a map of floats, which is made from its codes if it is quantised."""
