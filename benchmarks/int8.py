@@ -5,7 +5,8 @@
 One image on one thread. The candidates of each comparison are interleaved, and ratios are of medians and of minima. The
 clock counts processor time, which is the time of one thread without what other programs take. The network has fresh
 weights and its ranges come from noise, because the time depends on neither. --cuts compares where the quantised part
-may begin: at the first convolution that reads so many channels at full width (1: at the stem). Writes PREFIX.json and
+may begin: at the first convolution that reads so many channels at full width (1: at the stem). --runs RUN ... adds the
+accuracy of trained runs, from what `dsnet eval RUN/model.onnx RUN/model-int8.onnx` stored. Writes PREFIX.json and
 PREFIX.md.
 """
 
@@ -30,6 +31,7 @@ from dsnet.manifest import Policy
 from dsnet.models import Supernet, model_spec
 from dsnet.nn import RouterSpec
 from dsnet.report.tables import markdown_table
+from dsnet.results import Evaluation, PathRow, read
 from dsnet.runtime.onnx import FileRunner, knobs
 from dsnet.schema import plain
 from dsnet.space import WidthPath, path_name
@@ -114,6 +116,23 @@ def cuts(name: str, least: Sequence[int], repeats: int, folder: Path) -> list[di
     return rows
 
 
+def accuracy(run: Path) -> dict[str, Any]:
+    """Accuracy of the INT8 file of a run minus that of its file of floats, at every width and budget."""
+    fp32, int8 = (read(run / "results" / f"test-{name}.json", Evaluation) for name in ("model", "model-int8"))
+    assert fp32.dynamic is not None
+    assert int8.dynamic is not None
+    rows = []
+    for kind, pairs in (
+        ("width", zip(fp32.rows, int8.rows, strict=True)),
+        ("budget", zip(fp32.dynamic.rows, int8.dynamic.rows, strict=True)),
+    ):
+        for mine, theirs in pairs:
+            name = path_name(mine.path) if isinstance(mine, PathRow) else f"{mine.madds.mean / fp32.full.madds:.2f}"
+            points = 100 * (theirs.score.mean - mine.score.mean)
+            rows.append([kind, name, 100 * mine.score.mean, 100 * theirs.score.mean, points])
+    return {"run": run.name, "dataset": fp32.dataset, "images": fp32.images, "rows": rows}
+
+
 def both(found: dict[str, float]) -> str:
     return f"{found['medians']:.2f} ({found['minima']:.2f})"
 
@@ -123,6 +142,7 @@ def main() -> None:
     parser.add_argument("--model", default="ds_mobilenet_v1")
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--cuts", type=int, nargs="*", default=[1, 32, 48, 64, 96])
+    parser.add_argument("--runs", type=Path, nargs="*", default=[])
     parser.add_argument("--export", default=None)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
@@ -140,6 +160,14 @@ def main() -> None:
         lines += markdown_table(
             ["first convolution that reads", "<width", "INT8 / fp32"],
             [[f"{row['least']} channels", path_name(row["path"]), both(row)] for row in result["cuts"]],
+        )
+        lines.append("")
+    result["accuracy"] = [accuracy(run) for run in args.runs]
+    for found in result["accuracy"]:
+        lines += [f"Accuracy of {found['run']} on {found['images']} test images of {found['dataset']}, in percent.", ""]
+        lines += markdown_table(
+            ["<", "<width, or MAdds of the widest that the budget spends", "fp32", "INT8", "INT8 - fp32"],
+            [[kind, name, f"{a:.2f}", f"{b:.2f}", f"{points:+.2f}"] for kind, name, a, b, points in found["rows"]],
         )
         lines.append("")
     about = machine()
