@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dsnet.api import Run, evaluate, predict, train
     from dsnet.export.bundle import export_bundle
     from dsnet.export.dynamic import export_onnx
+    from dsnet.export.int8 import quantisation
     from dsnet.hub import from_pretrained, push_to_hub, save_pretrained
     from dsnet.models import DynamicRunner, count, create_model, extract, list_models, route
     from dsnet.opening import open_runner
@@ -34,6 +35,7 @@ _ROOMS = {
     "open_runner": "dsnet.opening",
     "predict": "dsnet.api",
     "push_to_hub": "dsnet.hub",
+    "quantisation": "dsnet.export.int8",
     "route": "dsnet.models",
     "save": "dsnet.tasks",
     "save_pretrained": "dsnet.hub",
@@ -58,6 +60,7 @@ __all__ = [
     "open_runner",
     "predict",
     "push_to_hub",
+    "quantisation",
     "route",
     "save",
     "save_pretrained",

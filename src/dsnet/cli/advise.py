@@ -58,6 +58,10 @@ def find(place: Path) -> tuple[Evaluation, Measured, list[tuple[int, ...]] | Non
     if is_artefact(place):
         manifest = open_onnx(place).manifest
         if manifest.evaluation is None:
+            if manifest.precision == "int8":
+                raise ValueError(
+                    f"{place} is quantised and holds no evaluation; `dsnet eval {place}` ends with this advice"
+                )
             raise ValueError(
                 f"{place} was exported without an evaluation; run `dsnet eval` on its run, then `dsnet export` again"
             )

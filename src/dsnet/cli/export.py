@@ -10,14 +10,21 @@ from typing import TYPE_CHECKING, Any
 from dsnet.cli.arguments import Parser
 
 if TYPE_CHECKING:
+    from dsnet.export.int8 import Int8
     from dsnet.manifest import Manifest, Policy
     from dsnet.results import Evaluation, Latency
+    from dsnet.runs.quantise import QuantisedRun
     from dsnet.space import WidthPath
+
+COMPARED = 16  # images on which a quantised file is compared with the network
 
 
 def add_arguments(parser: Parser) -> None:
     parser.add("run", "A folder that dsnet wrote.")
-    parser.add("--out", "File or folder to write (default: RUN/model.onnx, RUN/model-raw.onnx or RUN/bundle).")
+    parser.add(
+        "--out",
+        "File or folder to write (default: RUN/model.onnx or RUN/bundle; with --int8 or --raw NAME-int8, NAME-raw).",
+    )
     parser.add("--path", "Export this path alone, such as 3, 0,1,2,3 or exit. The file takes batches of any size.")
     parser.add("--bundle", "Write a folder of parts, for dynamic inference on batches.", action="store_true")
     parser.add("--image_size")
@@ -32,6 +39,9 @@ def add_arguments(parser: Parser) -> None:
     parser.add("--simple", simple, action="store_true")
     raw = "Let the file take pictures of any size, uint8 [height, width, 3] in RGB, and prepare them itself."
     parser.add("--raw", raw, action="store_true")
+    int8 = "Quantise the network to INT8, on calibration images of the run: a file of about a third of the size."
+    parser.add("--int8", int8, action="store_true")
+    parser.add("--root")
     parser.add("--json")
 
 
@@ -49,9 +59,14 @@ def run(args: Namespace) -> None:
         raise ValueError(f"{args.run} is exported already; give its run folder")
     net = load(args.run).float()
     manifest = net.manifest(args.image_size)
+    path = None if args.path is None else manifest.parse_path(args.path)
+    int8 = images = None
+    if args.int8:
+        net, int8, images = quantised_run(args, net, path)
+        manifest = net.manifest()
     asked = {name: getattr(args, name) for name in ("budget", "max_width", "latency", "latency_cap", "window")}
     given = any(value is not None for value in asked.values())
-    known = evaluation_of(Path(args.run)) if args.image_size is None else None
+    known = evaluation_of(Path(args.run)) if args.image_size is None and int8 is None else None
     if args.bundle:
         if args.raw:
             raise ValueError("a bundle takes batches of prepared images; leave --raw out, or --bundle")
@@ -59,16 +74,16 @@ def run(args: Namespace) -> None:
             raise ValueError(
                 "a bundle takes its budget, cap, window and path when it runs; leave them and --simple out"
             )
-        where = export_bundle(net, args.out or Path(args.run) / "bundle", image_size=args.image_size, evaluation=known)
+        folder = args.out or Path(args.run) / ("bundle-int8" if args.int8 else "bundle")
+        where = export_bundle(net, folder, image_size=args.image_size, evaluation=known, int8=int8)
     else:
-        path = None if args.path is None else manifest.parse_path(args.path)
         file, size = out_file(args, path), args.image_size
         budget, cap = args.budget, args.max_width
         if given:
             if path is not None or not manifest.routes:
                 why = "--path pins the widths" if path is not None else f"{args.run} {manifest.why_fixed()}"
                 raise ValueError(f"{why}; leave {' and '.join(f'--{name}' for name in asked if asked[name])} out")
-            policy, table = policy_of(args, net, manifest)
+            policy, table = policy_of(args, net, manifest, int8)
             if args.latency is not None and table is not None:
                 budget, _ = budget_for(manifest, table, read_latency(args.latency))
             cap = policy.max_width
@@ -77,35 +92,57 @@ def run(args: Namespace) -> None:
             if table is not None:
                 print(told(manifest, table, policy), file=sys.stderr)
         knobs = {"budget": budget, "max_width": cap, "window": args.window, "simple": args.simple, "raw": args.raw}
-        where = export_onnx(net, file, path=path, image_size=size, evaluation=known, **knobs)
+        where = export_onnx(net, file, path=path, image_size=size, evaluation=known, int8=int8, **knobs)
     runner = open_onnx(where)
-    off, kind, held = difference(net, runner), runner.manifest.kind, len(runner.paths)
+    off = difference(net, runner, None if images is None else images[:COMPARED])
+    kind, held = runner.manifest.kind, len(runner.paths)
     size = sum(file.stat().st_size for file in ([where] if where.is_file() else where.iterdir()))
     if args.json:
         print_json({"out": str(where), "kind": kind, "bytes": size, "paths": held, "off": off})
         return
-    print(f"{where}: {kind}, {held} paths of {manifest.model}, {human(size)} bytes")
+    precision = ", int8" if args.int8 else ""
+    print(f"{where}: {kind}{precision}, {held} paths of {manifest.model}, {human(size)} bytes")
     answers = " and ".join(manifest.outputs)
     raw = runner.manifest.raw
     what = "pictures of any size, uint8 [height, width, 3]" if raw else f"{runner.manifest.image_size} px images"
     how = "one at a time" if raw or kind == "dynamic" else "in batches"
     print(f"  takes {what}, {how}; gives {answers}")
     ends = "of slimmest and widest path" if runner.manifest.pins else "at the lowest and highest budget"
-    print(f"  {answers} {ends} differ from PyTorch by {off:.1e} of their spread")
+    measure = " (root mean square)" if args.int8 else ""
+    print(f"  {answers} {ends} differ from PyTorch by {off:.1e} of their spread{measure}")
+    if args.int8 and runner.manifest.routes:
+        print(f"  budgets were calibrated again; `dsnet eval {where}` tells the accuracy")
 
 
-def policy_of(args: Namespace, net: Any, manifest: Manifest) -> tuple[Policy, Latency | None]:
+def quantised_run(args: Namespace, net: Any, path: WidthPath | None) -> QuantisedRun:
+    """The network of the run with budgets for INT8, and how it is quantised."""
+    from dsnet.config import CONFIG
+    from dsnet.runs.quantise import quantised
+
+    folder = Path(args.run)
+    if not (folder / CONFIG).exists():
+        raise ValueError(f"{folder} has no {CONFIG}, so its images are not known; --int8 needs a run of `dsnet train`")
+    if args.image_size not in (None, net.spec.image_size):
+        raise ValueError(
+            f"--int8 observes the run's images, which have {net.spec.image_size} pixels; leave --image_size out"
+        )
+    return quantised(folder, net, path=path, root=args.root)
+
+
+def policy_of(args: Namespace, net: Any, manifest: Manifest, int8: Int8 | None) -> tuple[Policy, Latency | None]:
     """The default policy of the file, and the latency table that it was made from."""
+    from dsnet.export.dynamic import to_export
     from dsnet.latency import cpu, policy_in, require_any
-    from dsnet.models.parts import weights_digest
+    from dsnet.manifest import exported
     from dsnet.results import Setting
     from dsnet.routing.budgets import policy_for
     from dsnet.runtime.onnx import runtime_of
 
     if args.latency is None and args.latency_cap is None:
         return policy_for(manifest, args.budget, max_width=args.max_width, window=args.window), None
-    setting = Setting(weights_digest(net), manifest.image_size, runtime_of("dynamic"), 1, cpu())
-    held = require_any(setting, args.run)
+    about = exported(to_export(net, args.image_size, None, int8), kind="dynamic")
+    setting = Setting(about.digest, about.image_size, runtime_of(about), 1, cpu())
+    held = require_any(setting, args.run if int8 is None else f"{args.run}/model-int8.onnx")
     limits = {"latency": args.latency, "latency_cap": args.latency_cap}
     return policy_in(manifest, held, **limits, budget=args.budget, max_width=args.max_width, window=args.window), held
 
@@ -139,7 +176,7 @@ def out_file(args: Namespace, path: WidthPath | None) -> Path:
     from dsnet.space import path_name
 
     name = "model" if path is None else f"path-{path_name(path).replace(',', '-')}"
-    file = Path(args.out or Path(args.run) / f"{name}{'-raw' if args.raw else ''}.onnx")
+    file = Path(args.out or Path(args.run) / f"{name}{'-int8' * args.int8}{'-raw' * args.raw}.onnx")
     if file.suffix != ".onnx":
         raise ValueError(f"{file} does not end in .onnx; name the file so, or use --bundle for a folder")
     return file

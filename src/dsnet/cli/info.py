@@ -54,6 +54,7 @@ def run(args: Namespace) -> None:
         summary = {
             "task": manifest.task,
             "model": manifest.model,
+            "precision": manifest.precision,
             "image_size": manifest.image_size,
             "num_classes": manifest.num_classes,
             "raw": manifest.raw,
@@ -70,8 +71,9 @@ def run(args: Namespace) -> None:
         print(about)
     parts = list(manifest.widths[0].parts) if manifest.widths else []
     channels = "<channels behind the choice" if manifest.points else "<channels"
+    precision = "" if manifest.precision == "fp32" else f", {manifest.precision}"
     print_table(
-        f"{manifest.model} at {manifest.image_size} px, {manifest.num_classes} classes{shown}",
+        f"{manifest.model} at {manifest.image_size} px, {manifest.num_classes} classes{precision}{shown}",
         ["<path", channels, "MAdds", *parts, "parameters", "of widest"],
         [
             [

@@ -14,8 +14,9 @@ import onnx
 from onnx import TensorProto, helper
 
 from dsnet.export.dynamic import check_weights, finish, to_export, write_model
+from dsnet.export.int8 import Int8
 from dsnet.export.parts import Branch, PartWriter
-from dsnet.export.writer import FLOAT, Graph, Model
+from dsnet.export.writer import FLOAT, Graph
 from dsnet.manifest import Manifest, exported, to_metadata
 from dsnet.results import Evaluation
 from dsnet.runtime.onnx import BUNDLE, EXIT_LOGITS, IMAGE, NOTHING, WEIGHTS
@@ -26,14 +27,19 @@ PAGE = 4096  # weights start at multiples of this, so that they can be mapped in
 
 
 def export_bundle(
-    net: Any, folder: str | Path, *, image_size: int | None = None, evaluation: Evaluation | None = None
+    net: Any,
+    folder: str | Path,
+    *,
+    image_size: int | None = None,
+    evaluation: Evaluation | None = None,
+    int8: Int8 | None = None,
 ) -> Path:
     """Write the parts between choice points, for a runner that groups a batch by width.
 
-    An older bundle in the folder is kept until the new one is complete.
+    An older bundle in the folder is kept until the new one is complete. int8: see `export_onnx`.
     """
     check_weights(net)
-    manifest = to_export(net, image_size, evaluation)
+    manifest = to_export(net, image_size, evaluation, int8)
     if not manifest.points:
         raise ValueError(f"{manifest.model} has no widths to choose from; export it as a file")
     folder = Path(folder)
@@ -46,7 +52,7 @@ def export_bundle(
     shutil.rmtree(fresh, ignore_errors=True)  # left over from an export that was interrupted
     fresh.mkdir(parents=True)
     try:
-        write_bundle(PartWriter(net.parts(), manifest), manifest, fresh)
+        write_bundle(PartWriter(net.parts(), manifest, int8), manifest, fresh)
         (folder / BUNDLE).unlink(missing_ok=True)  # moved last, because a bundle without a manifest is refused
         for old in folder.glob("*.onnx"):
             old.unlink()
@@ -73,7 +79,11 @@ def parts(writer: PartWriter) -> dict[str, onnx.ModelProto]:
 
     The first segment has a single incoming width, so its `rest` holds all of it, which saves copying maps.
     """
-    graphs = {"front": part([IMAGE], writer.given(0), lambda graph: writer.front(graph, IMAGE), writer.grid)}
+
+    def part(inputs: Sequence[str], outputs: Sequence[str], write: Branch) -> onnx.ModelProto:
+        return part_model(writer.blank(), inputs, outputs, write)
+
+    graphs = {"front": part([IMAGE], writer.given(0), lambda graph: writer.front(graph, IMAGE))}
     for point, pairs in enumerate(transitions(writer.pinnable)):
         maps = [f"in_{name}" for name in writer.maps_at(point)]
         outputs = writer.given(point + 1)
@@ -93,17 +103,14 @@ def parts(writer: PartWriter) -> dict[str, onnx.ModelProto]:
     return graphs
 
 
-def part(
-    inputs: Sequence[str], outputs: Sequence[str], write: Branch, grid: tuple[int, int] | None = None
-) -> onnx.ModelProto:
-    """One part as a separate graph, for batches of any size. grid: see `Model`."""
-    graph = Graph(Model(shared=True, grid=grid))
+def part_model(graph: Graph, inputs: Sequence[str], outputs: Sequence[str], write: Branch) -> onnx.ModelProto:
+    """One part as a separate graph, for batches of any size."""
     if not outputs:  # no later part reads this one, but a graph must have an output
         graph.nodes.append(helper.make_node("Shape", [inputs[0]], [NOTHING]))
         nothing = helper.make_tensor_value_info(NOTHING, TensorProto.INT64, [None])
         return finish(graph, "part", [value_info(name) for name in inputs], [nothing])
     for output, name in zip(write(graph), outputs, strict=True):
-        graph.nodes.append(helper.make_node("Identity", [output], [name]))
+        graph.nodes.append(helper.make_node("Identity", [graph.real(output)], [name]))
     takes, gives = ([value_info(name) for name in names] for names in (inputs, outputs))
     return finish(graph, "part", takes, gives)
 

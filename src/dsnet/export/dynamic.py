@@ -14,16 +14,16 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from dsnet.cost import CostTable
-from dsnet.export.layers import write_call
-from dsnet.export.parts import Branch, PartWriter, grid_of
+from dsnet.export.int8 import Int8
+from dsnet.export.parts import Branch, PartWriter
+from dsnet.export.ranges import Part
 from dsnet.export.raw import write_image
-from dsnet.export.writer import FLOAT, INT, IR_VERSION, OPSET, Graph, Model
+from dsnet.export.writer import FLOAT, INT, IR_VERSION, OPSET, Graph
 from dsnet.manifest import Budget, Manifest, Policy, exported, to_metadata
 from dsnet.models.parts import LiveParts, weights_digest
 from dsnet.results import Evaluation
 from dsnet.routing.budgets import lambdas, policy_for
 from dsnet.routing.policy import Prices
-from dsnet.routing.route import follow
 from dsnet.runtime.onnx import BUDGET, FREE, IMAGE, MAX_WIDTH, PIN
 from dsnet.space import EXIT, WidthPath, WidthSpace, Window, is_exit
 from dsnet.version import __version__
@@ -41,6 +41,7 @@ def export_onnx(
     simple: bool = False,
     raw: bool = False,
     evaluation: Evaluation | None = None,
+    int8: Int8 | None = None,
 ) -> Path:
     """Write a network as one ONNX file: the dynamic network for one image at a time, or a single path for batches.
 
@@ -60,16 +61,17 @@ def export_onnx(
         raw: Whether the image is a picture of any size, uint8 [height, width, 3] in RGB, which the file resizes, crops
             and normalises itself. A file of one path then takes one image at a time, too.
         evaluation: The network's evaluation, which is stored in the file.
+        int8: How the network is quantised, from `quantisation(net, images)`; None writes floats.
     """
     check_weights(net)
-    manifest = replace(to_export(net, image_size, evaluation), raw=raw)
+    manifest = replace(to_export(net, image_size, evaluation, int8), raw=raw)
     if path is not None or not manifest.points:
         if budget is not None or max_width is not None or window is not None:
             raise ValueError("a path pins the widths; leave budget, max_width and window out")
         if simple:
             raise ValueError("a file of one path has no input but the image; leave simple out")
         wanted = manifest.space.validate(path or ())
-        proto = static_model(net.parts(routed=False), manifest, wanted)
+        proto = static_model(PartWriter(net.parts(routed=False), manifest, int8), wanted)
         held = WidthSpace.only(wanted)
         return write_checked(proto, exported(manifest, kind="static", space=held, inputs=(IMAGE,)), Path(file))
     if manifest.router is None and (budget is not None or max_width is not None or window is not None):
@@ -80,7 +82,7 @@ def export_onnx(
             f"nothing to choose; leave simple out, or export one path"
         )
     policy = policy_for(net.manifest(image_size), budget, max_width=max_width, window=window)
-    writer = DynamicWriter(net.parts(headless=True), manifest, policy, simple=simple)
+    writer = DynamicWriter(net.parts(headless=True), manifest, policy, simple=simple, int8=int8)
     if writer.prices is not None:
         writer.prices.check_cap(max_width)
     proto = writer.model()
@@ -89,7 +91,7 @@ def export_onnx(
     return write_checked(proto, about, Path(file))
 
 
-def to_export(net: Any, image_size: int | None, evaluation: Evaluation | None) -> Manifest:
+def to_export(net: Any, image_size: int | None, evaluation: Evaluation | None, int8: Int8 | None = None) -> Manifest:
     """A network's manifest with its evaluation, without the budgets that were calibrated at other image sizes."""
     manifest = net.manifest(image_size)
     size = manifest.image_size
@@ -100,7 +102,9 @@ def to_export(net: Any, image_size: int | None, evaluation: Evaluation | None) -
         replace(router, budgets=tuple(row for row in router.budgets if row.image_size == size))
         for router in manifest.routers
     )
-    return replace(manifest, routers=routers, evaluation=evaluation, digest=weights_digest(net))
+    digest = weights_digest(net)
+    known = {"digest": digest} if int8 is None else {"digest": int8.digest(digest), "precision": "int8"}
+    return replace(manifest, routers=routers, evaluation=evaluation, **known)
 
 
 def check_weights(net: nn.Module) -> None:
@@ -138,22 +142,19 @@ def finish(graph: Graph, name: str, inputs: Sequence[Any], outputs: Sequence[Any
     )
 
 
-def static_model(live: LiveParts, manifest: Manifest, path: WidthPath) -> onnx.ModelProto:
+def static_model(writer: PartWriter, path: WidthPath) -> onnx.ModelProto:
     """One sub-network for batches of any size, or for one picture, with sliced and folded weights."""
-    graph = Graph(Model(shared=False, grid=grid_of(live.net, manifest.image_size)))
+    graph, manifest, live = writer.blank(shared=False), writer.manifest, writer.live
     batch = 1 if manifest.raw else "batch"
     x, image = write_image(graph, manifest, batch)
-
-    def call(x: Any) -> tuple[Any, ...]:
-        if is_exit(path):
-            return (live.net.run(x, path),)
-        start = live.front(x)
-        left = start.left if start.fork is None else {**start.left, **follow(live, start.fork, path)}
-        answers = live.finish(left)
-        return tuple(answers[name] for name in manifest.outputs)
-
-    for name, output in zip(manifest.outputs, write_call(graph, live.owner, call, x), strict=True):
-        graph.nodes.append(helper.make_node("Identity", [output], [name]))
+    if is_exit(path):
+        early = Part("front", lambda x: {"logits": live.net.run(x, path)}, ("image",))
+        answers = writer.write(graph, early, x)
+    else:
+        names = writer.front(graph, x)
+        answers = writer.finish(graph, {**writer.left_of(0, names), **writer.follow(graph, path, names)})
+    for name in manifest.outputs:
+        graph.nodes.append(helper.make_node("Identity", [graph.real(answers[name])], [name]))
     outputs = [helper.make_tensor_value_info(name, FLOAT, [batch, *shape]) for name, shape in manifest.outputs.items()]
     return finish(graph, manifest.model, [image], outputs)
 
@@ -161,12 +162,20 @@ def static_model(live: LiveParts, manifest: Manifest, path: WidthPath) -> onnx.M
 class DynamicWriter(PartWriter):
     """Writes the whole dynamic network as one graph, whose branches slice the weights of the main graph."""
 
-    def __init__(self, live: LiveParts, manifest: Manifest, policy: Policy, *, simple: bool = False) -> None:
-        super().__init__(live, manifest)
+    def __init__(
+        self,
+        live: LiveParts,
+        manifest: Manifest,
+        policy: Policy,
+        *,
+        simple: bool = False,
+        int8: Int8 | None = None,
+    ) -> None:
+        super().__init__(live, manifest, int8)
         self.policy, self.simple = policy, simple
         self.table: CostTable = manifest.table
         self.prices = None if self.router is None else Prices(self.table, self.router)
-        self.graph = Graph(Model(shared=True, grid=self.grid))
+        self.graph = self.blank()
 
     def model(self) -> onnx.ModelProto:
         knobs = self.knobs()
@@ -179,7 +188,7 @@ class DynamicWriter(PartWriter):
         shapes |= {name: [1, *shape] for name, shape in self.manifest.outputs.items()}
         infos = []
         for name, output in outputs.items():
-            self.graph.nodes.append(helper.make_node("Identity", [output], [name]))
+            self.graph.nodes.append(helper.make_node("Identity", [self.graph.real(output)], [name]))
             kind = INT if name in ("path", "madds") else FLOAT
             infos.append(helper.make_tensor_value_info(name, kind, shapes[name]))
         return finish(self.graph, self.manifest.model, [image, *knobs], infos)

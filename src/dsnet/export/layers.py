@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,12 +17,8 @@ from dsnet.nn.norm import EPS
 from dsnet.nn.slicing import GlobalPool, GridPool, StandardLinear
 from dsnet.nn.tracing import trace
 
-
-def write_call(graph: Graph, root: nn.Module, call: Callable[..., Any], *inputs: str | list[str]) -> Any:
-    """Write the nodes of `call(*inputs)`, which uses layers of `root`, and return the names of its outputs."""
-    traced = trace(root, call, len(inputs))
-    gates = {name for name, module in root.named_modules() if isinstance(module, Gate)}
-    return _Writer(traced, graph, gates).run(*inputs)
+if TYPE_CHECKING:
+    from dsnet.export.ranges import Part
 
 
 class Pooled(str):
@@ -33,7 +29,21 @@ class Pooled(str):
     """
 
 
-class _Writer(fx.Interpreter):
+def write_call(
+    graph: Graph, root: nn.Module, call: Callable[..., Any], *inputs: str | list[str], part: Part | None = None
+) -> Any:
+    """Write the nodes of `call(*inputs)`, which uses layers of `root`, and return the names of its outputs.
+
+    part: What is known about the call if it is a part of the network, whose layers may be quantised.
+    """
+    traced, int8 = trace(root, call, len(inputs)), graph.model.int8
+    gates = {name for name, module in root.named_modules() if isinstance(module, Gate)}
+    if int8 is None or part is None:
+        return LayerWriter(traced, graph, gates).run(*inputs)
+    return int8.writer(traced, graph, gates, part).run(*inputs)
+
+
+class LayerWriter(fx.Interpreter):
     """Runs a trace on names instead of tensors."""
 
     def __init__(self, traced: fx.GraphModule, graph: Graph, gates: set[str]) -> None:
@@ -50,14 +60,17 @@ class _Writer(fx.Interpreter):
             return self.layer(n, args[0], *args[1:])
         if n.op == "call_function" or n.op == "call_method":
             options = {key: option for key, option in kwargs.items() if key != "inplace"}
-            if not any(isinstance(item, Pooled) for item in args):
-                return FUNCTIONS[n.target](self.out, *args, **options)
-            if n.target in ELEMENTWISE:
-                return Pooled(FUNCTIONS[n.target](self.out, *args, **options))
-            if n.target is operator.getitem and args[1] == (slice(None), slice(None), None, None):
-                return str(args[0])
-            return FUNCTIONS[n.target](self.out, *map(self.vector, args), **options)
+            return self.function(n, *args, **options)
         return fx.map_arg(super().run_node(n), self.vector) if n.op == "output" else super().run_node(n)
+
+    def function(self, n: fx.Node, *args: Any, **options: Any) -> Any:
+        if not any(isinstance(item, Pooled) for item in args):
+            return FUNCTIONS[n.target](self.out, *args, **options)
+        if n.target in ELEMENTWISE:
+            return Pooled(FUNCTIONS[n.target](self.out, *args, **options))
+        if n.target is operator.getitem and args[1] == (slice(None), slice(None), None, None):
+            return str(args[0])
+        return FUNCTIONS[n.target](self.out, *map(self.vector, args), **options)
 
     def vector(self, item: Any) -> Any:
         """A pooled map as the vector that the network means; everything else as it is."""
@@ -134,12 +147,9 @@ class _Writer(fx.Interpreter):
         """A convolution, with the batch norm behind it folded into its weights."""
         scale, bias = None, []
         norm_node = next(iter(n.users))
-        norm = self.fetch_attr(str(norm_node.target)) if norm_node.op == "call_module" else None
-        if isinstance(norm, SliceBatchNorm2d) and len(n.users) == 1:
-            width = norm_node.args[1]
-            assert isinstance(width, int)
-            scales, shifts = norm.folded()
-            scale, shift = scales[width, : counts[0]], shifts[width, : counts[0]]
+        if (found := self.norm_behind(n)) is not None:
+            norm, width = found
+            scale, shift = (rows[width, : counts[0]] for rows in norm.folded())
             bias = [self.out.constant(array(shift), np.float32)]
         side, pad = layer.kernel, layer.kernel // 2
         y = self.out.op(
@@ -155,6 +165,16 @@ class _Writer(fx.Interpreter):
         if scale is not None:
             self.folded[norm_node] = y
         return y
+
+    def norm_behind(self, n: fx.Node) -> tuple[SliceBatchNorm2d, int] | None:
+        """The batch norm that alone reads a convolution, and its width; None if there is no such norm."""
+        behind = next(iter(n.users))
+        norm = self.fetch_attr(str(behind.target)) if behind.op == "call_module" else None
+        if not isinstance(norm, SliceBatchNorm2d) or len(n.users) > 1:
+            return None
+        width = behind.args[1]
+        assert isinstance(width, int)
+        return norm, width
 
 
 def group_norm(graph: Graph, layer: SliceGroupNorm | nn.GroupNorm, name: str, x: str, count: int) -> str:

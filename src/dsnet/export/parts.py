@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
+from dsnet.export.int8 import Int8
 from dsnet.export.layers import write_call
-from dsnet.export.writer import FLOAT, Graph
+from dsnet.export.ranges import Part, first_part, front_part, last_part, rest_part, typed
+from dsnet.export.writer import FLOAT, Graph, Model
 from dsnet.manifest import Manifest
 from dsnet.models import Supernet
 from dsnet.models.count import early_shape
 from dsnet.models.parts import LiveParts
 from dsnet.nn import ThresholdHead, link
-from dsnet.routing.route import Fork, Step
 from dsnet.runtime.onnx import EXIT_LOGITS
 from dsnet.space import WidthPath, WidthSpace
 
@@ -26,11 +26,11 @@ class PartWriter:
     """Writes parts of a network into graphs.
 
     held: the widths that the file holds. pinnable: the paths that can be pinned. grid: height and width of the map
-    that the early classifier pools.
+    that the early classifier pools. int8: how the network is quantised, if it is.
     """
 
-    def __init__(self, live: LiveParts, manifest: Manifest) -> None:
-        self.live, self.root, self.net = live, live.owner, live.net
+    def __init__(self, live: LiveParts, manifest: Manifest, int8: Int8 | None = None) -> None:
+        self.live, self.root, self.net, self.int8 = live, live.owner, live.net, int8
         self.manifest = manifest
         self.router = self.manifest.router
         self.probes = self.router is not None and self.router.probes
@@ -39,6 +39,10 @@ class PartWriter:
         once = self.router if self.router is not None and self.router.spec.single else None
         self.pinnable: list[WidthPath] = list(self.held) if once is None else once.candidates
         self.grid = grid_of(self.net, self.manifest.image_size)
+
+    def blank(self, *, shared: bool = True) -> Graph:
+        """An empty graph of a file of its own."""
+        return Graph(Model(shared=shared, grid=self.grid, int8=self.int8))
 
     def maps_at(self, point: int) -> list[str]:
         """Names of the maps that the first block behind a choice reads."""
@@ -63,21 +67,19 @@ class PartWriter:
         names = list(self.manifest.outputs)
         if all(name in left for name in names):
             return {name: left[name] for name in names}
-        keys = list(left)
+        found: dict[str, str] = self.write(graph, last_part(self.live, list(left)), list(left.values()))
+        return {name: found[name] for name in names}
 
-        def call(maps: Sequence[Any]) -> tuple[Any, ...]:
-            outputs = self.live.finish({key: maps[place] for place, key in enumerate(keys)})
-            return tuple(outputs[name] for name in names)
-
-        return dict(zip(names, write_call(graph, self.root, call, list(left.values())), strict=True))
+    def write(self, graph: Graph, part: Part, *inputs: str | list[str]) -> Any:
+        return write_call(graph, self.root, part.call, *inputs, part=part)
 
     def front(self, graph: Graph, image: str) -> list[str]:
-        return self.step_names(graph, self.live.front, image)
+        return self.step_names(graph, front_part(self.live), image)
 
-    def step_names(self, graph: Graph, call: Callable[..., Step], *inputs: str) -> list[str]:
-        """The outputs of a call that ends at a choice point, in the order of `given`, without those that are None."""
-        names = write_call(graph, self.root, lambda *xs: _outputs(call(*xs)), *inputs)
-        return [name for name in names if name is not None]
+    def step_names(self, graph: Graph, part: Part, *inputs: str) -> list[str]:
+        """The outputs of a part that ends at a choice point, in the order of `given`, without those that are None."""
+        step = typed(self.write(graph, part, *inputs))
+        return [name for name in (*(step.fork or ()), *step.left.values()) if name is not None]
 
     def fork_of(self, names: list[str], point: int) -> tuple[list[str], str | None]:
         """Maps that the first block of a segment reads, and the scores."""
@@ -94,16 +96,11 @@ class PartWriter:
         return dict(zip(kept, names[len(names) - len(kept) :], strict=True))
 
     def first(self, graph: Graph, point: int, w_in: int, w_out: int, maps: list[str]) -> str:
-        def call(*xs: torch.Tensor) -> torch.Tensor:
-            fork = Fork(xs[0], xs[1]) if len(xs) == 2 else Fork(None, xs[0])
-            return self.live.first(point, w_in, w_out, fork)
-
-        if len(maps) == 1:
-            return write_call(graph, self.root, lambda s: call(s), *maps)
-        return write_call(graph, self.root, lambda x, s: call(x, s), *maps)
+        name: str = self.write(graph, first_part(self.live, point, w_in, w_out), *maps)
+        return name
 
     def rest(self, graph: Graph, point: int, width: int, x: str) -> list[str]:
-        return self.step_names(graph, lambda y: self.live.rest(point, width, y), x)
+        return self.step_names(graph, rest_part(self.live, point, width), x)
 
     def follow(self, graph: Graph, path: WidthPath, names: list[str]) -> dict[str, str]:
         """The arrays that one path leaves for `finish`, from the outputs of the front."""
@@ -153,7 +150,3 @@ def grid_of(net: Supernet, image_size: int) -> tuple[int, int] | None:
         return None
     *_, height, width = early_shape(net.spec, image_size)
     return height, width
-
-
-def _outputs(step: Step) -> tuple[Any, ...]:
-    return (*(step.fork or ()), *step.left.values())

@@ -4,25 +4,41 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from dsnet.export.int8 import Int8
+
 OPSET = 18
 IR_VERSION = 8
+
+
+class Quantised(str):
+    """The name of a map of uint8 codes, which stand for scale * (code - zero)."""
+
+    scale: float
+    zero: int
+
+    def __new__(cls, name: str, scale: float, zero: int) -> Quantised:
+        new = super().__new__(cls, name)
+        new.scale, new.zero = scale, zero
+        return new
 
 
 class Model:
     """The names and weights that all graphs of a file share.
 
     shared: whether graphs slice whole weights. grid: height and width of the map that an early classifier pools.
+    int8: how the network is quantised; None for a file of floats.
     """
 
-    def __init__(self, *, shared: bool, grid: tuple[int, int] | None = None) -> None:
-        self.shared, self.grid = shared, grid
+    def __init__(self, *, shared: bool, grid: tuple[int, int] | None = None, int8: Int8 | None = None) -> None:
+        self.shared, self.grid, self.int8 = shared, grid, int8
         self.weights: dict[str, onnx.TensorProto] = {}
         self.numbers = itertools.count()
 
@@ -38,6 +54,7 @@ class Graph:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[tuple[object, ...], str] = {}
         self.initializers: list[onnx.TensorProto] = []
+        self.reals: dict[str, str] = {}  # maps of floats by the name of their codes
 
     def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
         """A node with one output."""
@@ -62,16 +79,43 @@ class Graph:
         In a file of many widths it is sliced out of the whole weight, which all widths share. Runtimes fold the slices
         when they load a file. Branches that read a weight of an outer graph directly would not get a packed copy of it.
         """
-        part = whole[tuple(slice(count) for count in counts)]
-        if scale is not None:
-            scale = scale.reshape(-1, *([1] * (whole.dim() - 1)))
+        if scale is None:
+            return self.sliced(name, array(whole), counts)
+        scale = scale.reshape(-1, *([1] * (whole.dim() - 1)))
         if not self.model.shared:
-            return self.constant(array(part if scale is None else part * scale), np.float32)
+            return self.constant(array(whole[tuple(slice(count) for count in counts)] * scale), np.float32)
+        return self.op("Mul", self.sliced(name, array(whole), counts), self.constant(array(scale), np.float32))
+
+    def sliced(self, name: str, whole: np.ndarray, counts: Sequence[int]) -> str:
+        """The leading `counts` of the first axes of an array, which all graphs of the file share."""
+        if not self.model.shared:
+            return self.constant(whole[tuple(slice(count) for count in counts)], whole.dtype.type)
         if name not in self.model.weights:
-            self.model.weights[name] = numpy_helper.from_array(array(whole), name)
+            self.model.weights[name] = numpy_helper.from_array(whole, name)
         axes = list(range(len(counts)))
-        sliced = self.op("Slice", name, *map(self.constant, ([0] * len(counts), counts, axes)))
-        return sliced if scale is None else self.op("Mul", sliced, self.constant(array(scale), np.float32))
+        return self.op("Slice", name, *map(self.constant, ([0] * len(counts), counts, axes)))
+
+    def quantised(self, name: str, scale: float, zero: int) -> Quantised:
+        """The codes of a map of floats."""
+        scales, zeros = self.constant(scale, np.float32), self.constant(zero, np.uint8)
+        return Quantised(self.op("QuantizeLinear", name, scales, zeros), scale, zero)
+
+    def decoded(self, name: str, scales: np.ndarray, zeros: type | None = None) -> str:
+        """The floats of codes around zero, with a scale for each entry of the first axis.
+
+        zeros: Type of the codes, if their zero points are to be written. ONNX Runtime fuses a Gemm only if they are.
+        """
+        points = [] if zeros is None else [self.constant(np.zeros(len(scales)), zeros)]
+        return self.op("DequantizeLinear", name, self.constant(scales, np.float32), *points, axis=0)
+
+    def real(self, name: str) -> str:
+        """The name of a map of floats, which is made from its codes if it is quantised."""
+        if not isinstance(name, Quantised):
+            return name
+        if name not in self.reals:
+            scale, zero = self.constant(name.scale, np.float32), self.constant(name.zero, np.uint8)
+            self.reals[name] = self.op("DequantizeLinear", name, scale, zero)
+        return self.reals[name]
 
     def choose(
         self, position: str, branches: Sequence[Callable[[Graph], Sequence[str]]], kinds: Sequence[int]
@@ -94,6 +138,7 @@ class Graph:
 
     def proto(self, outputs: Sequence[str], kinds: Sequence[int]) -> onnx.GraphProto:
         """This graph as a branch. It has no inputs, because it can read the values of the outer graphs."""
+        outputs = [self.real(name) for name in outputs]
         # An output must be made by a node of the branch itself.
         made = {name for node in self.nodes for name in node.output}
         names = [name if name in made else self.op("Identity", name) for name in outputs]

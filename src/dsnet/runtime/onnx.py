@@ -55,7 +55,7 @@ class FileRunner(Runner):
         self.file = Path(file)
         self.session = open_session(self.file, threads)
         self._manifest = from_metadata(self.file, self.session.get_modelmeta().custom_metadata_map)
-        self.runtime = runtime_of(self._manifest.kind)
+        self.runtime = runtime_of(self._manifest)
         self.place, self._threads = str(self.file), threads or cores()
         router = self._manifest.router
         budgets = router.budgets if router is not None and BUDGET in self._manifest.inputs else ()
@@ -220,14 +220,15 @@ def open_bundle(folder: Path, threads: int = 0) -> GroupedRunner:
             f"{folder / WEIGHTS} has {held} bytes instead of {about.get('weights')}; copy the bundle again"
         )
     parts = OrtParts(folder, manifest, threads, about.get("id", ""))
-    runner = BundleRunner(parts, runtime_of("bundle"))
+    runner = BundleRunner(parts, runtime_of(manifest))
     runner.place = str(folder)
     return runner
 
 
-def runtime_of(kind: str) -> str:
-    """The name of the runtime that runs a file of a kind: dynamic, static or bundle."""
-    return f"onnxruntime {ort.__version__}, {kind}"
+def runtime_of(manifest: Manifest) -> str:
+    """The name of the runtime that runs a file or a bundle."""
+    precision = "" if manifest.precision == "fp32" else f", {manifest.precision}"
+    return f"onnxruntime {ort.__version__}, {manifest.kind}{precision}"
 
 
 class BundleRunner(GroupedRunner):

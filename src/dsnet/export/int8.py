@@ -1,0 +1,281 @@
+"""Networks in INT8: weights of int8 that all widths share, maps of uint8 with a range for every width.
+
+Convolutions and what lies between them are written in floats between DequantizeLinear and QuantizeLinear, which
+runtimes fuse: a convolution of a slice of the shared weights becomes one QLinearConv. The batch norm of the width is
+folded into its scales, ReLU into the range of its output. QLinearConv itself would be as fast, but OpenVINO misreads
+its scales. The slice must come before DequantizeLinear, or ONNX Runtime does not fuse.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from dsnet.export.layers import LayerWriter
+from dsnet.export.ranges import CLASSIFIER, Part, Range, covering, first_part, front_part, last_part, observe, rest_part
+from dsnet.export.writer import Graph, Quantised, array
+from dsnet.models.parts import LiveParts
+from dsnet.nn import Fixed, Gate, GlobalPool, SliceConv2d, SliceDepthwise, SliceLinear
+from dsnet.nn.tracing import trace
+
+LEAST = 64  # channels that a convolution reads at full width; all before the first such convolution stays in floats
+CODES = 127  # weights lie in -127 to 127, so that a change of sign is exact
+ROOM = 2**31 - 1  # of the sum of a convolution, bias included
+TINY = 1e-30  # smallest scale
+SIGMOID = (0.0, 1.0)
+MAPS = {operator.add, operator.mul, torch.sigmoid, torch.tanh, F.relu, F.relu6, "sigmoid", "add", "mul"}
+
+
+@dataclass(frozen=True)
+class Int8:
+    """How a network is quantised: the names of the layers that compute with codes, and the range of every map."""
+
+    layers: frozenset[str]
+    ranges: Mapping[str, Range]
+
+    def writer(self, traced: fx.GraphModule, graph: Graph, gates: set[str], part: Part) -> Int8Writer:
+        return Int8Writer(traced, graph, gates, part, self)
+
+    def digest(self, weights: str) -> str:
+        """The digest of a file with these weights. It is not that of the file of floats, which takes longer."""
+        return hashlib.sha256(f"{weights} int8".encode()).hexdigest()
+
+    def codes(self, key: str) -> tuple[float, int]:
+        """Scale and zero point of a map. Zero has a code, because convolutions pad with it."""
+        return affine(*self.ranges[key])
+
+
+def affine(low: float, high: float) -> tuple[float, int]:
+    low, high = min(low, 0.0), max(high, 0.0)
+    scale = float(np.float32((high - low) / 255)) or 1 / 255
+    return scale, round(-low / scale)
+
+
+def quantisation(net: Any, images: Tensor, *, path: tuple[int, ...] | None = None) -> Int8:
+    """Quantise a network by the ranges of its maps on some images [N, C, S, S] that are like those it will see.
+
+    path: The only path that is needed; None observes all widths.
+    """
+    live = net.parts(routed=False)
+    if not (layers := quantised_layers(live)):
+        raise ValueError(
+            f"no convolution of {net.spec.name} reads {LEAST} channels or more, so INT8 would gain nothing; export it "
+            f"in floats"
+        )
+    paths = covering(list(net.space) if path is None else [path])
+    return Int8(layers, observe(live, paths, images))
+
+
+def quantised_layers(live: LiveParts) -> frozenset[str]:
+    """The layers that compute with codes: all convolutions from the first that reads at least `LEAST` channels on, and
+    the gates behind it that do not score widths."""
+    widest = live.net.space.widest
+    parts = [front_part(live)]
+    for point, (w_in, w_out) in enumerate(zip((0, *widest), widest, strict=False)):
+        parts += [first_part(live, point, w_in, w_out), rest_part(live, point, w_out)]
+    left = [name for point in range(len(widest) + 1) for name in live.left_at(point)]
+    found: set[str] = set()
+    for part in [*parts, last_part(live, left)]:
+        traced = trace(live.owner, part.call, max(1, len(part.takes)))
+        for node in traced.graph.nodes:
+            if node.op == "call_module":
+                name = str(node.target).removeprefix("root.")
+                channels = reads(live.owner.get_submodule(name))
+                if channels >= LEAST or (found and (channels or scales_only(live.owner, name))):
+                    found.add(name)
+    return frozenset(found)
+
+
+def reads(layer: nn.Module) -> int:
+    """The number of channels that a convolution reads at full width; 0 for other layers."""
+    match layer:
+        case SliceConv2d():
+            return layer.cin.max
+        case SliceDepthwise():
+            return layer.channels.max
+        case Fixed(layer=nn.Conv2d() as conv):
+            return conv.in_channels
+    return 0
+
+
+def scales_only(owner: nn.Module, name: str) -> bool:
+    """Whether a layer belongs to a gate that scales channels and scores no widths."""
+    gate = owner.get_submodule(name.rpartition(".")[0])
+    return isinstance(gate, Gate) and gate.slimming is None
+
+
+class Int8Writer(LayerWriter):
+    """Runs a trace on names, some of which are of codes.
+
+    The pooled vectors of quantised gates keep the shape [B, C, 1, 1], so that their layers are convolutions.
+    """
+
+    def __init__(self, traced: fx.GraphModule, graph: Graph, gates: set[str], part: Part, int8: Int8) -> None:
+        super().__init__(traced, graph, gates)
+        self.int8, self.keys = int8, part.keys(traced)
+        self.held: dict[fx.Node, Quantised] = {}  # codes of values that were written as floats
+        self.open: set[fx.Node] = set()  # floats between codes: what follows is to be quantised
+        self.pooled: set[fx.Node] = set()  # vectors of gates
+
+    def layer(self, n: fx.Node, x: str, *widths: int) -> str:
+        name, layer = str(n.target).removeprefix("root."), self.fetch_attr(str(n.target))
+        if name == CLASSIFIER:
+            return self.classifier(n, layer, layer.cin[widths[0]])
+        if name not in self.int8.layers:
+            return super().layer(n, self.out.real(x), *widths)
+        match layer:
+            case SliceConv2d():
+                counts = [layer.cout[widths[1]], layer.cin[widths[0]]]
+                return self.quantised_convolution(n, f"{name}.weight", layer.weight, counts, layer.stride)
+            case SliceDepthwise():
+                count = layer.channels[widths[0]]
+                return self.quantised_convolution(n, f"{name}.weight", layer.weight, [count], layer.stride, group=count)
+            case Fixed(layer=nn.Conv2d(groups=1, dilation=(1, 1), padding=(int(), int())) as conv):
+                assert conv.stride[0] == conv.stride[1]
+                weight, bias, pads = conv.weight, conv.bias, [*conv.padding] * 2
+                counts, stride = [conv.out_channels], conv.stride[0]
+                return self.quantised_convolution(
+                    n, f"{name}.layer.weight", weight, counts, stride, bias=bias, pads=pads
+                )
+            case SliceLinear():
+                self.pooled.add(n)
+                counts = [layer.cout[widths[1]], layer.cin[widths[0]]]
+                weight = layer.weight[:, :, None, None]
+                return self.quantised_convolution(n, f"{name}.weight", weight, counts, bias=layer.bias)
+            case GlobalPool():
+                self.pooled.add(n)
+                return self.quantise(n, self.out.op("GlobalAveragePool", self.out.real(self.codes(n.args[0]))))
+        raise TypeError(f"{type(layer).__name__} has no INT8 form")
+
+    def classifier(self, n: fx.Node, layer: SliceLinear, columns: int) -> str:
+        """A product of codes whose result is not rounded: the scores are floats."""
+        x, out = self.codes(n.args[0]), self.out
+        codes, steps = weight_codes(array(layer.weight), np.ones(len(layer.weight)))
+        shift = np.zeros(len(steps)) if layer.bias is None else array(layer.bias)
+        scales, biases = with_bias(steps, shift, x.scale, terms=codes[0].size)
+        weight = out.decoded(out.sliced(f"{CLASSIFIER}.weight", codes, [len(codes), columns]), scales, np.int8)
+        bias = out.decoded(out.constant(biases, np.int32), scales * np.float32(x.scale), np.int32)
+        return out.op("Gemm", out.real(x), weight, bias, transB=1)
+
+    def function(self, n: fx.Node, *args: Any, **options: Any) -> Any:
+        inputs = n.all_input_nodes
+        within = [node for node in inputs if isinstance(self.env[node], Quantised) or node in self.open]
+        if self.pooled.intersection(inputs) and n.target is not operator.mul:
+            self.pooled.add(n)
+            if n.target is operator.getitem:  # it has the two axes already
+                return self.passed(n, args[0])
+        if not within or n.target not in {*MAPS, F.silu, F.max_pool2d}:
+            return super().function(n, *map(self.real, args), **options)
+        if n.target is F.max_pool2d:
+            x = self.codes(inputs[0])
+            return Quantised(super().function(n, str(x), *args[1:], **options), x.scale, x.zero)
+        if n.target is F.silu:
+            x = self.codes(inputs[0])
+            gate = self.out.quantised(self.out.op("Sigmoid", self.out.real(x)), *affine(*SIGMOID))
+            return self.quantise(n, self.out.op("Mul", self.out.real(x), self.out.real(gate)))
+        if len(inputs) > 1:
+            known = {str(self.env[node]): self.codes(node) for node in inputs}
+            args = tuple(known.get(arg, arg) if isinstance(arg, str) else arg for arg in args)
+        return self.passed(n, super().function(n, *map(self.real, args), **options))
+
+    def real(self, item: Any) -> Any:
+        """An argument with floats in place of codes."""
+        if isinstance(item, list | tuple):
+            return type(item)(map(self.real, item))
+        return self.out.real(item) if isinstance(item, str) else item
+
+    def passed(self, n: fx.Node, y: str) -> str:
+        """The value of a node between codes. It stays a float if one function of it alone follows."""
+        if len(n.users) == 1:
+            (user,) = n.users
+            if user.op != "call_module" and user.op != "output" and user.all_input_nodes == [n]:
+                self.open.add(n)
+                return y
+        return y if isinstance(y, Quantised) else self.quantise(n, y)
+
+    def quantise(self, n: fx.Node, y: str) -> Quantised:
+        return self.out.quantised(y, *self.int8.codes(self.keys[n]))
+
+    def codes(self, node: Any) -> Quantised:
+        """The codes of a value, which is quantised once however often it is read."""
+        x = self.env[node]
+        if isinstance(x, Quantised):
+            return x
+        if node not in self.held:
+            self.held[node] = self.quantise(node, x)
+        return self.held[node]
+
+    def quantised_convolution(
+        self,
+        n: fx.Node,
+        name: str,
+        weight: Tensor,
+        counts: list[int],
+        stride: int = 1,
+        *,
+        group: int = 1,
+        bias: Tensor | None = None,
+        pads: list[int] | None = None,
+    ) -> Quantised:
+        """A convolution of codes. The batch norm behind it is folded into its scales, ReLU into the range of its
+        output."""
+        x, last, out, side = self.codes(n.args[0]), n, self.out, weight.shape[-1]
+        sign = scale = np.ones(len(weight), np.float32)
+        shift = 0 * scale if bias is None else array(bias)
+        if (found := self.norm_behind(n)) is not None:
+            norm, width = found
+            sign, (scale, shift) = array(norm.weight), (array(rows[width]) for rows in norm.folded())
+            last = next(iter(n.users))
+        while len(last.users) == 1 and next(iter(last.users)).target in (F.relu, F.relu6):
+            last = next(iter(last.users))
+        codes, steps = weight_codes(array(weight), sign)
+        scales, biases = with_bias(
+            (steps * np.abs(scale))[: counts[0]], shift[: counts[0]], x.scale, terms=codes[0].size
+        )
+        y = out.op(
+            "Conv",
+            out.real(x),
+            out.decoded(out.sliced(name, codes, counts), scales),
+            out.decoded(out.constant(biases, np.int32), scales * np.float32(x.scale)),
+            kernel_shape=[side, side],
+            strides=[stride] * 2,
+            pads=pads or [side // 2] * 4,
+            group=group,
+        )
+        result = self.quantise(last, y)
+        while last is not n:
+            self.folded[last] = result
+            (last,) = last.all_input_nodes
+        return result
+
+
+def weight_codes(whole: np.ndarray, sign: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Weights [O, ...] as int8 and the step of each filter [O], which all widths share.
+
+    sign: The weight of the batch norm behind each filter. Where it is negative the filter changes its sign, so that
+        scales are positive at every width.
+    """
+    steps = np.maximum(np.abs(whole).reshape(len(whole), -1).max(1) / CODES, TINY).astype(np.float32)
+    signed = np.where(sign < 0, -steps, steps)
+    return np.rint(whole / signed.reshape(-1, *[1] * (whole.ndim - 1))).astype(np.int8), steps
+
+
+def with_bias(scales: np.ndarray, shifts: np.ndarray, step: float, *, terms: int) -> tuple[np.ndarray, np.ndarray]:
+    """The scales of a convolution's filters, and its bias as int32 in steps of scale times `step`, that of its input.
+
+    Where a batch norm has almost switched a filter off, the bias is too many of its steps for int32. The scale is then
+    raised until the bias fits. This makes the filter's own part larger than it is, by at most one hundredth of the bias
+    for 500 terms: it stays below a step of the output. terms: Number of products in a sum.
+    """
+    room = ROOM - terms * CODES * 255
+    scales = np.maximum(scales, np.abs(shifts).astype(np.float64) / (step * room) * (1 + 1e-6))
+    scales = np.maximum(scales, TINY).astype(np.float32)
+    return scales, np.rint(shifts / (step * scales.astype(np.float64))).astype(np.int32)
