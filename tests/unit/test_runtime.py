@@ -24,7 +24,7 @@ from dsnet.models import Budget, Card, Preprocessing, Supernet, count
 from dsnet.nn import Gate, RouterSpec, ScoringHead, ThresholdHead
 from dsnet.pictures import as_batch
 from dsnet.results import Evaluation, Made, Metric, PathRow, Stat
-from dsnet.routing.route import Routed
+from dsnet.routing.parts import Routed
 from dsnet.runtime.onnx import open_onnx
 from dsnet.runtime.runner import Runner
 from dsnet.training import recalibrate, with_fresh_router

@@ -105,7 +105,7 @@ def eager_call(net: nn.Module, x: Tensor, path: WidthPath) -> Call:
     return torch.inference_mode()(lambda: net(x, path))
 
 
-def forced_call(runner: GroupedRunner, x: Tensor, paths: Sequence[WidthPath]) -> Call:
+def forced_call(runner: GroupedRunner, x: Tensor, paths: Sequence[WidthPath], *, round_up: bool = False) -> Call:
     """A call that runs each image along a given path. The gates still decide, so their time is included.
 
     The paths of a probing router are timed as pinned paths, because routing would add the cost of the probe.
@@ -116,10 +116,10 @@ def forced_call(runner: GroupedRunner, x: Tensor, paths: Sequence[WidthPath]) ->
         return lambda: runner.run_path(x, paths[0])
     if router.spec.single:
         wanted = np.array([[router.candidates.index(path)] * len(path) for path in paths])
-        return lambda: runner.run_forced(x, wanted)
+        return partial(runner.run_forced, x, wanted, round_up=round_up)
     choices = router.routing.choices
     wanted = np.array([[widths.index(w) for widths, w in zip(choices, path, strict=True)] for path in paths])
-    return lambda: runner.run_forced(x, wanted)
+    return partial(runner.run_forced, x, wanted, round_up=round_up)
 
 
 def onnx_ways(x: Tensor, artefacts: Artefacts, threads: int) -> Ways:

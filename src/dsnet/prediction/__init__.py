@@ -9,7 +9,7 @@ from dsnet.errors import DataError
 from dsnet.manifest import Manifest, Policy
 from dsnet.pictures import Picture, as_input, batch_of, name_of, opened
 from dsnet.prediction.answers import CONFIDENCE, Answer, Input, answers_of
-from dsnet.routing.route import as_array
+from dsnet.routing.parts import as_array
 from dsnet.routing.tracking import BudgetTracker
 from dsnet.runtime.runner import Runner
 from dsnet.space import WidthPath

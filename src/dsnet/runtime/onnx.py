@@ -6,22 +6,25 @@ import ctypes
 import json
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnxruntime as ort
 
 from dsnet.errors import CheckpointError, RoutingError
 from dsnet.latency import cores
+from dsnet.latency.pieces import piece_times
 from dsnet.manifest import Manifest, Policy, from_metadata
 from dsnet.routing.budgets import lambdas
+from dsnet.routing.parts import Fork, Outputs, Routed, Step, as_array
+from dsnet.routing.pieces import Costs
 from dsnet.routing.policy import Prices, decide
-from dsnet.routing.route import Fork, Outputs, Routed, Step, as_array, combined
+from dsnet.routing.route import combined
 from dsnet.runtime.runner import GroupedRunner, Runner
 from dsnet.space import WidthPath, Window, is_exit
 
@@ -30,7 +33,7 @@ DEFAULT, FREE = -1, -1  # the file's own budget; a width that the router chooses
 BUNDLE, WEIGHTS = "manifest.json", "weights.bin"
 EXIT_LOGITS = "exit_logits"  # output of a part: the answer of the early classifier
 NOTHING = "nothing"  # placeholder output of a part whose outputs are not read
-CHUNK = 8  # images that run together; the maps of more images would not fit into the processor's cache
+T = TypeVar("T")
 
 
 def is_artefact(where: str | Path) -> bool:
@@ -235,6 +238,11 @@ class BundleRunner(GroupedRunner):
 
     parts: OrtParts
 
+    def __init__(self, parts: OrtParts, runtime: str) -> None:
+        super().__init__(parts, runtime)
+        self._costs: Costs | None = None
+        self.measuring = threading.Lock()
+
     @property
     def file(self) -> Path:
         return self.parts.folder
@@ -247,12 +255,24 @@ class BundleRunner(GroupedRunner):
     def threads(self) -> int:
         return self.parts.threads
 
+    def costs(self, count: int) -> Costs | None:
+        """Milliseconds of pieces, measured when several images first run together on this machine."""
+        if count < 2:
+            return None
+        with self.measuring:
+            if self._costs is None:
+                setting, table = replace(self.setting(), threads=1), self.manifest.table
+                self._costs = Costs(piece_times(self.parts, setting, table), table)
+            return self._costs
+
+    def _run_rounded(self, x: Any, policy: Policy, prices: Prices) -> Routed:
+        return self._run(x, policy, prices, round_up=True)
+
 
 class OrtParts:
     """The `Parts` of a bundle; sessions are opened when they are first needed.
 
-    A group is split into pieces that run in parallel, one thread each. This is more efficient than several threads on
-    one piece.
+    Every session has one thread, and tasks run in parallel. This is more efficient than several threads on one task.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int, id: str) -> None:
@@ -292,6 +312,13 @@ class OrtParts:
     def cat(self, parts: list[np.ndarray]) -> np.ndarray:
         return np.concatenate(parts)
 
+    @property
+    def workers(self) -> int:
+        return self.threads
+
+    def each(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
+        return [task() for task in tasks] if min(self.threads, len(tasks)) < 2 else list(self.pool.map(call, tasks))
+
     def _step(self, name: str, *maps: np.ndarray) -> Step:
         outputs = self._run(name, *maps)
         outputs.pop(NOTHING, None)
@@ -319,13 +346,8 @@ class OrtParts:
     def _run(self, name: str, *inputs: np.ndarray) -> Outputs:
         session = self._session(name)
         slots, outputs = session.get_inputs(), [slot.name for slot in session.get_outputs()]
-        count = min(len(inputs[0]), max(self.threads, -(-len(inputs[0]) // CHUNK)))
-        pieces = zip(*(np.array_split(x, count) for x in inputs), strict=True)
-        feeds = [{slot.name: held for slot, held in zip(slots, piece, strict=True)} for piece in pieces]
-        run = partial(session.run, outputs)
-        results = [run(feeds[0])] if count == 1 else list(self.pool.map(run, feeds))
-        whole = results[0] if len(results) == 1 else [np.concatenate(parts) for parts in zip(*results, strict=True)]
-        return dict(zip(outputs, whole, strict=True))
+        feed = {slot.name: held for slot, held in zip(slots, inputs, strict=True)}
+        return dict(zip(outputs, session.run(outputs, feed), strict=True))
 
 
 def open_session(file: Path, threads: int = 0) -> ort.InferenceSession:
@@ -354,6 +376,10 @@ def give_back_memory() -> None:
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)
+
+
+def call(task: Callable[[], T]) -> T:
+    return task()
 
 
 def contiguous(x: Any) -> np.ndarray:
