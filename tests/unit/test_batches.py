@@ -17,8 +17,7 @@ from dsnet.results import Setting
 from dsnet.routing.pieces import SIZES, Costs, Group, PartTime, PieceTimes, cut, makespan, rounded, times_of
 from dsnet.routing.policy import decide
 from dsnet.runtime.onnx import BundleRunner, open_onnx
-from dsnet.training import recalibrate
-from support.networks import EARLY, ROUTERS, assert_close, router_net, side, varied
+from support.networks import EARLY, ROUTERS, assert_close, routed_net, side, varied
 
 NETS = [
     *(("ds_mobilenet_v1_tiny", router) for router in (*ROUTERS, EARLY[0])),
@@ -42,13 +41,6 @@ def costs(runner: BundleRunner, *, call: float, image: float = 1.0) -> Costs:
     held = Costs(PieceTimes(setting, part(1), tuple((part(1), part(2)) for _ in table.steps)), table)
     held.segments = [[np.array(part(1 + width).ms) for width in range(len(step[0]))] for step in table.steps]
     return held
-
-
-def telling(name: str, router: RouterSpec) -> Supernet:
-    """A network and a router that tell images apart."""
-    net = router_net(name, router)
-    recalibrate(net, [varied(net, 16)])
-    return net.float()
 
 
 def bundle(net: Supernet, folder: Path, threads: int) -> BundleRunner:
@@ -135,7 +127,7 @@ def paths_at(runner: BundleRunner, positions: np.ndarray) -> list[list[int]]:
 
 @pytest.mark.parametrize(("name", "router"), NETS, ids=called)
 def test_grouped_is_one_by_one(name: str, router: RouterSpec, tmp_path: Path) -> None:
-    net = telling(name, router)
+    net = routed_net(name, router)
     x = varied(net, 11).float()
     alone = bundle(net, tmp_path, 1)
     positions = random_positions(alone, 11)
@@ -163,7 +155,7 @@ def test_grouped_is_one_by_one(name: str, router: RouterSpec, tmp_path: Path) ->
 @pytest.mark.parametrize(("name", "router"), NETS, ids=called)
 @pytest.mark.parametrize("top", [99, 2])
 def test_what_is_rounded_up_is_wider_and_true(name: str, router: RouterSpec, top: int, tmp_path: Path) -> None:
-    net = telling(name, router)
+    net = routed_net(name, router)
     x = varied(net, 12).float()
     runner = bundle(net, tmp_path, 2)
     runner._costs = costs(runner, call=6.0)
@@ -189,7 +181,7 @@ def test_what_is_rounded_up_is_wider_and_true(name: str, router: RouterSpec, top
 
 @pytest.mark.parametrize("cap", [None, 2])
 def test_rounding_keeps_to_the_cap_and_to_the_scores(cap: int | None, tmp_path: Path) -> None:
-    net = router_net("ds_resnet_tiny", ROUTERS[0]).float()
+    net = routed_net("ds_resnet_tiny", ROUTERS[0])
     x = varied(net, 12).float()
     runner = bundle(net, tmp_path, 2)
     runner._costs = costs(runner, call=6.0)
@@ -207,7 +199,7 @@ def test_rounding_keeps_to_the_cap_and_to_the_scores(cap: int | None, tmp_path: 
 
 
 def test_rounding_is_asked_for_and_for_bundles_only(tmp_path: Path) -> None:
-    net = router_net("ds_mobilenet_v1_tiny", ROUTERS[0]).float()
+    net = routed_net("ds_mobilenet_v1_tiny", ROUTERS[0])
     x = varied(net, 6).float()
     runner = bundle(net, tmp_path, 1)
     runner._costs = costs(runner, call=100.0)
@@ -226,7 +218,7 @@ def test_rounding_is_asked_for_and_for_bundles_only(tmp_path: Path) -> None:
 
 def test_times_are_measured_once_on_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSNET_CACHE", str(tmp_path / "cache"))
-    net = router_net("ds_resnet_tiny", ROUTERS[0]).float()
+    net = routed_net("ds_resnet_tiny", ROUTERS[0])
     x = varied(net, 3).float()
     runner = bundle(net, tmp_path, 1)
     runner.run(x[:1])

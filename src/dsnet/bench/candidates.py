@@ -20,6 +20,7 @@ from dsnet.manifest import Policy
 from dsnet.models import DynamicRunner, extract
 from dsnet.results import FileSizes
 from dsnet.runtime.onnx import IMAGE, FileRunner, knobs, open_bundle, open_session
+from dsnet.runtime.openvino import engine as openvino_engine
 from dsnet.runtime.runner import GroupedRunner
 from dsnet.space import WidthPath, path_name
 
@@ -139,18 +140,12 @@ def onnx_ways(x: Tensor, artefacts: Artefacts, threads: int) -> Ways:
 
 
 def openvino_ways(x: Tensor, artefacts: Artefacts, threads: int) -> Ways:
-    import openvino
-
-    core, manifest, feed = openvino.Core(), artefacts.manifest, {IMAGE: x.numpy()}
-    options = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
-
-    def opened(file: Path) -> Any:
-        return core.compile_model(core.read_model(str(file)), "CPU", options)
+    engine, feed = openvino_engine(), {IMAGE: x.numpy()}
 
     def static(path: WidthPath) -> Call:
-        return partial(opened(artefacts.static(path)), feed)
+        return partial(engine.open(artefacts.static(path), threads).run, None, feed)
 
-    if len(x) > 1 or not manifest.points:
+    if len(x) > 1 or not artefacts.manifest.points:
         return static, None
-    dynamic, about = opened(artefacts.dynamic()), FileRunner(artefacts.dynamic()).manifest
-    return static, lambda path: partial(dynamic, {**feed, **knobs(about, Policy(), path)})
+    dynamic = FileRunner(artefacts.dynamic(), threads=threads, engine=engine)
+    return static, lambda path: partial(dynamic.session.run, None, {**feed, **knobs(dynamic.manifest, Policy(), path)})

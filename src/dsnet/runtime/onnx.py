@@ -1,4 +1,4 @@
-"""Runs the output of `dsnet export` in ONNX Runtime: a file as a whole, a bundle part by part."""
+"""Runs the output of `dsnet export` in ONNX Runtime or another engine: a file as a whole, a bundle part by part."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import onnxruntime as ort
@@ -42,9 +42,29 @@ def is_artefact(where: str | Path) -> bool:
     return place.suffix == ".onnx" or (place / BUNDLE).exists()
 
 
-def open_onnx(where: str | Path, *, threads: int = 0) -> Runner:
-    """Open an ONNX file or a bundle as a runner. threads: threads of ONNX Runtime; 0 uses all cores."""
-    return open_bundle(Path(where), threads) if Path(where).is_dir() else FileRunner(where, threads=threads)
+class Session(Protocol):
+    """A loaded graph, as ONNX Runtime offers it."""
+
+    def run(self, names: Sequence[str] | None, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]: ...
+
+    def get_inputs(self) -> list[Any]: ...
+
+    def get_outputs(self) -> list[Any]: ...
+
+    def get_modelmeta(self) -> Any: ...
+
+
+class Engine(NamedTuple):
+    """What runs ONNX graphs: its name with its version, and how it opens a file with a number of threads."""
+
+    name: str
+    open: Callable[[Path, int], Session]
+
+
+def open_onnx(where: str | Path, *, threads: int = 0, engine: Engine | None = None) -> Runner:
+    """Open an ONNX file or a bundle as a runner. threads: threads of the engine, ONNX Runtime; 0 uses all cores."""
+    opened = open_bundle if Path(where).is_dir() else FileRunner
+    return opened(Path(where), threads=threads, engine=engine)
 
 
 class FileRunner(Runner):
@@ -53,12 +73,13 @@ class FileRunner(Runner):
     Several threads may share it.
     """
 
-    def __init__(self, file: str | Path, *, threads: int = 0) -> None:
+    def __init__(self, file: str | Path, *, threads: int = 0, engine: Engine | None = None) -> None:
         super().__init__()
+        engine = engine or ONNX_RUNTIME
         self.file = Path(file)
-        self.session = open_session(self.file, threads)
+        self.session = engine.open(self.file, threads)
         self._manifest = from_metadata(self.file, self.session.get_modelmeta().custom_metadata_map)
-        self.runtime = runtime_of(self._manifest.kind)
+        self.runtime = runtime_of(self._manifest.kind, engine)
         self.place, self._threads = str(self.file), threads or cores()
         router = self._manifest.router
         budgets = router.budgets if router is not None and BUDGET in self._manifest.inputs else ()
@@ -210,7 +231,7 @@ def knobs(manifest: Manifest, policy: Policy, pin: WidthPath = ()) -> dict[str, 
     return {name: held for name, held in feed.items() if name in manifest.inputs}
 
 
-def open_bundle(folder: Path, threads: int = 0) -> GroupedRunner:
+def open_bundle(folder: Path, threads: int = 0, *, engine: Engine | None = None) -> GroupedRunner:
     """Open a bundle: a folder of parts that share one file of weights, for batches."""
     try:
         about = json.loads((folder / BUNDLE).read_text())
@@ -222,23 +243,24 @@ def open_bundle(folder: Path, threads: int = 0) -> GroupedRunner:
         raise CheckpointError(
             f"{folder / WEIGHTS} has {held} bytes instead of {about.get('weights')}; copy the bundle again"
         )
-    parts = OrtParts(folder, manifest, threads, about.get("id", ""))
-    runner = BundleRunner(parts, runtime_of("bundle"))
+    engine = engine or ONNX_RUNTIME
+    parts = BundleParts(folder, manifest, threads, about.get("id", ""), engine)
+    runner = BundleRunner(parts, runtime_of("bundle", engine))
     runner.place = str(folder)
     return runner
 
 
-def runtime_of(kind: str) -> str:
+def runtime_of(kind: str, engine: Engine | None = None) -> str:
     """The name of the runtime that runs a file of a kind: dynamic, static or bundle."""
-    return f"onnxruntime {ort.__version__}, {kind}"
+    return f"{(engine or ONNX_RUNTIME).name}, {kind}"
 
 
 class BundleRunner(GroupedRunner):
     """Runs a bundle. Several threads may share it."""
 
-    parts: OrtParts
+    parts: BundleParts
 
-    def __init__(self, parts: OrtParts, runtime: str) -> None:
+    def __init__(self, parts: BundleParts, runtime: str) -> None:
         super().__init__(parts, runtime)
         self._costs: Costs | None = None
         self.measuring = threading.Lock()
@@ -269,17 +291,17 @@ class BundleRunner(GroupedRunner):
         return self._run(x, policy, prices, round_up=True)
 
 
-class OrtParts:
+class BundleParts:
     """The `Parts` of a bundle; sessions are opened when they are first needed.
 
     Every session has one thread, and tasks run in parallel. This is more efficient than several threads on one task.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, threads: int, id: str) -> None:
-        self.folder, self.manifest, self.id = folder, manifest, id
+    def __init__(self, folder: Path, manifest: Manifest, threads: int, id: str, engine: Engine) -> None:
+        self.folder, self.manifest, self.id, self.engine = folder, manifest, id, engine
         self.threads = threads or cores()
         self.pool = ThreadPoolExecutor(self.threads)
-        self.sessions: dict[str, ort.InferenceSession] = {}
+        self.sessions: dict[str, Session] = {}
         self.lock = threading.Lock()
 
     def take(self, x: Any) -> np.ndarray:
@@ -336,11 +358,11 @@ class OrtParts:
         if not same:
             raise CheckpointError(f"{self.folder} was removed or exported anew since it was opened; open it again")
 
-    def _session(self, name: str) -> ort.InferenceSession:
+    def _session(self, name: str) -> Session:
         with self.lock:
             if name not in self.sessions:
                 self._check_same()
-                self.sessions[name] = open_session(self.folder / f"{name}.onnx", 1)
+                self.sessions[name] = self.engine.open(self.folder / f"{name}.onnx", 1)
             return self.sessions[name]
 
     def _run(self, name: str, *inputs: np.ndarray) -> Outputs:
@@ -376,6 +398,9 @@ def give_back_memory() -> None:
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)
+
+
+ONNX_RUNTIME = Engine(f"onnxruntime {ort.__version__}", open_session)
 
 
 def call(task: Callable[[], T]) -> T:
