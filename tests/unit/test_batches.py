@@ -134,7 +134,7 @@ def test_grouped_is_one_by_one(name: str, router: RouterSpec, tmp_path: Path) ->
     each = [alone.run_forced(image, positions[row : row + 1]) for row, image in enumerate(x.split(1))]
     logits = torch.cat([one.logits for one in each])
     assert (torch.pdist(logits) > 0.01 * logits.std()).all()  # or an exchange of two images would not be seen
-    for threads, (call, image), count in product((1, 3), ((5.0, 0.01), (0.0, 1.0)), (2, 11)):
+    for threads, call, image, count in ((1, 5.0, 0.01, 11), (3, 0.0, 1.0, 11), (3, 5.0, 0.01, 11), (2, 5.0, 0.01, 2)):
         runner = bundle(net, tmp_path, threads)
         runner._costs = costs(runner, call=call, image=image)
         routed = runner.run_forced(x[:count], positions[:count])

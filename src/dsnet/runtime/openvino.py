@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +20,14 @@ try:
 except ModuleNotFoundError:
     openvino = None
 
-# OpenVINO computes in bfloat16 by default where the processor has it, and routes would then differ.
-EXACT = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}
+# OpenVINO computes in bfloat16 by default where the processor has it, and routes would then differ. With one thread,
+# version 2026.4 crashes while it generates code (snippets) for the functions of an early classifier.
+OPTIONS = {
+    "INFERENCE_PRECISION_HINT": "f32",
+    "PERFORMANCE_HINT": "LATENCY",
+    "NUM_STREAMS": 1,
+    "SNIPPETS_MODE": "DISABLE",
+}
 
 
 def engine() -> Engine:
@@ -30,16 +37,22 @@ def engine() -> Engine:
     return Engine(f"openvino {openvino.__version__.partition('-')[0]}", Session)
 
 
+@cache
+def core() -> Any:
+    """OpenVINO's plugins, loaded once in a process."""
+    return openvino.Core()
+
+
 class Session:
     """An ONNX graph in OpenVINO, with the methods of a session of ONNX Runtime. Several threads may share it."""
 
     def __init__(self, file: Path, threads: int = 0) -> None:
         if not file.is_file():
             raise CheckpointError(f"{file} does not exist; give an ONNX file or a bundle that `dsnet export` wrote")
-        core = openvino.Core()
         try:
-            self.model = core.read_model(str(file))
-            self.compiled = core.compile_model(self.model, "CPU", EXACT | {"INFERENCE_NUM_THREADS": threads or cores()})
+            self.model = core().read_model(str(file))
+            options = OPTIONS | {"INFERENCE_NUM_THREADS": threads or cores()}
+            self.compiled = core().compile_model(self.model, "CPU", options)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1]
             raise CheckpointError(f"{file} cannot be read as an ONNX file ({reason}); export it again") from error
