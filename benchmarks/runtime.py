@@ -4,8 +4,8 @@
 
 Measures ds_mobilenet_v1 and ds_resnet50 at 224 pixels, with one image on one thread. Then measures batches of 32 images
 with evenly spread widths in ONNX Runtime on two threads: grouped by width with the bundle, the same with small groups
-rounded up, one by one with the dynamic file, and masked (every image runs the widest network, and channels beyond its width are zeroed). The candidates of each
-comparison are interleaved. Writes PREFIX.json and PREFIX.md.
+rounded up, one by one with the dynamic file, and masked (every image runs the widest network, and channels beyond its
+width are zeroed). The candidates of each comparison are interleaved. Writes PREFIX.json and PREFIX.md.
 """
 
 from __future__ import annotations
