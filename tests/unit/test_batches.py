@@ -14,7 +14,7 @@ from dsnet.latency import pieces as measuring
 from dsnet.manifest import Policy, RouterSpec
 from dsnet.models import Supernet
 from dsnet.results import Setting
-from dsnet.routing.pieces import SIZES, Costs, Group, PartTime, PieceTimes, cut, makespan, rounded, times_of
+from dsnet.routing.pieces import SIZES, Costs, Group, PartTime, PieceTimes, cut, filled, makespan, rounded, times_of
 from dsnet.routing.policy import decide
 from dsnet.runtime.onnx import BundleRunner, open_onnx
 from support.networks import EARLY, ROUTERS, assert_close, routed_net, side, varied
@@ -39,7 +39,7 @@ def costs(runner: BundleRunner, *, call: float, image: float = 1.0) -> Costs:
 
     table = runner.manifest.table
     held = Costs(PieceTimes(setting, part(1), tuple((part(1), part(2)) for _ in table.steps)), table)
-    held.segments = [[np.array(part(1 + width).ms) for width in range(len(step[0]))] for step in table.steps]
+    held.segments = [[filled(part(1 + width).ms) for width in range(len(step[0]))] for step in table.steps]
     return held
 
 
@@ -59,7 +59,7 @@ def test_pieces_hold_every_image_and_finish_early() -> None:
     for _ in range(100):
         threads = int(rng.integers(1, 5))
         groups = [
-            Group(int(rng.integers(1, 20)), float(rng.random() * 3) + float(rng.random() + 0.1) * np.array(SIZES))
+            Group(int(rng.integers(1, 20)), float(rng.random() * 3) + float(rng.random() + 0.1) * np.arange(1, 9))
             for _ in range(rng.integers(1, 6))
         ]
         plan = cut(groups, threads)
@@ -74,7 +74,7 @@ def test_pieces_hold_every_image_and_finish_early() -> None:
 
 
 def test_a_group_uses_every_thread_and_the_best_size() -> None:
-    share_work, share_cache = 1 + np.array(SIZES, float), np.array([1.0, 3.0])
+    share_work, share_cache = 1.0 + np.arange(1, 9), np.array([1.0, 3.0])
     assert cut([Group(8, share_work)], 1) == [[8]]
     assert cut([Group(8, share_work)], 2) == [[4, 4]]
     assert cut([Group(3, share_cache)], 1) == [[1, 1, 1]]  # two images together take longer than one after another
@@ -90,7 +90,7 @@ def test_rounding_is_the_cheapest_way_to_join_groups() -> None:
         call, image = rng.random() * 4, rng.random()
 
         def ms(position: int, call: float = call, image: float = image) -> np.ndarray:
-            return call + image * (1 + position) * np.array(SIZES)
+            return call + image * (1 + position) * np.arange(1, 9)
 
         def total(positions: np.ndarray, ms=ms) -> float:
             taken, counts = np.unique(positions, return_counts=True)

@@ -112,7 +112,7 @@ class Batch:
             left[name] = array if in_order else array[np.argsort(rows)]
         if self.costs is None or set(parts.manifest.outputs) <= set(left):
             return parts.finish(left)
-        sizes = Group(len(self.x), np.array(SIZES)).pieces(-(-len(self.x) // parts.workers))
+        sizes = Group(len(self.x), np.ones(SIZES[-1])).pieces(-(-len(self.x) // parts.workers))
         ends = [0, *np.cumsum(sizes)]
         tasks = [partial(parts.finish, {name: held[a:b] for name, held in left.items()}) for a, b in pairwise(ends)]
         return joined(parts, parts.each(tasks))

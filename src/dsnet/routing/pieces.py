@@ -18,6 +18,7 @@ from dsnet.schema import Typed
 from dsnet.space import WidthPath, is_exit
 
 SIZES = (1, 2, 4, 8)  # images per piece that are measured
+OWN = 0.05  # milliseconds that the loop itself takes for a piece, about
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,14 @@ class Costs:
     """Milliseconds of pieces at any width. Between the slimmest and the widest they are interpolated by MAdds."""
 
     def __init__(self, times: PieceTimes, table: CostTable) -> None:
-        self.front = np.array(times.front.ms)
+        self.front = filled(times.front.ms)
         self.segments = [
             [between(*ends, step_madds(table, point, width)) for width in range(len(table.steps[point][0]))]
             for point, ends in enumerate(times.segments)
         ]
 
     def segment(self, point: int, width: int) -> np.ndarray:
-        """Milliseconds for pieces of the first of SIZES."""
+        """Milliseconds for pieces of 1, 2, 3 ... images."""
         return self.segments[point][width]
 
     def path(self, path: WidthPath) -> np.ndarray:
@@ -67,12 +68,18 @@ def step_madds(table: CostTable, point: int, width: int) -> int:
 def between(slim: PartTime, wide: PartTime, madds: int) -> np.ndarray:
     held = min(len(slim.ms), len(wide.ms))
     share = (madds - slim.madds) / (wide.madds - slim.madds) if wide.madds != slim.madds else 1.0
-    return (1 - share) * np.array(slim.ms[:held]) + share * np.array(wide.ms[:held])
+    return (1 - share) * filled(slim.ms[:held]) + share * filled(wide.ms[:held])
+
+
+def filled(ms: Sequence[float]) -> np.ndarray:
+    """Milliseconds for pieces of 1, 2, 3 ... images, from those of SIZES."""
+    sizes = SIZES[: len(ms)]
+    return OWN + np.interp(np.arange(1, sizes[-1] + 1), sizes, ms)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Images that run at the same width. ms: milliseconds for pieces of the first of SIZES; None if not measured."""
+    """Images that run at the same width. ms: milliseconds for pieces of 1, 2, 3 ... images; None if not measured."""
 
     count: int
     ms: np.ndarray | None
@@ -80,13 +87,13 @@ class Group:
     def pieces(self, limit: int) -> list[int]:
         """Numbers of images that run together, at most `limit` and as many as run best."""
         assert self.ms is not None
-        best = SIZES[int((self.ms / SIZES[: len(self.ms)]).argmin())]
+        best = 1 + int((self.ms / np.arange(1, len(self.ms) + 1)).argmin())
         number = -(-self.count // min(best, limit))
         return [self.count // number + (place < self.count % number) for place in range(number)]
 
     def time(self, size: int) -> float:
         assert self.ms is not None
-        return float(np.interp(size, SIZES[: len(self.ms)], self.ms))
+        return float(self.ms[size - 1])
 
     @property
     def work(self) -> float:
@@ -98,6 +105,8 @@ def cut(groups: Sequence[Group], threads: int) -> list[list[int]]:
     """The pieces of each group, chosen so that the last of the threads is done as early as possible."""
     if any(group.ms is None for group in groups):
         return [[group.count] for group in groups]
+    if threads == 1:
+        return [group.pieces(SIZES[-1]) for group in groups]
     plans = [[group.pieces(limit) for group in groups] for limit in reversed(SIZES)]
     return min(plans, key=lambda plan: makespan(times_of(groups, plan), threads))
 
@@ -117,7 +126,7 @@ def makespan(times: Sequence[float], threads: int) -> float:
 def rounded(chosen: np.ndarray, ms: Callable[[int], np.ndarray]) -> np.ndarray:
     """Positions [B] at or above the chosen ones, among those that were chosen, such that the whole takes least time.
 
-    ms: milliseconds of a position for pieces of the first of SIZES. A group joins the next wider ones or stays; groups
+    ms: milliseconds of a position for pieces of 1, 2, 3 ... images. A group joins the next wider ones or stays; groups
     in between join as well, because they gain more.
     """
     positions, counts = np.unique(chosen, return_counts=True)
