@@ -46,7 +46,7 @@ class Batch:
         """Run what all samples share."""
 
         def run(rows: np.ndarray) -> Piece:
-            return Piece(rows, 0, *begin(self.x if len(rows) == len(self.x) else some(self.x, rows)))
+            return Piece(rows, 0, *begin(self.x if len(rows) == len(self.x) else self.x[side_by_side(rows.tolist())]))
 
         self.advance([(np.arange(len(self.x)), None if self.costs is None else self.costs.front, run)])
 
@@ -65,20 +65,31 @@ class Batch:
             self.owner[piece.rows], self.place[piece.rows] = number, np.arange(len(piece.rows))
             self.left.append((piece.rows, piece.step.left))
 
+    def where(self, rows: np.ndarray) -> list[tuple[Piece, Any]]:
+        """The pieces that hold these rows, in this order, and their places in there."""
+        owners, places, found, low = self.owner[rows].tolist(), self.place[rows].tolist(), [], 0
+        for high in range(1, len(owners) + 1):
+            if high == len(owners) or owners[high] != owners[low]:
+                found.append((self.pieces[owners[low]], side_by_side(places[low:high])))
+                low = high
+        return found
+
     def pick(self, rows: np.ndarray, held: Callable[[Piece], Any]) -> Any:
         """These rows of an array that the pieces hold."""
-        found = []
-        for mine in np.split(rows, np.flatnonzero(np.diff(self.owner[rows])) + 1):
-            if (array := held(self.pieces[self.owner[mine[0]]])) is None:
-                return None
-            found.append(some(array, self.place[mine]))
+        return self.joined([held(piece)[places] for piece, places in self.where(rows)])
+
+    def joined(self, found: list[Any]) -> Any:
         return found[0] if len(found) == 1 else self.parts.cat(found)
 
     def fork(self, rows: np.ndarray) -> Fork:
-        """The state of these rows at the choice point."""
+        """The state of these rows at the choice point, without its scores."""
+        forks = [(piece.step.fork, places) for piece, places in self.where(rows)]
 
         def part(name: str) -> Any:
-            return self.pick(rows, lambda piece: getattr(piece.step.fork, name))
+            found = [getattr(fork, name) for fork, _ in forks]
+            if found[0] is None:
+                return None
+            return self.joined([array[places] for array, (_, places) in zip(found, forks, strict=True)])
 
         return Fork(part("x"), part("scaled"), None, part("exit"))
 
@@ -131,8 +142,7 @@ def joined(parts: Parts, found: Sequence[Outputs]) -> Outputs:
     return found[0] if len(found) == 1 else {name: parts.cat([one[name] for one in found]) for name in found[0]}
 
 
-def some(array: Any, rows: np.ndarray) -> Any:
-    """Some rows of an array, without a copy if they lie side by side."""
-    first, last = int(rows[0]), int(rows[-1])
-    side_by_side = last - first == len(rows) - 1 and bool((np.diff(rows) == 1).all())
-    return array[first : last + 1] if side_by_side else array[rows]
+def side_by_side(places: list[int]) -> Any:
+    """An index of these places: a slice, which copies nothing, if they follow each other."""
+    first, count = places[0], len(places)
+    return slice(first, first + count) if places == list(range(first, first + count)) else np.array(places)
