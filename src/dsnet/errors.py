@@ -40,7 +40,9 @@ def must(name: str, value: object, holds: bool, limit: str) -> None:
 
 
 def what_to_install(error: ImportError) -> str | None:
-    """The sentence that explains a failed import; None if the extra `train` does not bring the package."""
+    """The sentence that explains a failed import; None if no extra of dsnet brings the package."""
+    if isinstance(error, NotInstalledError):
+        return str(error)
     package = (error.name or "").partition(".")[0]
     if package not in TRAIN:
         return None

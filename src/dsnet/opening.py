@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from dsnet.errors import import_heavy
 from dsnet.latency import measured_threads
-from dsnet.runtime.onnx import is_artefact, open_onnx
+from dsnet.runtime.onnx import Engine, is_artefact, open_onnx
 from dsnet.runtime.runner import Runner
 
+RUNTIMES = ("onnx", "openvino")  # what runs ONNX files and bundles
 
-def open_runner(where: str | Path, *, threads: int = 0, eager: bool = False) -> Runner:
+
+def engine_of(runtime: str | None) -> Engine | None:
+    """The engine by its name; None stands for ONNX Runtime, which is always installed."""
+    if runtime not in (None, *RUNTIMES):
+        raise ValueError(f"runtime {runtime!r} is unknown; choose from {', '.join(RUNTIMES)}")
+    if runtime != "openvino":
+        return None
+    from dsnet.runtime.openvino import engine
+
+    return engine()
+
+
+def open_runner(
+    where: str | Path, *, threads: int = 0, eager: bool = False, runtime: Literal["onnx", "openvino"] | None = None
+) -> Runner:
     """Open a run folder, an ONNX file or a bundle as a runner.
 
     threads: threads of the runtime; 0 uses all cores. For a run folder, it sets PyTorch's threads in this process.
     eager: run the network of a run folder itself, slicing its weights at every call, instead of cached parts.
+    runtime: what runs a file or a bundle, ONNX Runtime by default. PyTorch runs run folders.
     """
+    engine = engine_of(runtime)
     if is_artefact(where):
-        return open_onnx(where, threads=threads)
+        return open_onnx(where, threads=threads, engine=engine)
+    if runtime is not None:
+        raise ValueError(f"{where} is no ONNX file and no bundle, so PyTorch runs it; leave the runtime {runtime} out")
     if threads:
         import_heavy("torch").set_num_threads(threads)
     net = import_heavy("dsnet.tasks").load(where)
@@ -27,8 +47,10 @@ def open_runner(where: str | Path, *, threads: int = 0, eager: bool = False) -> 
     return runner
 
 
-def open_timed(where: str | Path, *, threads: int = 0) -> Runner:
+def open_timed(where: str | Path, *, threads: int = 0, runtime: Literal["onnx", "openvino"] | None = None) -> Runner:
     """Open a runner for budgets in milliseconds, by default with the number of threads of its latency table."""
-    runner = open_runner(where, threads=threads)
+    runner = open_runner(where, threads=threads, runtime=runtime)
     measured = measured_threads(runner.setting())
-    return runner if threads or not measured or runner.threads in measured else open_runner(where, threads=measured[0])
+    if threads or not measured or runner.threads in measured:
+        return runner
+    return open_runner(where, threads=measured[0], runtime=runtime)

@@ -18,7 +18,7 @@ from dsnet.data.augment import to_pixels
 from dsnet.data.corrupt import Corruption, corrupted
 from dsnet.report.drift import drift_tables
 from dsnet.results import Evaluation, read
-from dsnet.routing.route import as_array
+from dsnet.routing.parts import as_array
 from dsnet.runs import drift
 from dsnet.runs.folder import RunFolder
 

@@ -19,7 +19,7 @@ from dsnet.routing.policy import Prices
 from dsnet.routing.traces import Traces
 from dsnet.space import WidthPath
 from dsnet.tasks.classification.accuracy import AccuracyScorer
-from dsnet.training import with_fresh_router
+from dsnet.training import recalibrate, with_fresh_router
 
 MODELS = list_models()
 QUICK = {*(name for name in MODELS if name.endswith("tiny")), "ds_mobilenet_v1", "us_mobilenet_v1"}
@@ -129,6 +129,39 @@ def calibrated(name: str, router: RouterSpec, rows: int = 9) -> Supernet:
         budgets = [replace(row, window=windows[k // 2 % len(windows)]) for k, row in enumerate(budgets)]
     net.card = replace(net.card, budgets=tuple(budgets))
     return net
+
+
+def routed_net(name: str, router: RouterSpec, *, routing: object = None) -> Supernet:
+    """A random network that tells images apart, and a router that sends them different ways.
+
+    Statistics are those of the images, or signals would fade from layer to layer.
+    """
+    net = randomised(name, routing=routing)
+    x = varied(net, 16)
+    for module in net.modules():
+        if isinstance(module, Gate):
+            torch.nn.init.constant_(module.reduce.bias, 0.3)  # type: ignore[arg-type]
+    recalibrate(net, [x])
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        net = with_fresh_router(net, replace(net.spec, router=router)).eval()
+        if isinstance(net.probe, ScoringHead):
+            raw = net.probe(net(x, net.candidates[0]))
+            net.probe.score.weight /= raw.std(0)[:, None]
+            net.probe.score.bias.sub_(raw.mean(0)).div_(raw.std(0))
+        if isinstance(net.probe, ThresholdHead):
+            net.probe.width.fill_(2)
+        if net.early is not None:
+            spread_early(net, x)
+        _, codes = net.run_coded(net.enter(x), net.routing.slimmest)
+        for head, code in zip(net.slimming_heads(), codes, strict=True):
+            if code is None:  # a bound gate does not decide
+                continue
+            mean = code.mean(0)
+            head.score.weight.normal_()
+            head.score.weight -= (head.score.weight @ mean)[:, None] * mean / mean.square().sum()
+            head.score.weight /= (code @ head.score.weight.T).std(0)[:, None]
+    return net.float()
 
 
 def spread_early(net: Supernet, x: Tensor) -> None:

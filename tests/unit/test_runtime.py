@@ -21,14 +21,13 @@ from dsnet import DynamicRunner, export_bundle, export_onnx, open_runner, route,
 from dsnet.errors import CheckpointError, RoutingError
 from dsnet.manifest import Policy
 from dsnet.models import Budget, Card, Preprocessing, Supernet, count
-from dsnet.nn import Gate, RouterSpec, ScoringHead, ThresholdHead
+from dsnet.nn import RouterSpec, ThresholdHead
 from dsnet.pictures import as_batch
 from dsnet.results import Evaluation, Made, Metric, PathRow, Stat
-from dsnet.routing.route import Routed
+from dsnet.routing.parts import Routed
 from dsnet.runtime.onnx import open_onnx
 from dsnet.runtime.runner import Runner
-from dsnet.training import recalibrate, with_fresh_router
-from support.networks import MODELS, assert_close, prices_of, quick, randomised, side, some_paths, varied
+from support.networks import MODELS, assert_close, prices_of, quick, randomised, routed_net, side, some_paths, varied
 from support.pictures import snapshots
 
 SMALL = ["ds_mobilenet_v1_tiny", "ds_resnet_tiny"]
@@ -47,36 +46,6 @@ EVERY = [
 
 def called(value: str | RouterSpec) -> str:
     return value if isinstance(value, str) else f"{value.kind}-{value.targets}"
-
-
-def routed_net(name: str, router: RouterSpec, *, routing: object = None) -> Supernet:
-    """A random network that tells images apart, and a router that sends them different ways.
-
-    Statistics are those of the images, or signals would fade from layer to layer.
-    """
-    net = randomised(name, routing=routing)
-    x = varied(net, 16)
-    for module in net.modules():
-        if isinstance(module, Gate):
-            torch.nn.init.constant_(module.reduce.bias, 0.3)  # type: ignore[arg-type]
-    recalibrate(net, [x])
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        net = with_fresh_router(net, replace(net.spec, router=router)).eval()
-        if isinstance(net.probe, ScoringHead):
-            raw = net.probe(net(x, net.candidates[0]))
-            net.probe.score.weight /= raw.std(0)[:, None]
-            net.probe.score.bias.sub_(raw.mean(0)).div_(raw.std(0))
-        if isinstance(net.probe, ThresholdHead):
-            net.probe.width.fill_(2)
-        _, codes = net.run_coded(net.enter(x), net.routing.slimmest)
-        for head, code in zip(net.slimming_heads(), codes, strict=True):
-            assert code is not None
-            mean = code.mean(0)
-            head.score.weight.normal_()
-            head.score.weight -= (head.score.weight @ mean)[:, None] * mean / mean.square().sum()
-            head.score.weight /= (code @ head.score.weight.T).std(0)[:, None]
-    return net.float()
 
 
 def runners(net: Supernet, folder: Path) -> Iterator[Runner]:
@@ -438,28 +407,6 @@ def test_compiled_parts_agree() -> None:
 
 
 # OpenVINO
-
-
-@pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("router", [GATE, SLIM_FIRST], ids=["gate", "slim_first"])
-def test_openvino_reads_the_files(name: str, router: RouterSpec, tmp_path: Path) -> None:
-    openvino = pytest.importorskip("openvino", reason="openvino is optional and not installed")
-    net = routed_net(name, router)
-    x = varied(net, 3).float()
-    core, exact = openvino.Core(), {"INFERENCE_PRECISION_HINT": "f32"}
-    static = export_onnx(net, tmp_path / "static.onnx", path=net.space.widest, image_size=side(net))
-    logits = core.compile_model(str(static), "CPU", exact)({"image": x.numpy()})["logits"]
-    assert_close(torch.from_numpy(logits), net(x, net.space.widest).detach(), 1e-4)
-    net = priced(net, lambdas(net, x))
-    file = export_onnx(net, tmp_path / "dynamic.onnx", image_size=side(net))
-    dynamic, reader = core.compile_model(str(file), "CPU", exact), session(file)
-    for row in net.card.budgets:
-        policy = DynamicRunner(net).policy(row.madds, image_size=side(net))
-        expected = route(net, x, policy)
-        for number, image in enumerate(x.split(1)):
-            found = dynamic(plain_feed(image, reader, budget=policy.share))
-            assert found["path"].tolist() == expected.paths[number].tolist()
-            assert_close(torch.from_numpy(found["logits"][0]), expected.logits[number], 1e-4)
 
 
 @pytest.mark.parametrize("router", [GATE, SLIM_FIRST], ids=["gate", "slim_first"])

@@ -20,6 +20,7 @@ from dsnet.manifest import Policy
 from dsnet.models import DynamicRunner, extract
 from dsnet.results import FileSizes
 from dsnet.runtime.onnx import IMAGE, FileRunner, knobs, open_bundle, open_session
+from dsnet.runtime.openvino import engine as openvino_engine
 from dsnet.runtime.runner import GroupedRunner
 from dsnet.space import WidthPath, path_name
 
@@ -105,7 +106,7 @@ def eager_call(net: nn.Module, x: Tensor, path: WidthPath) -> Call:
     return torch.inference_mode()(lambda: net(x, path))
 
 
-def forced_call(runner: GroupedRunner, x: Tensor, paths: Sequence[WidthPath]) -> Call:
+def forced_call(runner: GroupedRunner, x: Tensor, paths: Sequence[WidthPath], *, round_up: bool = False) -> Call:
     """A call that runs each image along a given path. The gates still decide, so their time is included.
 
     The paths of a probing router are timed as pinned paths, because routing would add the cost of the probe.
@@ -116,10 +117,10 @@ def forced_call(runner: GroupedRunner, x: Tensor, paths: Sequence[WidthPath]) ->
         return lambda: runner.run_path(x, paths[0])
     if router.spec.single:
         wanted = np.array([[router.candidates.index(path)] * len(path) for path in paths])
-        return lambda: runner.run_forced(x, wanted)
+        return partial(runner.run_forced, x, wanted, round_up=round_up)
     choices = router.routing.choices
     wanted = np.array([[widths.index(w) for widths, w in zip(choices, path, strict=True)] for path in paths])
-    return lambda: runner.run_forced(x, wanted)
+    return partial(runner.run_forced, x, wanted, round_up=round_up)
 
 
 def onnx_ways(x: Tensor, artefacts: Artefacts, threads: int) -> Ways:
@@ -139,18 +140,12 @@ def onnx_ways(x: Tensor, artefacts: Artefacts, threads: int) -> Ways:
 
 
 def openvino_ways(x: Tensor, artefacts: Artefacts, threads: int) -> Ways:
-    import openvino
-
-    core, manifest, feed = openvino.Core(), artefacts.manifest, {IMAGE: x.numpy()}
-    options = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
-
-    def opened(file: Path) -> Any:
-        return core.compile_model(core.read_model(str(file)), "CPU", options)
+    engine, feed = openvino_engine(), {IMAGE: x.numpy()}
 
     def static(path: WidthPath) -> Call:
-        return partial(opened(artefacts.static(path)), feed)
+        return partial(engine.open(artefacts.static(path), threads).run, None, feed)
 
-    if len(x) > 1 or not manifest.points:
+    if len(x) > 1 or not artefacts.manifest.points:
         return static, None
-    dynamic, about = opened(artefacts.dynamic()), FileRunner(artefacts.dynamic()).manifest
-    return static, lambda path: partial(dynamic, {**feed, **knobs(about, Policy(), path)})
+    dynamic = FileRunner(artefacts.dynamic(), threads=threads, engine=engine)
+    return static, lambda path: partial(dynamic.session.run, None, {**feed, **knobs(dynamic.manifest, Policy(), path)})

@@ -34,7 +34,7 @@ from dsnet.results import (
     read,
 )
 from dsnet.routing.budgets import policy_for
-from dsnet.routing.route import as_array
+from dsnet.routing.parts import as_array
 from dsnet.routing.traces import BATCH, Traces, slimmest_score
 from dsnet.runs.folder import RunFolder
 from dsnet.runtime.onnx import FileRunner

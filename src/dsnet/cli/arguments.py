@@ -30,6 +30,10 @@ SHARED: dict[str, dict[str, Any]] = {
         "help": "Time that no image may exceed, such as 8ms: wider paths are not taken. Needs `dsnet bench` as well.",
         "metavar": "TIME",
     },
+    "--runtime": {
+        "help": "What runs an ONNX file or a bundle (default: onnx, that is ONNX Runtime).",
+        "choices": ("onnx", "openvino"),
+    },
     "--image_size": {"help": "Height and width of the input, in pixels.", "type": int},
     "--static": {
         "help": "Evaluated runs of static networks. They are drawn in the same figures.",

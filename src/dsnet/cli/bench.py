@@ -7,6 +7,7 @@ import sys
 import tempfile
 from argparse import Namespace
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,8 +82,12 @@ def run(args: Namespace) -> None:
 
 
 def of_file(args: Namespace, config: BenchConfig, result: Bench) -> Bench:
-    """Measure an ONNX file or a bundle. Its dynamic network is measured with images if its run or --root has them."""
+    """Measure an ONNX file or a bundle in ONNX Runtime, or in OpenVINO if that is among the runtimes.
+
+    Its dynamic network is measured with images if its run or --root has them.
+    """
     from dsnet.latency.files import bench_file
+    from dsnet.opening import engine_of
     from dsnet.runtime.onnx import open_onnx
 
     if args.routers is not None or args.against or args.table1:
@@ -90,9 +95,11 @@ def of_file(args: Namespace, config: BenchConfig, result: Bench) -> Bench:
     runner = open_onnx(args.model)
     runner.setting()  # refuses a raw file
     evaluation = runner.manifest.evaluation
+    engine = engine_of("openvino" if "openvino" in config.runtimes else None)
     images = images_beside(args)
+    opened = partial(open_onnx, args.model, engine=engine)
     widths, tables, ways = bench_file(
-        lambda threads: open_onnx(args.model, threads=threads), config, images=images, evaluation=evaluation
+        lambda threads: opened(threads=threads), config, images=images, evaluation=evaluation
     )
     return replace(result, widths=widths, latency=tuple(tables), deployed=tuple(ways))
 

@@ -28,6 +28,7 @@ def add_arguments(parser: Parser) -> None:
     budgets = "Average MAdds of the dynamic network, such as 150M, or shares of the widest such as 0.5 (default: five)."
     parser.add("--budgets", budgets, nargs="+", metavar="BUDGET")
     parser.add("--max_width")
+    parser.add("--runtime")
     times = "Mean times per image of the dynamic network, such as 5ms, besides --budgets. Needs `dsnet bench` first."
     parser.add("--latency", times, nargs="+", metavar="TIME")
     parser.add("--latency_cap")
@@ -69,7 +70,7 @@ def run(args: Namespace) -> None:
         place, label = run_of(where, args)
         folder = RunFolder.of(place)
         config, data = folder.opened(args.root)
-        runner = open_runner(where, eager=True)
+        runner = open_runner(where, eager=True, runtime=args.runtime)
         wanted = in_milliseconds(asked, runner, args)
         result = evaluate(runner, data, folder.task, config, wanted)
         if args.drift:
@@ -132,7 +133,7 @@ def run_of(name: str, args: Namespace) -> tuple[Path, str]:
     folder = Path(args.run or Path(name).resolve().parent)
     if not (folder / CONFIG).exists():
         raise ValueError(f"{folder} is not the run that {name} came from: there is no {CONFIG}; name it with --run")
-    return folder, f"{args.split}-{Path(name).stem}"
+    return folder, "-".join([args.split, Path(name).stem, *([args.runtime] if args.runtime == "openvino" else [])])
 
 
 def read_result(folder: Path, split: str) -> Evaluation:

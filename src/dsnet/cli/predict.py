@@ -33,10 +33,13 @@ def add_arguments(parser: Parser) -> None:
     parser.add("--window")
     parser.add("--latency")
     parser.add("--latency_cap")
+    parser.add("--runtime")
     threads = "Threads of the runtime (default: all cores; with a latency, those that were measured)."
     parser.add("--threads", threads, type=int)
     tracking = "Correct the budget while images run, so that their average is met on any images (needs a budget)."
     parser.add("--budget_tracking", tracking, action="store_true")
+    rounding = "Run images of small groups at a wider width where that is faster (for bundles; costs more MAdds)."
+    parser.add("--round_up", rounding, action="store_true")
     parser.add("--path", "Run this path for every image instead of routing, such as 3, 0,1,2,3 or exit.")
     parser.add("--draw", "Folder for copies of the images with the detected boxes drawn on them.", metavar="FOLDER")
     parser.add("--confidence", "Least confidence of the detections that are shown (default: 0.5).", type=float)
@@ -62,7 +65,7 @@ def run(args: Namespace) -> int:
     must("--confidence", confidence, 0 < confidence < 1, "lie between 0 and 1")
     files = image_files(args.images)
     timed = args.latency is not None or args.latency_cap is not None
-    runner = (open_timed if timed else open_runner)(args.run, threads=args.threads or 0)
+    runner = (open_timed if timed else open_runner)(args.run, threads=args.threads or 0, runtime=args.runtime)
     manifest, policy, tracker = runner.manifest, Policy(), None
     for option in ("draw", "confidence"):
         if getattr(args, option) is not None and not finds_boxes(manifest):
@@ -76,6 +79,8 @@ def run(args: Namespace) -> int:
         limits = {name: getattr(args, name) for name in LIMITS}
         policy = runner.policy(**limits)
         if args.budget_tracking:
+            if args.round_up:
+                raise ValueError("--round_up spends more than the budget that --budget_tracking keeps; leave one out")
             if args.window is not None:
                 raise ValueError("--window asks for no budget, so there is nothing to track; leave one of them out")
             tracker = BudgetTracker(runner, **{name: limits[name] for name in limits if name != "window"})
@@ -97,6 +102,7 @@ def run(args: Namespace) -> int:
         "confidence": confidence,
         "top": top,
         "tracker": tracker,
+        "round_up": args.round_up,
     }
     began = time.perf_counter()
     found = list(predict(runner, files, policy, path=path, refused=refused, **options))
@@ -138,7 +144,8 @@ def check(args: Namespace) -> None:
 def limited(args: Namespace) -> list[str]:
     """The given options that only a router can follow."""
     given = [name for name in LIMITS if getattr(args, name) is not None]
-    return [f"--{name}" for name in [*given, *(["budget_tracking"] if args.budget_tracking else [])]]
+    switches = [name for name in ("budget_tracking", "round_up") if getattr(args, name)]
+    return [f"--{name}" for name in (*given, *switches)]
 
 
 def warm_up(runner: Runner, policy: Policy) -> None:

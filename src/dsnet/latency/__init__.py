@@ -91,11 +91,12 @@ def require(setting: Setting, place: str) -> Latency:
     if (found := find(setting)) is not None:
         return found
     others = measured_threads(setting)
+    openvino = setting.runtime.startswith("openvino")
     known = f" (there is one for {' and '.join(map(threads_text, sorted(others)))})" if others else ""
     raise RoutingError(
         f"there is no latency table of {place} for {setting.runtime}, {threads_text(setting.threads)}, "
         f"{setting.image_size} px on this processor{known}; measure it with "
-        f"`dsnet bench {place} --threads {setting.threads}`"
+        f"`dsnet bench {place} --threads {setting.threads}{' --runtimes openvino' * openvino}`"
     )
 
 

@@ -51,7 +51,7 @@ class BenchConfig:
         if unknown := [name for name in self.runtimes if name not in IDEALS]:
             raise ValueError(f"runtime {unknown[0]!r} is unknown; choose from {', '.join(IDEALS)}")
         if "openvino" in self.runtimes and importlib.util.find_spec("openvino") is None:
-            raise ValueError("openvino is not installed; `pip install openvino`, or leave it out")
+            raise ValueError("openvino is not installed; run: pip install 'dsnet[openvino]', or leave it out")
         for name in ("threads", "batch_sizes"):
             if not getattr(self, name) or min(getattr(self, name)) < 1:
                 raise ValueError(f"{name} are {getattr(self, name)}; give numbers of at least 1")

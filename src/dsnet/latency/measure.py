@@ -20,8 +20,8 @@ from dsnet.latency import expected, spread_of
 from dsnet.latency.timing import Call, interleaved, machine, summary
 from dsnet.manifest import Manifest, Policy
 from dsnet.results import DeployedTime, DeployedTimes, Evaluation, Latency, PathTime, Setting, Times
+from dsnet.routing.parts import Routed, as_array
 from dsnet.routing.policy import Prices
-from dsnet.routing.route import Routed, as_array
 from dsnet.space import WidthPath, is_exit
 
 BUDGETS = 5  # number of budgets that are measured if there is no evaluation

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -15,9 +15,10 @@ from dsnet.manifest import Manifest
 from dsnet.models.extract import fold_batch_norm
 from dsnet.models.parts import LiveParts, LiveRunner, torch_runtime
 from dsnet.nn.tracing import materialise
-from dsnet.routing.route import Fork, Outputs, Routed, Step
+from dsnet.routing.parts import Fork, Outputs, Routed, Step
 
 GIB = 2**30
+T = TypeVar("T")
 
 
 class DynamicRunner(LiveRunner):
@@ -53,9 +54,9 @@ class DynamicRunner(LiveRunner):
         self.parts.clear()
 
     @torch.inference_mode()
-    def _run(self, *args: Any) -> Routed:
+    def _run(self, *args: Any, **options: Any) -> Routed:
         self.parts.check()
-        return super()._run(*args)
+        return super()._run(*args, **options)
 
     @torch.inference_mode()
     def _survey(self, *args: Any, **options: Any) -> tuple[list[Outputs], Any | None]:
@@ -102,6 +103,11 @@ class CachedParts:
 
     def cat(self, parts: list[Tensor]) -> Tensor:
         return torch.cat(parts)
+
+    workers = 1  # torch itself uses several threads
+
+    def each(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
+        return self.live.each(tasks)
 
     def check(self) -> None:
         """Drop all cached parts if the weights have changed since they were read."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from dsnet.models.count import count, count_parts
 from dsnet.nn.norm import SliceBatchNorm2d
 from dsnet.nn.router import link
 from dsnet.routing.budgets import default_policy
-from dsnet.routing.route import Fork, Outputs, Routed, Step
+from dsnet.routing.parts import Fork, Outputs, Routed, Step
 from dsnet.runtime.runner import GroupedRunner
 from dsnet.schema import to_json
 from dsnet.space import WidthPath, WidthSpace
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dsnet.models.supernet import Supernet
 
 
+T = TypeVar("T")
 Combination = tuple[tuple[float, float], ...]
 
 
@@ -98,6 +99,11 @@ class LiveParts:
     def cat(self, parts: list[Tensor]) -> Tensor:
         return torch.cat(parts)
 
+    workers = 1  # torch itself uses several threads
+
+    def each(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
+        return [task() for task in tasks]
+
     # The ONNX export needs these names before it runs the parts.
 
     def scores_at(self, point: int) -> bool:
@@ -167,8 +173,8 @@ class EagerRunner(LiveRunner):
         self.manifest.check_input(x.shape)
 
     @torch.no_grad()
-    def _run(self, *args: Any) -> Routed:
-        return super()._run(*args)
+    def _run(self, *args: Any, **options: Any) -> Routed:
+        return super()._run(*args, **options)
 
     @torch.no_grad()
     def _survey(self, *args: Any, **options: Any) -> tuple[list[Outputs], Any | None]:

@@ -9,7 +9,7 @@ from dsnet.errors import DataError
 from dsnet.manifest import Manifest, Policy
 from dsnet.pictures import Picture, as_input, batch_of, name_of, opened
 from dsnet.prediction.answers import CONFIDENCE, Answer, Input, answers_of
-from dsnet.routing.route import as_array
+from dsnet.routing.parts import as_array
 from dsnet.routing.tracking import BudgetTracker
 from dsnet.runtime.runner import Runner
 from dsnet.space import WidthPath
@@ -27,6 +27,7 @@ def predict(
     tracker: BudgetTracker | None = None,
     refused: list[str] | None = None,
     seconds: list[float] | None = None,
+    round_up: bool = False,
 ) -> Iterator[Answer]:
     """Predict images in the order of `files`; the router chooses each path, unless `path` pins it.
 
@@ -35,6 +36,7 @@ def predict(
     tracker: runs the images and keeps the average of its budget; `policy` is not used then.
     refused: list that collects the error messages of unreadable files, which are skipped; without it, they raise.
     seconds: list that collects what the network took for each batch.
+    round_up: run images of small groups at a wider width where that is faster; see `Runner`.
     """
     manifest = runner.manifest
     for inputs in prepared(files, manifest, batch_size, refused):
@@ -43,7 +45,7 @@ def predict(
         if tracker is not None:
             routed = tracker(x)
         else:
-            routed = runner.run(x, policy) if path is None else runner.run_path(x, path)
+            routed = runner.run(x, policy, round_up=round_up) if path is None else runner.run_path(x, path)
         if seconds is not None:
             seconds.append(time.perf_counter() - begun)
         paths, madds = as_array(routed.paths), as_array(routed.madds)

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from dsnet.manifest import Manifest
-from dsnet.routing.route import Outputs, as_array
+from dsnet.routing.parts import Outputs, as_array
 from dsnet.space import WidthPath
 
 CONFIDENCE = 0.5  # lowest confidence of the objects that are shown

@@ -1,6 +1,6 @@
 """Dynamic inference: the batch is regrouped by width at every choice point.
 
-The result equals running the samples one by one.
+The result equals running the samples one by one, unless groups are rounded up.
 Every task and every runtime uses this loop. It only selects rows; `Parts` does the computation, so that torch, CUDA
 and ONNX Runtime can share it.
 """
@@ -8,101 +8,17 @@ and ONNX Runtime can share it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from dsnet.manifest import Manifest, Policy, Router
+from dsnet.manifest import Policy, Router
+from dsnet.routing.batch import Batch, Piece
+from dsnet.routing.parts import Fork, Outputs, Parts, Routed, Step
+from dsnet.routing.pieces import Costs, rounded
 from dsnet.routing.policy import Prices, decide
 from dsnet.space import WidthPath, is_exit
-
-Outputs = dict[str, Any]
-"""The outputs of a network by name, arrays [B, ...]: `logits`, or `boxes` and `scores`."""
-
-
-@dataclass(frozen=True)
-class Routed:
-    """The outputs of a batch, with its routes.
-
-    Args:
-        outputs: Arrays by name.
-        paths: Width indices [B, points]; EXIT where the early classifier answered.
-        madds: MAdds [B], including the router.
-        scores: The router's scores, one array [B, R] per decision.
-    """
-
-    outputs: Outputs
-    paths: Any
-    madds: Any
-    scores: list[Any]
-
-    @property
-    def logits(self) -> Any:
-        return self.outputs["logits"]
-
-
-class Fork(NamedTuple):
-    """The state at a choice point: a feature map, the map scaled by the gate's attention, and the gate's scores.
-
-    `x` is None if no layer behind the choice reads the unscaled map. `scores` is None if there is no decision. `exit`
-    holds the logits of the early classifier if its answer is a candidate.
-    """
-
-    x: Any | None
-    scaled: Any
-    scores: Any | None = None
-    exit: Any | None = None
-
-    def rows(self, chosen: np.ndarray) -> Fork:
-        """The fork for some samples of the batch."""
-        return Fork(*(None if part is None else part[chosen] for part in self))
-
-
-class Step(NamedTuple):
-    """The end of a part of the network.
-
-    Args:
-        fork: The next choice point; None behind the last one.
-        left: Arrays by name that `finish` will read.
-    """
-
-    fork: Fork | None
-    left: Outputs
-
-
-class Parts(Protocol):
-    """A network cut at its choice points. Live weights, cached modules and ONNX sessions implement it.
-
-    front -> Step -> first (from w_in to w_out) -> rest (at w_out) -> the next Step ... -> finish -> Outputs
-
-    `first` returns a map. Where only one width can come in, it may return anything that `rest` understands.
-    """
-
-    @property
-    def manifest(self) -> Manifest: ...
-
-    def take(self, x: Any) -> Any:
-        """Convert a batch of the caller to the arrays that these parts read."""
-        ...
-
-    def front(self, x: Any) -> Step: ...
-
-    def first(self, point: int, w_in: int, w_out: int, fork: Fork) -> Any: ...
-
-    def rest(self, point: int, width: int, x: Any) -> Step: ...
-
-    def probe(self, outputs: Outputs) -> Any:
-        """Scores [B, R] of a router that probes, from the outputs of the slimmest candidate."""
-        ...
-
-    def finish(self, left: Outputs) -> Outputs:
-        """The outputs, computed once for the whole batch."""
-        ...
-
-    def cat(self, parts: list[Any]) -> Any: ...
-
 
 Override = Callable[[int, np.ndarray, np.ndarray], np.ndarray]
 """(choice point, rows of the batch, positions [B] that the router chose) -> positions to take instead."""
@@ -110,17 +26,30 @@ Decided = Callable[[int, int, np.ndarray, np.ndarray], np.ndarray]
 """(choice point, width in, rows of the batch, scores [B, R]) -> positions [B]."""
 
 
-def run_grouped(parts: Parts, x: Any, policy: Policy, prices: Prices, *, override: Override | None = None) -> Routed:
-    """Run every sample along the path that the router picks for it; `override` may replace each decision."""
+def run_grouped(
+    parts: Parts,
+    x: Any,
+    policy: Policy,
+    prices: Prices,
+    *,
+    override: Override | None = None,
+    costs: Costs | None = None,
+    round_up: bool = False,
+) -> Routed:
+    """Run every sample along the path that the router picks for it; `override` may replace each decision.
+
+    costs: milliseconds of pieces; without them each group runs as one. round_up: whether groups that are too small run
+    at a wider width, together with a group that was chosen there.
+    """
 
     def decided(point: int, w_in: int, rows: np.ndarray, scores: np.ndarray) -> np.ndarray:
         chosen = decide(scores, prices.at(point, w_in), policy, prices.allowed(point, policy))
         return chosen if override is None else override(point, rows, chosen)
 
     run = _once if prices.router.spec.single else _gates
-    left, paths, scores = run(parts, x, prices, decided)
+    left, paths, scores = run(Batch(parts, x, costs, round_up), prices, decided)
     madds = np.array([prices.spent(tuple(path)) for path in paths.tolist()], np.int64)
-    return Routed(parts.finish(left.whole(parts)), paths, madds, scores)
+    return Routed(left, paths, madds, scores)
 
 
 def run_paths(parts: Parts, at: Step, paths: Sequence[WidthPath]) -> list[Outputs]:
@@ -146,52 +75,41 @@ def run_paths(parts: Parts, at: Step, paths: Sequence[WidthPath]) -> list[Output
     return [outputs[path] for path in paths]
 
 
-class _Left:
-    """Collects the arrays that `finish` will read, group by group, and restores the order of the batch."""
-
-    def __init__(self) -> None:
-        self.parts: dict[str, list[tuple[np.ndarray, Any]]] = {}
-
-    def add(self, rows: np.ndarray, left: Outputs) -> None:
-        for name, array in left.items():
-            self.parts.setdefault(name, []).append((rows, array))
-
-    def whole(self, parts: Parts) -> Outputs:
-        outputs: Outputs = {}
-        for name, held in self.parts.items():
-            rows = np.concatenate([rows for rows, _ in held])
-            array = held[0][1] if len(held) == 1 else parts.cat([array for _, array in held])
-            in_order = bool((rows[1:] > rows[:-1]).all())
-            outputs[name] = array if in_order else array[np.argsort(rows)]
-        return outputs
-
-
-def _once(parts: Parts, x: Any, prices: Prices, decided: Decided) -> tuple[_Left, np.ndarray, list[np.ndarray]]:
+def _once(batch: Batch, prices: Prices, decided: Decided) -> tuple[Outputs, np.ndarray, list[np.ndarray]]:
     """One decision for the whole path. A router that probes reads the outputs of the first candidate, others what the
     first gate or the early classifier says."""
-    router, candidates, everyone = prices.router, prices.router.candidates, np.arange(len(x))
-    start, known = parts.front(x), dict[int, Outputs]()
-    assert start.fork is not None
-    if router.probes:
-        known[0] = follow(parts, start.fork, candidates[0])
-        scores = as_array(parts.probe(parts.finish({**start.left, **known[0]})))
-    else:
-        scores = as_array(start.fork.scores)
-    if router.spec.exits:
-        known[0] = exit_outputs(start.fork)
-    chosen = decided(0, 0, everyone, scores)
-    left = _Left()
-    left.add(everyone, start.left)
-    for position, rows in groups_of(chosen):
-        if position in known:
-            found = {name: array if len(rows) == len(x) else array[rows] for name, array in known[position].items()}
-        else:
-            fork = start.fork if len(rows) == len(x) else start.fork.rows(rows)
-            found = follow(parts, fork, candidates[position])
-            if router.spec.exits:
-                found = combined(router, candidates[position], exit_outputs(fork), found)
-        left.add(rows, found)
-    return left, np.array(candidates, np.int64)[chosen], [scores]
+    parts, router, candidates = batch.parts, prices.router, prices.router.candidates
+
+    def begin(x: Any) -> tuple[Step, Outputs]:
+        step = parts.front(x)
+        assert step.fork is not None
+        if router.probes:
+            known = follow(parts, step.fork, candidates[0])
+            scores = parts.probe(parts.finish({**step.left, **known}))
+            return Step(step.fork._replace(scores=scores), step.left), known
+        return step, exit_outputs(step.fork) if router.spec.exits else {}
+
+    def ms(position: int) -> Any:
+        return None if batch.costs is None else batch.costs.path(candidates[position])
+
+    def run(path: WidthPath, rows: np.ndarray) -> Piece:
+        fork = batch.fork(rows)
+        found = follow(parts, fork, path)
+        if router.spec.exits:
+            found = combined(router, path, exit_outputs(fork), found)
+        return Piece(rows, 0, Step(None, found))
+
+    batch.start(begin)
+    scores = batch.scores()
+    chosen = decided(0, 0, np.arange(len(batch.x)), scores)
+    onward = chosen >= (router.probes or router.spec.exits)  # else the answer of the first candidate is known
+    if batch.round_up:
+        chosen = chosen.copy()
+        chosen[onward] = rounded(chosen[onward], ms)
+    batch.keep_known(np.flatnonzero(~onward))
+    groups = [(position, rows) for position, rows in groups_of(chosen) if onward[rows[0]]]
+    batch.advance([(rows, ms(position), partial(run, candidates[position])) for position, rows in groups])
+    return batch.finish(), np.array(candidates, np.int64)[chosen], [scores]
 
 
 def exit_outputs(fork: Fork) -> Outputs:
@@ -223,39 +141,35 @@ def follow(parts: Parts, fork: Fork, path: WidthPath) -> Outputs:
     return left
 
 
-def _gates(parts: Parts, x: Any, prices: Prices, decided: Decided) -> tuple[_Left, np.ndarray, list[np.ndarray]]:
-    routing = prices.router.routing.choices
-    paths = np.zeros((len(x), len(routing)), np.int64)
+def _gates(batch: Batch, prices: Prices, decided: Decided) -> tuple[Outputs, np.ndarray, list[np.ndarray]]:
+    """A decision at each choice point."""
+    parts, routing = batch.parts, prices.router.routing.choices
+    paths = np.zeros((len(batch.x), len(routing)), np.int64)
     scores: list[np.ndarray] = []
-    start, left = parts.front(x), _Left()
-    # incoming width -> (rows of the batch, their state)
-    groups: dict[int, tuple[np.ndarray, Step]] = {0: (np.arange(len(x)), start)}
-    left.add(np.arange(len(x)), start.left)
+    batch.start(lambda x: (parts.front(x), {}))
     for point, widths in enumerate(routing):
-        seen: np.ndarray | None = None
-        joined: dict[int, list[tuple[np.ndarray, Any]]] = {}
-        for w_in, (rows, step) in groups.items():
-            fork = step.fork
-            assert fork is not None
-            assert fork.scores is not None
-            mine_scores = as_array(fork.scores)
-            chosen = decided(point, w_in, rows, mine_scores)
-            seen = np.zeros((len(x), len(widths)), mine_scores.dtype) if seen is None else seen
-            seen[rows] = mine_scores
-            for position, group in groups_of(chosen):
-                w_out = widths[position]
-                y = parts.first(point, w_in, w_out, fork if len(group) == len(rows) else fork.rows(group))
-                paths[rows[group], point] = w_out
-                joined.setdefault(w_out, []).append((rows[group], y))
-        assert seen is not None
+
+        def ms(position: int, point: int = point, widths: Sequence[int] = widths) -> Any:
+            return None if batch.costs is None else batch.costs.segment(point, widths[position])
+
+        def run(w_out: int, rows: np.ndarray, point: int = point) -> Piece:
+            maps = [parts.first(point, w_in, w_out, batch.fork(mine)) for w_in, mine in batch.by_width(rows)]
+            return Piece(rows, w_out, parts.rest(point, w_out, maps[0] if len(maps) == 1 else parts.cat(maps)))
+
+        seen, came = batch.scores(), batch.by_width()
         scores.append(seen)
-        groups = {}
-        for width, members in joined.items():
-            rows = np.concatenate([rows for rows, _ in members])
-            y = members[0][1] if len(members) == 1 else parts.cat([y for _, y in members])
-            groups[width] = rows, parts.rest(point, width, y)
-            left.add(rows, groups[width][1].left)
-    return left, paths, scores
+        chosen = np.zeros(len(batch.x), np.int64)
+        for w_in, rows in came:
+            chosen[rows] = decided(point, w_in, rows, seen[rows])
+        if batch.round_up:
+            chosen = rounded(chosen, ms)
+        paths[:, point] = np.array(widths)[chosen]
+        groups: dict[int, list[np.ndarray]] = {}
+        for _, rows in came:  # rows of one incoming width stay side by side
+            for position, mine in groups_of(chosen[rows]):
+                groups.setdefault(position, []).append(rows[mine])
+        batch.advance([(np.concatenate(rows), ms(k), partial(run, widths[k])) for k, rows in groups.items()])
+    return batch.finish(), paths, scores
 
 
 def groups_of(chosen: np.ndarray) -> list[tuple[int, np.ndarray]]:
@@ -264,18 +178,3 @@ def groups_of(chosen: np.ndarray) -> list[tuple[int, np.ndarray]]:
     for row, position in enumerate(chosen.tolist()):
         rows.setdefault(position, []).append(row)
     return [(position, np.array(members)) for position, members in sorted(rows.items())]
-
-
-def as_array(x: Any) -> np.ndarray:
-    """Convert a torch or numpy array to numpy."""
-    return x if isinstance(x, np.ndarray) else x.detach().cpu().numpy()
-
-
-def like(x: Any, value: Any) -> Any:
-    """Convert an array to the library of `x`: torch in, torch out; numpy in, or a list of pictures, numpy out."""
-    if isinstance(x, np.ndarray | list):
-        return as_array(value)
-    if not isinstance(value, np.ndarray):
-        return value
-    torch = import_module("torch")  # the caller passed a tensor, so torch is installed
-    return torch.from_numpy(np.ascontiguousarray(value)).to(x.device)

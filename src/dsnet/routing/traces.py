@@ -11,8 +11,9 @@ import numpy as np
 from dsnet.cost import CostTable
 from dsnet.manifest import Manifest, Policy, Router
 from dsnet.results import Difference, Example, Metric
+from dsnet.routing.parts import Outputs, Routed, as_array
 from dsnet.routing.policy import Prices, decide
-from dsnet.routing.route import Outputs, Routed, as_array, combined
+from dsnet.routing.route import combined
 from dsnet.space import EXIT, WidthPath
 
 BATCH = 256

@@ -24,7 +24,7 @@ from dsnet.errors import RoutingError, must
 from dsnet.manifest import Manifest, Policy
 from dsnet.pictures import as_batch
 from dsnet.routing.budgets import policy_for
-from dsnet.routing.route import Routed, as_array
+from dsnet.routing.parts import Routed, as_array
 
 SPAN = 128  # images
 

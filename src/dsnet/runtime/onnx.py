@@ -1,4 +1,4 @@
-"""Runs the output of `dsnet export` in ONNX Runtime: a file as a whole, a bundle part by part."""
+"""Runs the output of `dsnet export` in ONNX Runtime or another engine: a file as a whole, a bundle part by part."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import ctypes
 import json
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import onnxruntime as ort
 
 from dsnet.errors import CheckpointError, RoutingError
 from dsnet.latency import cores
+from dsnet.latency.pieces import piece_times
 from dsnet.manifest import Manifest, Policy, from_metadata
 from dsnet.routing.budgets import lambdas
+from dsnet.routing.parts import Fork, Outputs, Routed, Step, as_array
+from dsnet.routing.pieces import Costs
 from dsnet.routing.policy import Prices, decide
-from dsnet.routing.route import Fork, Outputs, Routed, Step, as_array, combined
+from dsnet.routing.route import combined
 from dsnet.runtime.runner import GroupedRunner, Runner
 from dsnet.space import WidthPath, Window, is_exit
 
@@ -30,7 +33,7 @@ DEFAULT, FREE = -1, -1  # the file's own budget; a width that the router chooses
 BUNDLE, WEIGHTS = "manifest.json", "weights.bin"
 EXIT_LOGITS = "exit_logits"  # output of a part: the answer of the early classifier
 NOTHING = "nothing"  # placeholder output of a part whose outputs are not read
-CHUNK = 8  # images that run together; the maps of more images would not fit into the processor's cache
+T = TypeVar("T")
 
 
 def is_artefact(where: str | Path) -> bool:
@@ -39,9 +42,29 @@ def is_artefact(where: str | Path) -> bool:
     return place.suffix == ".onnx" or (place / BUNDLE).exists()
 
 
-def open_onnx(where: str | Path, *, threads: int = 0) -> Runner:
-    """Open an ONNX file or a bundle as a runner. threads: threads of ONNX Runtime; 0 uses all cores."""
-    return open_bundle(Path(where), threads) if Path(where).is_dir() else FileRunner(where, threads=threads)
+class Session(Protocol):
+    """A loaded graph, as ONNX Runtime offers it."""
+
+    def run(self, names: Sequence[str] | None, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]: ...
+
+    def get_inputs(self) -> list[Any]: ...
+
+    def get_outputs(self) -> list[Any]: ...
+
+    def get_modelmeta(self) -> Any: ...
+
+
+class Engine(NamedTuple):
+    """What runs ONNX graphs: its name with its version, and how it opens a file with a number of threads."""
+
+    name: str
+    open: Callable[[Path, int], Session]
+
+
+def open_onnx(where: str | Path, *, threads: int = 0, engine: Engine | None = None) -> Runner:
+    """Open an ONNX file or a bundle as a runner. threads: threads of the engine, ONNX Runtime; 0 uses all cores."""
+    opened = open_bundle if Path(where).is_dir() else FileRunner
+    return opened(Path(where), threads=threads, engine=engine)
 
 
 class FileRunner(Runner):
@@ -50,12 +73,13 @@ class FileRunner(Runner):
     Several threads may share it.
     """
 
-    def __init__(self, file: str | Path, *, threads: int = 0) -> None:
+    def __init__(self, file: str | Path, *, threads: int = 0, engine: Engine | None = None) -> None:
         super().__init__()
+        engine = engine or ONNX_RUNTIME
         self.file = Path(file)
-        self.session = open_session(self.file, threads)
+        self.session = engine.open(self.file, threads)
         self._manifest = from_metadata(self.file, self.session.get_modelmeta().custom_metadata_map)
-        self.runtime = runtime_of(self._manifest)
+        self.runtime = runtime_of(self._manifest, engine)
         self.place, self._threads = str(self.file), threads or cores()
         router = self._manifest.router
         budgets = router.budgets if router is not None and BUDGET in self._manifest.inputs else ()
@@ -207,7 +231,7 @@ def knobs(manifest: Manifest, policy: Policy, pin: WidthPath = ()) -> dict[str, 
     return {name: held for name, held in feed.items() if name in manifest.inputs}
 
 
-def open_bundle(folder: Path, threads: int = 0) -> GroupedRunner:
+def open_bundle(folder: Path, threads: int = 0, *, engine: Engine | None = None) -> GroupedRunner:
     """Open a bundle: a folder of parts that share one file of weights, for batches."""
     try:
         about = json.loads((folder / BUNDLE).read_text())
@@ -219,22 +243,28 @@ def open_bundle(folder: Path, threads: int = 0) -> GroupedRunner:
         raise CheckpointError(
             f"{folder / WEIGHTS} has {held} bytes instead of {about.get('weights')}; copy the bundle again"
         )
-    parts = OrtParts(folder, manifest, threads, about.get("id", ""))
-    runner = BundleRunner(parts, runtime_of(manifest))
+    engine = engine or ONNX_RUNTIME
+    parts = BundleParts(folder, manifest, threads, about.get("id", ""), engine)
+    runner = BundleRunner(parts, runtime_of(manifest, engine))
     runner.place = str(folder)
     return runner
 
 
-def runtime_of(manifest: Manifest) -> str:
+def runtime_of(manifest: Manifest, engine: Engine | None = None) -> str:
     """The name of the runtime that runs a file or a bundle."""
     precision = "" if manifest.precision == "fp32" else f", {manifest.precision}"
-    return f"onnxruntime {ort.__version__}, {manifest.kind}{precision}"
+    return f"{(engine or ONNX_RUNTIME).name}, {manifest.kind}{precision}"
 
 
 class BundleRunner(GroupedRunner):
     """Runs a bundle. Several threads may share it."""
 
-    parts: OrtParts
+    parts: BundleParts
+
+    def __init__(self, parts: BundleParts, runtime: str) -> None:
+        super().__init__(parts, runtime)
+        self._costs: Costs | None = None
+        self.measuring = threading.Lock()
 
     @property
     def file(self) -> Path:
@@ -248,19 +278,31 @@ class BundleRunner(GroupedRunner):
     def threads(self) -> int:
         return self.parts.threads
 
+    def costs(self, count: int) -> Costs | None:
+        """Milliseconds of pieces, measured when several images first run together on this machine."""
+        if count < 2:
+            return None
+        with self.measuring:
+            if self._costs is None:
+                setting, table = replace(self.setting(), threads=1), self.manifest.table
+                self._costs = Costs(piece_times(self.parts, setting, table), table)
+            return self._costs
 
-class OrtParts:
+    def _run_rounded(self, x: Any, policy: Policy, prices: Prices) -> Routed:
+        return self._run(x, policy, prices, round_up=True)
+
+
+class BundleParts:
     """The `Parts` of a bundle; sessions are opened when they are first needed.
 
-    A group is split into pieces that run in parallel, one thread each. This is more efficient than several threads on
-    one piece.
+    Every session has one thread, and tasks run in parallel. This is more efficient than several threads on one task.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, threads: int, id: str) -> None:
-        self.folder, self.manifest, self.id = folder, manifest, id
+    def __init__(self, folder: Path, manifest: Manifest, threads: int, id: str, engine: Engine) -> None:
+        self.folder, self.manifest, self.id, self.engine = folder, manifest, id, engine
         self.threads = threads or cores()
         self.pool = ThreadPoolExecutor(self.threads)
-        self.sessions: dict[str, ort.InferenceSession] = {}
+        self.sessions: dict[str, Session] = {}
         self.lock = threading.Lock()
 
     def take(self, x: Any) -> np.ndarray:
@@ -293,6 +335,13 @@ class OrtParts:
     def cat(self, parts: list[np.ndarray]) -> np.ndarray:
         return np.concatenate(parts)
 
+    @property
+    def workers(self) -> int:
+        return self.threads
+
+    def each(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
+        return [task() for task in tasks] if min(self.threads, len(tasks)) < 2 else list(self.pool.map(call, tasks))
+
     def _step(self, name: str, *maps: np.ndarray) -> Step:
         outputs = self._run(name, *maps)
         outputs.pop(NOTHING, None)
@@ -310,23 +359,18 @@ class OrtParts:
         if not same:
             raise CheckpointError(f"{self.folder} was removed or exported anew since it was opened; open it again")
 
-    def _session(self, name: str) -> ort.InferenceSession:
+    def _session(self, name: str) -> Session:
         with self.lock:
             if name not in self.sessions:
                 self._check_same()
-                self.sessions[name] = open_session(self.folder / f"{name}.onnx", 1)
+                self.sessions[name] = self.engine.open(self.folder / f"{name}.onnx", 1)
             return self.sessions[name]
 
     def _run(self, name: str, *inputs: np.ndarray) -> Outputs:
         session = self._session(name)
         slots, outputs = session.get_inputs(), [slot.name for slot in session.get_outputs()]
-        count = min(len(inputs[0]), max(self.threads, -(-len(inputs[0]) // CHUNK)))
-        pieces = zip(*(np.array_split(x, count) for x in inputs), strict=True)
-        feeds = [{slot.name: held for slot, held in zip(slots, piece, strict=True)} for piece in pieces]
-        run = partial(session.run, outputs)
-        results = [run(feeds[0])] if count == 1 else list(self.pool.map(run, feeds))
-        whole = results[0] if len(results) == 1 else [np.concatenate(parts) for parts in zip(*results, strict=True)]
-        return dict(zip(outputs, whole, strict=True))
+        feed = {slot.name: held for slot, held in zip(slots, inputs, strict=True)}
+        return dict(zip(outputs, session.run(outputs, feed), strict=True))
 
 
 def open_session(file: Path, threads: int = 0) -> ort.InferenceSession:
@@ -355,6 +399,13 @@ def give_back_memory() -> None:
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)
+
+
+ONNX_RUNTIME = Engine(f"onnxruntime {ort.__version__}", open_session)
+
+
+def call(task: Callable[[], T]) -> T:
+    return task()
 
 
 def contiguous(x: Any) -> np.ndarray:

@@ -13,9 +13,12 @@ from dsnet.latency import cpu, policy_in, require
 from dsnet.manifest import Manifest, Policy
 from dsnet.pictures import as_batch, check_pictures
 from dsnet.results import Setting
+from dsnet.routing.batch import in_pieces, joined
 from dsnet.routing.budgets import policy_for
+from dsnet.routing.parts import Outputs, Parts, Routed, as_array, like
+from dsnet.routing.pieces import Costs
 from dsnet.routing.policy import Prices
-from dsnet.routing.route import Outputs, Parts, Routed, as_array, like, run_grouped, run_paths
+from dsnet.routing.route import run_grouped, run_paths
 from dsnet.space import WidthPath
 
 
@@ -75,6 +78,7 @@ class Runner:
         latency: str | None = None,
         latency_cap: str | None = None,
         window: str | Sequence[int] | None = None,
+        round_up: bool = False,
     ) -> Routed:
         """Run images, each along its own path, or all of them along a pinned one.
 
@@ -87,6 +91,8 @@ class Runner:
             bench` measured on this machine.
         window: window of widths to choose within as trained, that is with lambda 0, instead of a budget: 'S', 'M' or
             'L' of a gate that was trained with windows, or positions such as (0, 2).
+        round_up: run the images of small groups at a wider width, with a group that the router chose there, where that
+            takes less time. The answer tells the paths that ran. For bundles only.
         """
         if self.manifest.raw or not hasattr(x, "dtype"):
             x = as_batch(as_array(x) if hasattr(x, "dtype") else x, self.manifest)
@@ -95,13 +101,18 @@ class Runner:
             policy = self.policy(*asked)
             if policy.note:
                 warnings.warn(policy.note, stacklevel=2)
-            return self.run(x, policy)
-        if any(value is not None for value in (budget, max_width, latency, latency_cap, window)):
-            raise ValueError("a path pins the widths; leave budget, max_width, latency, latency_cap and window out")
+            return self.run(x, policy, round_up=round_up)
+        if round_up or any(value is not None for value in (budget, max_width, latency, latency_cap, window)):
+            raise ValueError(
+                "a path pins the widths; leave budget, max_width, latency, latency_cap, window and round_up out"
+            )
         return self.run_path(x, path)
 
-    def run(self, x: Any, policy: Policy | None = None) -> Routed:
-        """Run each image along the path that the router picks for it; without a policy, lambda is 0."""
+    def run(self, x: Any, policy: Policy | None = None, *, round_up: bool = False) -> Routed:
+        """Run each image along the path that the router picks for it; without a policy, lambda is 0.
+
+        round_up: see `__call__`.
+        """
         manifest = self.manifest
         if not manifest.routers:
             raise ValueError(
@@ -115,6 +126,8 @@ class Runner:
         prices.check_cap(policy.max_width)
         if not len(x):
             return self._given(x, Routed(self._empty(), np.zeros((0, manifest.points), np.int64), no_rows(), []))
+        if round_up:
+            return self._given(x, self._run_rounded(x, policy, prices))
         return self._given(x, self._run(x, policy, prices))
 
     def run_path(self, x: Any, path: Sequence[int]) -> Routed:
@@ -215,6 +228,11 @@ class Runner:
     def _run(self, x: Any, policy: Policy, prices: Prices) -> Routed:
         raise TypeError(f"{type(self).__name__} does not route")
 
+    def _run_rounded(self, x: Any, policy: Policy, prices: Prices) -> Routed:
+        raise ValueError(
+            f"round_up joins groups of a batch, which {self.runtime} does not do; open a bundle, or leave it out"
+        )
+
     def _survey(self, x: Any, paths: Sequence[WidthPath], *, scored: bool) -> tuple[list[Outputs], Any | None]:
         raise TypeError(f"{type(self).__name__} does not run")
 
@@ -234,27 +252,47 @@ class GroupedRunner(Runner):
     def manifest(self) -> Manifest:
         return self.parts.manifest
 
-    def _run(self, x: Any, policy: Policy, prices: Prices, positions: np.ndarray | None = None) -> Routed:
-        override = None if positions is None else (lambda point, rows, _: positions[rows, point])
-        return run_grouped(self.parts, self.parts.take(x), policy, prices, override=override)
+    def costs(self, count: int) -> Costs | None:
+        """Milliseconds of the pieces that a batch of so many images is cut into; None runs each group as one."""
+        return None
 
-    def run_forced(self, x: Any, positions: np.ndarray) -> Routed:
+    def _run(
+        self,
+        x: Any,
+        policy: Policy,
+        prices: Prices,
+        positions: np.ndarray | None = None,
+        *,
+        round_up: bool = False,
+    ) -> Routed:
+        override = None if positions is None else (lambda point, rows, _: positions[rows, point])
+        costs, taken = self.costs(len(x)), self.parts.take(x)
+        joins = round_up and len(x) > 1
+        return run_grouped(self.parts, taken, policy, prices, override=override, costs=costs, round_up=joins)
+
+    def run_forced(self, x: Any, positions: np.ndarray, *, round_up: bool = False) -> Routed:
         """Run each image along given positions [B, points] in the routing space. The gates run but are overruled."""
         self.check_input(x)
-        return self._given(x, self._run(x, Policy(), self.prices(x.shape[-1]), positions))
+        return self._given(x, self._run(x, Policy(), self.prices(x.shape[-1]), positions, round_up=round_up))
 
     def _survey(self, x: Any, paths: Sequence[WidthPath], *, scored: bool) -> tuple[list[Outputs], Any | None]:
-        start = self.parts.front(self.parts.take(x))
-        router = self.manifest.router
+        parts, router = self.parts, self.manifest.router if scored else None
         wanted = list(paths)
-        if scored and router is not None and router.probes and router.candidates[0] not in wanted:
+        if router is not None and router.probes and router.candidates[0] not in wanted:
             wanted.append(router.candidates[0])
-        outputs = run_paths(self.parts, start, wanted)
-        if not scored or router is None:
-            return outputs, None
-        if router.probes:
-            scores = self.parts.probe(outputs[wanted.index(router.candidates[0])])
-        else:
-            assert start.fork is not None
-            scores = start.fork.scores
-        return outputs[: len(paths)], as_array(scores)
+
+        def run(x: Any) -> list[Outputs]:
+            start = parts.front(x)
+            outputs = run_paths(parts, start, wanted)
+            if router is None:
+                return outputs
+            if router.probes:
+                scores = parts.probe(outputs[wanted.index(router.candidates[0])])
+            else:
+                assert start.fork is not None
+                scores = start.fork.scores
+            return [*outputs[: len(paths)], {"scores": scores}]
+
+        found = in_pieces(parts, parts.take(x), self.costs(len(x)), run)
+        outputs = [joined(parts, one) for one in zip(*found, strict=True)]
+        return outputs[: len(paths)], None if router is None else as_array(outputs[-1]["scores"])

@@ -16,7 +16,7 @@ from dsnet.manifest import Manifest
 from dsnet.models import Supernet
 from dsnet.paired import of_correct, resampled_means
 from dsnet.results import Difference, Example, Measure, Metric
-from dsnet.routing.route import Outputs
+from dsnet.routing.parts import Outputs
 from dsnet.routing.traces import Outcome, Traces, by_path
 from dsnet.space import WidthPath
 from dsnet.training import distributed

@@ -20,7 +20,7 @@ from dsnet.models.build import Features
 from dsnet.models.count import FRONT
 from dsnet.models.parts import LiveParts, describe
 from dsnet.nn import SliceBatchNorm2d, SliceConv2d
-from dsnet.routing.route import Outputs, Step
+from dsnet.routing.parts import Outputs, Step
 from dsnet.space import Channels, WidthPath, WidthSpace
 from dsnet.tasks.detection.loss import decode
 from dsnet.tasks.detection.neck import Heads, Neck, prior_boxes

@@ -12,7 +12,7 @@ from dsnet.manifest import Manifest
 from dsnet.paired import of_samples, redraws
 from dsnet.prediction.answers import CONFIDENCE, Detections, name_of, select
 from dsnet.results import Box, Difference, Example, Metric
-from dsnet.routing.route import Outputs, as_array
+from dsnet.routing.parts import Outputs, as_array
 from dsnet.routing.traces import Outcome, Traces
 from dsnet.space import WidthPath
 from dsnet.tasks.detection.precision import Rule, Truth, mean_average_precision, ranked, resampled

@@ -1,0 +1,78 @@
+"""OpenVINO as the engine of files and bundles, in place of ONNX Runtime. The extra `openvino` installs it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from dsnet.errors import CheckpointError, NotInstalledError
+from dsnet.latency import cores
+from dsnet.runtime.onnx import Engine
+
+try:
+    import openvino
+except ModuleNotFoundError:
+    openvino = None
+
+# OpenVINO computes in bfloat16 by default where the processor has it, and routes would then differ. With one thread,
+# version 2026.4 crashes while it generates code (snippets) for the functions of an early classifier.
+OPTIONS = {
+    "INFERENCE_PRECISION_HINT": "f32",
+    "PERFORMANCE_HINT": "LATENCY",
+    "NUM_STREAMS": 1,
+    "SNIPPETS_MODE": "DISABLE",
+}
+
+
+def engine() -> Engine:
+    """OpenVINO, or an error that says how to install it."""
+    if openvino is None:
+        raise NotInstalledError("openvino is not installed; run: pip install 'dsnet[openvino]'", name="openvino")
+    return Engine(f"openvino {openvino.__version__.partition('-')[0]}", Session)
+
+
+@cache
+def core() -> Any:
+    """OpenVINO's plugins, loaded once in a process."""
+    return openvino.Core()
+
+
+class Session:
+    """An ONNX graph in OpenVINO, with the methods of a session of ONNX Runtime. Several threads may share it."""
+
+    def __init__(self, file: Path, threads: int = 0) -> None:
+        if not file.is_file():
+            raise CheckpointError(f"{file} does not exist; give an ONNX file or a bundle that `dsnet export` wrote")
+        try:
+            self.model = core().read_model(str(file))
+            options = OPTIONS | {"INFERENCE_NUM_THREADS": threads or cores()}
+            self.compiled = core().compile_model(self.model, "CPU", options)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise CheckpointError(f"{file} cannot be read as an ONNX file ({reason}); export it again") from error
+        self.places = {name: place for place, slot in enumerate(self.compiled.outputs) for name in slot.get_names()}
+        self.inputs = {name for slot in self.compiled.inputs for name in slot.get_names()}
+        self.held = threading.local()  # a request serves one call at a time
+
+    def run(self, names: Sequence[str] | None, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        if not hasattr(self.held, "request"):
+            self.held.request = self.compiled.create_infer_request()
+        # An input that a graph does not use is gone in OpenVINO.
+        found = self.held.request.infer({name: held for name, held in feed.items() if name in self.inputs})
+        return [np.array(found[self.places[name]]) for name in names or self.places]
+
+    def get_inputs(self) -> list[Any]:
+        return [SimpleNamespace(name=slot.get_any_name()) for slot in self.model.inputs]
+
+    def get_outputs(self) -> list[Any]:
+        return [SimpleNamespace(name=name) for name in self.places]
+
+    def get_modelmeta(self) -> Any:
+        held = self.model.rt_info["framework"] if self.model.has_rt_info("framework") else {}
+        return SimpleNamespace(custom_metadata_map={key: value.astype(str) for key, value in held.items()})
