@@ -173,9 +173,9 @@ def main() -> None:
     about = machine()
     lines += [
         "Processor time: ratios of medians, in brackets those of minima. A/A: the same file twice.",
-        f"Made by `python benchmarks/int8.py --model {args.model} --repeats {args.repeats}` with dsnet {about.dsnet},",
-        f"torch {about.torch}, onnxruntime {about.onnxruntime} on {about.machine}, candidates interleaved in random",
-        "order, each call after an untimed one of the same candidate; every figure is in int8.json.",
+        f"Made by `python benchmarks/int8.py --model {args.model} --repeats {args.repeats} --runs RUN ...` with",
+        f"dsnet {about.dsnet}, torch {about.torch}, onnxruntime {about.onnxruntime} on {about.machine}, candidates",
+        "interleaved in random order, each call after an untimed one; every figure is in int8.json.",
     ]
     print("\n".join(lines))
     if args.export:

@@ -110,7 +110,7 @@ def run(args: Namespace) -> None:
     ends = "of slimmest and widest path" if runner.manifest.pins else "at the lowest and highest budget"
     measure = " (root mean square)" if args.int8 else ""
     print(f"  {answers} {ends} differ from PyTorch by {off:.1e} of their spread{measure}")
-    if args.int8 and runner.manifest.routes:
+    if args.int8 and runner.manifest.routes and not raw:
         print(f"  budgets were calibrated again; `dsnet eval {where}` tells the accuracy")
 
 

@@ -46,7 +46,8 @@ def pictures_of(images: np.ndarray, manifest: Manifest) -> list[np.ndarray]:
     """Inputs of a network [B, C, S, S] as pictures, uint8 [S, S, 3]."""
     mean, std = (np.reshape(part, (-1, 1, 1)) for part in (manifest.preprocessing.mean, manifest.preprocessing.std))
     pixels = (255 * (images * std + mean)).clip(0, 255).round().astype(np.uint8)
-    return [np.broadcast_to(each.transpose(1, 2, 0), (*each.shape[1:], 3)) for each in pixels]
+    whole = (np.broadcast_to(each.transpose(1, 2, 0), (*each.shape[1:], 3)) for each in pixels)
+    return [np.ascontiguousarray(each) for each in whole]
 
 
 def difference(net: Any, runner: Runner, images: Tensor | None = None) -> float:
