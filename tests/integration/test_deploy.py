@@ -234,6 +234,41 @@ def test_export_says_what_it_wrote(run: Path, tmp_path: Path, capsys: pytest.Cap
     assert about["off"] < 1e-4  # type: ignore[index]
 
 
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_file_of_some_widths_has_budgets_of_its_own(
+    run: Path, int8: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    about = printed(capsys, "export", str(run), "--widths", "0,5", *["--int8"] * int8, "--out", str(run / "few.onnx"))
+    assert about["paths"] == 2  # type: ignore[index]
+    manifest, whole = (open_runner(run / name).manifest for name in ("few.onnx", "model.onnx"))
+    assert manifest.router is not None
+    assert whole.router is not None
+    assert manifest.space.choices == ((0, 5),)
+    assert {path for row in manifest.router.budgets for path, _ in row.shares} <= {(0,), (5,)}
+    assert manifest.router.budgets != whole.router.budgets
+    assert manifest.evaluation is None
+    found = printed(capsys, "eval", str(run / "few.onnx"))
+    assert [row["path"] for row in found["rows"]] == [[0], [5]]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--widths", "0;5"], "widths '0;5' are not understood; write a list of indices such as 0,4,9,13"),
+        (["--widths", "0,6"], "width 6 is not among those that the router may choose: [0, 1, 2, 3, 4, 5]"),
+        (["--widths", "0,5", "--path", "5"], "--path exports one path alone; leave --widths out"),
+    ],
+)
+def test_widths_that_a_file_cannot_hold_are_refused(
+    run: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(run), *options, "--out", str(run / "few.onnx")]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert not (run / "few.onnx").exists()
+
+
 # bench
 
 

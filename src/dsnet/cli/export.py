@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dsnet.export.int8 import Int8
     from dsnet.manifest import Manifest, Policy
     from dsnet.results import Evaluation, Latency
+    from dsnet.runs.folder import RunFolder
     from dsnet.runs.quantise import QuantisedRun
     from dsnet.space import WidthPath
 
@@ -39,6 +40,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add("--simple", simple, action="store_true")
     raw = "Let the file take pictures of any size, uint8 [height, width, 3] in RGB, and prepare them itself."
     parser.add("--raw", raw, action="store_true")
+    widths = "Widths that the file holds, such as 0,4,9,13; fewer take less memory. Budgets are calibrated again."
+    parser.add("--widths", widths)
     int8 = "Quantise the network to INT8, on calibration images of the run: a file of about a third of the size."
     parser.add("--int8", int8, action="store_true")
     parser.add("--root")
@@ -61,12 +64,16 @@ def run(args: Namespace) -> None:
     manifest = net.manifest(args.image_size)
     path = None if args.path is None else manifest.parse_path(args.path)
     int8 = images = None
+    if args.widths is not None:
+        net = narrowed_run(args, net)
     if args.int8:
         net, int8, images = quantised_run(args, net, path)
-        manifest = net.manifest()
+    if args.widths is not None or args.int8:
+        manifest = net.manifest(args.image_size)
     asked = {name: getattr(args, name) for name in ("budget", "max_width", "latency", "latency_cap", "window")}
     given = any(value is not None for value in asked.values())
-    known = evaluation_of(Path(args.run)) if args.image_size is None and int8 is None else None
+    as_trained = args.image_size is None and args.widths is None and int8 is None
+    known = evaluation_of(Path(args.run)) if as_trained else None
     if args.bundle:
         if args.raw:
             raise ValueError("a bundle takes batches of prepared images; leave --raw out, or --bundle")
@@ -110,23 +117,54 @@ def run(args: Namespace) -> None:
     ends = "of slimmest and widest path" if runner.manifest.pins else "at the lowest and highest budget"
     measure = " (root mean square)" if args.int8 else ""
     print(f"  {answers} {ends} differ from PyTorch by {off:.1e} of their spread{measure}")
-    if args.int8 and runner.manifest.routes and not raw:
+    if (args.int8 or args.widths is not None) and runner.manifest.routes and not raw:
         print(f"  budgets were calibrated again; `dsnet eval {where}` tells the accuracy")
+
+
+def run_of(args: Namespace, option: str) -> RunFolder:
+    """The run whose images an option needs."""
+    from dsnet.config import CONFIG
+    from dsnet.runs.folder import RunFolder
+
+    folder = Path(args.run)
+    if not (folder / CONFIG).exists():
+        raise ValueError(
+            f"{folder} has no {CONFIG}, so its images are not known; {option} needs a run of `dsnet train`"
+        )
+    return RunFolder.of(folder)
+
+
+def narrowed_run(args: Namespace, net: Any) -> Any:
+    """The network of the run with fewer widths to choose from, and with budgets for them."""
+    from dsnet.models.narrow import narrowed
+    from dsnet.tasks import calibrated
+
+    if args.path is not None:
+        raise ValueError("--path exports one path alone; leave --widths out")
+    try:
+        widths = [int(part) for part in args.widths.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"widths {args.widths!r} are not understood; write a list of indices such as 0,4,9,13"
+        ) from None
+    few = narrowed(net, widths)
+    if args.int8:  # which calibrates them
+        return few
+    run = run_of(args, "--widths")
+    config, data = run.opened(args.root)
+    return calibrated(run.task, few, data, config)
 
 
 def quantised_run(args: Namespace, net: Any, path: WidthPath | None) -> QuantisedRun:
     """The network of the run with budgets for INT8, and how it is quantised."""
-    from dsnet.config import CONFIG
     from dsnet.runs.quantise import quantised
 
-    folder = Path(args.run)
-    if not (folder / CONFIG).exists():
-        raise ValueError(f"{folder} has no {CONFIG}, so its images are not known; --int8 needs a run of `dsnet train`")
+    run = run_of(args, "--int8")
     if args.image_size not in (None, net.spec.image_size):
         raise ValueError(
             f"--int8 observes the run's images, which have {net.spec.image_size} pixels; leave --image_size out"
         )
-    return quantised(folder, net, path=path, root=args.root)
+    return quantised(run, net, path=path, root=args.root)
 
 
 def policy_of(args: Namespace, net: Any, manifest: Manifest, int8: Int8 | None) -> tuple[Policy, Latency | None]:

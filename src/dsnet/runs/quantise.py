@@ -31,13 +31,12 @@ class QuantisedRun(NamedTuple):
     images: Tensor
 
 
-def quantised(folder: Path, net: Any, *, path: WidthPath | None = None, root: str | None = None) -> QuantisedRun:
+def quantised(run: RunFolder, net: Any, *, path: WidthPath | None = None, root: str | None = None) -> QuantisedRun:
     """Quantise the network of a run; path: the only path that is needed.
 
     The scores of the router are not quite those of the network in floats. So its budgets are calibrated again, on all
     calibration images, with the parts that the quantised file is made of.
     """
-    run = RunFolder.of(folder)
     config, data = run.opened(root)
     images = spread(data.split("calibration"))
     int8 = quantisation(net, images, path=path)
