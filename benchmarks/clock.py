@@ -34,7 +34,8 @@ from dsnet.paired import of_samples, resampled_means
 from dsnet.report.tables import markdown_table
 from dsnet.routing.traces import Traces
 from dsnet.runs.folder import RunFolder
-from dsnet.runtime.onnx import IMAGE, open_session
+from dsnet.runtime.engine import open_session
+from dsnet.runtime.onnx import IMAGE
 from dsnet.schema import plain
 from dsnet.tasks import images_of
 

@@ -26,7 +26,8 @@ from dsnet.latency.timing import machine
 from dsnet.models import create_model
 from dsnet.nn import SliceGroupNorm
 from dsnet.nn.norm import EPS
-from dsnet.runtime.onnx import IMAGE, open_session
+from dsnet.runtime.engine import open_session
+from dsnet.runtime.onnx import IMAGE
 from dsnet.schema import plain
 
 Form = Callable[[Graph, SliceGroupNorm, str, str, int], str]

@@ -33,7 +33,9 @@ from dsnet.models import Supernet, model_spec
 from dsnet.nn import RouterSpec
 from dsnet.report.bench import width_tables
 from dsnet.report.tables import markdown_table
-from dsnet.runtime.onnx import FileRunner, knobs, open_bundle, open_session
+from dsnet.runtime.bundle import open_bundle
+from dsnet.runtime.engine import open_session
+from dsnet.runtime.onnx import FileRunner, knobs
 from dsnet.schema import plain
 from dsnet.space import WidthPath
 

@@ -7,7 +7,8 @@ from typing import Literal
 
 from dsnet.errors import import_heavy
 from dsnet.latency import measured_threads
-from dsnet.runtime.onnx import Engine, is_artefact, open_onnx
+from dsnet.runtime.engine import Engine
+from dsnet.runtime.onnx import is_artefact, open_onnx
 from dsnet.runtime.runner import Runner
 
 RUNTIMES = ("onnx", "openvino")  # what runs ONNX files and bundles

@@ -16,7 +16,8 @@ from dsnet.models import Supernet
 from dsnet.results import Setting
 from dsnet.routing.pieces import SIZES, Costs, Group, PartTime, PieceTimes, cut, filled, makespan, rounded, times_of
 from dsnet.routing.policy import decide
-from dsnet.runtime.onnx import BundleRunner, open_onnx
+from dsnet.runtime.bundle import BundleRunner
+from dsnet.runtime.onnx import open_onnx
 from support.networks import EARLY, ROUTERS, assert_close, routed_net, side, varied
 
 NETS = [

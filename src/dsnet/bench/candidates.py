@@ -19,7 +19,9 @@ from dsnet.latency.timing import Call
 from dsnet.manifest import Policy
 from dsnet.models import DynamicRunner, extract
 from dsnet.results import FileSizes
-from dsnet.runtime.onnx import IMAGE, FileRunner, knobs, open_bundle, open_session
+from dsnet.runtime.bundle import open_bundle
+from dsnet.runtime.engine import open_session
+from dsnet.runtime.onnx import IMAGE, FileRunner, knobs
 from dsnet.runtime.openvino import engine as openvino_engine
 from dsnet.runtime.runner import GroupedRunner
 from dsnet.space import WidthPath, path_name

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from dsnet.latency.measure import noise
 from dsnet.results import Loaded
-from dsnet.runtime.onnx import give_back_memory, open_onnx
+from dsnet.runtime.engine import give_back_memory
+from dsnet.runtime.onnx import open_onnx
 
 
 def loaded(artefact: str, where: Path) -> Loaded:

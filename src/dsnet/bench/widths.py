@@ -20,7 +20,8 @@ from dsnet.latency.timing import machine, summary
 from dsnet.manifest import Manifest
 from dsnet.models import Supernet, create_model
 from dsnet.results import StaticTime, WidthTime, WidthTimes
-from dsnet.runtime.onnx import IMAGE, open_session
+from dsnet.runtime.engine import open_session
+from dsnet.runtime.onnx import IMAGE
 
 
 def bench(net: Any, config: BenchConfig) -> WidthTimes:

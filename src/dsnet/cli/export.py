@@ -174,7 +174,7 @@ def policy_of(args: Namespace, net: Any, manifest: Manifest, int8: Int8 | None) 
     from dsnet.manifest import exported
     from dsnet.results import Setting
     from dsnet.routing.budgets import policy_for
-    from dsnet.runtime.onnx import runtime_of
+    from dsnet.runtime.engine import runtime_of
 
     if args.latency is None and args.latency_cap is None:
         return policy_for(manifest, args.budget, max_width=args.max_width, window=args.window), None

@@ -19,7 +19,8 @@ from dsnet.export.parts import Branch, PartWriter
 from dsnet.export.writer import FLOAT, Graph
 from dsnet.manifest import Manifest, exported, to_metadata
 from dsnet.results import Evaluation
-from dsnet.runtime.onnx import BUNDLE, EXIT_LOGITS, IMAGE, NOTHING, WEIGHTS
+from dsnet.runtime.bundle import BUNDLE, EXIT_LOGITS, NOTHING, WEIGHTS
+from dsnet.runtime.onnx import IMAGE
 from dsnet.space import WidthPath, is_exit
 
 NEW = ".new"  # folder in which a bundle is written before its files are moved to their places

@@ -16,7 +16,7 @@ from dsnet.models import Supernet
 from dsnet.models.count import early_shape
 from dsnet.models.parts import LiveParts
 from dsnet.nn import ThresholdHead, link
-from dsnet.runtime.onnx import EXIT_LOGITS
+from dsnet.runtime.bundle import EXIT_LOGITS
 from dsnet.space import WidthPath, WidthSpace
 
 Branch = Callable[[Graph], Sequence[str]]

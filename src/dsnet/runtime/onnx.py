@@ -1,64 +1,33 @@
-"""Runs the output of `dsnet export` in ONNX Runtime or another engine: a file as a whole, a bundle part by part."""
+"""Runs ONNX files of `dsnet export`, and opens bundles."""
 
 from __future__ import annotations
 
-import ctypes
-import json
-import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
-from dsnet.errors import CheckpointError, RoutingError
+from dsnet.errors import RoutingError
 from dsnet.latency import cores
-from dsnet.latency.pieces import piece_times
 from dsnet.manifest import Manifest, Policy, from_metadata
 from dsnet.routing.budgets import lambdas
-from dsnet.routing.parts import Fork, Outputs, Routed, Step, as_array
-from dsnet.routing.pieces import Costs
+from dsnet.routing.parts import Outputs, Routed
 from dsnet.routing.policy import Prices, decide
 from dsnet.routing.route import combined
-from dsnet.runtime.runner import GroupedRunner, Runner
+from dsnet.runtime.bundle import BUNDLE, open_bundle
+from dsnet.runtime.engine import ONNX_RUNTIME, Engine, contiguous, finite, runtime_of
+from dsnet.runtime.runner import Runner
 from dsnet.space import WidthPath, Window, is_exit
 
 IMAGE, BUDGET, MAX_WIDTH, PIN = "image", "budget", "max_width", "pin"
 DEFAULT, FREE = -1, -1  # the file's own budget; a width that the router chooses
-BUNDLE, WEIGHTS = "manifest.json", "weights.bin"
-EXIT_LOGITS = "exit_logits"  # output of a part: the answer of the early classifier
-NOTHING = "nothing"  # placeholder output of a part whose outputs are not read
-T = TypeVar("T")
 
 
 def is_artefact(where: str | Path) -> bool:
     """Whether the path is an ONNX file or a bundle, rather than a run folder."""
     place = Path(where)
     return place.suffix == ".onnx" or (place / BUNDLE).exists()
-
-
-class Session(Protocol):
-    """A loaded graph, as ONNX Runtime offers it."""
-
-    def run(self, names: Sequence[str] | None, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]: ...
-
-    def get_inputs(self) -> list[Any]: ...
-
-    def get_outputs(self) -> list[Any]: ...
-
-    def get_modelmeta(self) -> Any: ...
-
-
-class Engine(NamedTuple):
-    """What runs ONNX graphs: its name with its version, and how it opens a file with a number of threads."""
-
-    name: str
-    open: Callable[[Path, int], Session]
 
 
 def open_onnx(where: str | Path, *, threads: int = 0, engine: Engine | None = None) -> Runner:
@@ -231,187 +200,6 @@ def knobs(manifest: Manifest, policy: Policy, pin: WidthPath = ()) -> dict[str, 
     return {name: held for name, held in feed.items() if name in manifest.inputs}
 
 
-def open_bundle(folder: Path, threads: int = 0, *, engine: Engine | None = None) -> GroupedRunner:
-    """Open a bundle: a folder of parts that share one file of weights, for batches."""
-    try:
-        about = json.loads((folder / BUNDLE).read_text())
-        held = (folder / WEIGHTS).stat().st_size
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder} is not a bundle ({error}); make one with `dsnet export`") from error
-    manifest = from_metadata(folder, about if isinstance(about, dict) else {})
-    if str(held) != about.get("weights"):
-        raise CheckpointError(
-            f"{folder / WEIGHTS} has {held} bytes instead of {about.get('weights')}; copy the bundle again"
-        )
-    engine = engine or ONNX_RUNTIME
-    parts = BundleParts(folder, manifest, threads, about.get("id", ""), engine)
-    runner = BundleRunner(parts, runtime_of(manifest, engine))
-    runner.place = str(folder)
-    return runner
-
-
-def runtime_of(manifest: Manifest, engine: Engine | None = None) -> str:
-    """The name of the runtime that runs a file or a bundle."""
-    precision = "" if manifest.precision == "fp32" else f", {manifest.precision}"
-    return f"{(engine or ONNX_RUNTIME).name}, {manifest.kind}{precision}"
-
-
-class BundleRunner(GroupedRunner):
-    """Runs a bundle. Several threads may share it."""
-
-    parts: BundleParts
-
-    def __init__(self, parts: BundleParts, runtime: str) -> None:
-        super().__init__(parts, runtime)
-        self._costs: Costs | None = None
-        self.measuring = threading.Lock()
-
-    @property
-    def file(self) -> Path:
-        return self.parts.folder
-
-    @property
-    def digest(self) -> str:
-        return self.manifest.digest
-
-    @property
-    def threads(self) -> int:
-        return self.parts.threads
-
-    def costs(self, count: int) -> Costs | None:
-        """Milliseconds of pieces, measured when several images first run together on this machine."""
-        if count < 2:
-            return None
-        with self.measuring:
-            if self._costs is None:
-                setting, table = replace(self.setting(), threads=1), self.manifest.table
-                self._costs = Costs(piece_times(self.parts, setting, table), table)
-            return self._costs
-
-    def _run_rounded(self, x: Any, policy: Policy, prices: Prices) -> Routed:
-        return self._run(x, policy, prices, round_up=True)
-
-
-class BundleParts:
-    """The `Parts` of a bundle; sessions are opened when they are first needed.
-
-    Every session has one thread, and tasks run in parallel. This is more efficient than several threads on one task.
-    """
-
-    def __init__(self, folder: Path, manifest: Manifest, threads: int, id: str, engine: Engine) -> None:
-        self.folder, self.manifest, self.id, self.engine = folder, manifest, id, engine
-        self.threads = threads or cores()
-        self.pool = ThreadPoolExecutor(self.threads)
-        self.sessions: dict[str, Session] = {}
-        self.lock = threading.Lock()
-
-    def take(self, x: Any) -> np.ndarray:
-        return contiguous(x)
-
-    def front(self, x: np.ndarray) -> Step:
-        return self._step("front", x)
-
-    def first(self, point: int, w_in: int, w_out: int, fork: Fork) -> np.ndarray | Fork:
-        if point == 0:
-            return fork  # the first segment has a single incoming width, so `rest` holds all of it
-        maps = (fork.scaled,) if fork.x is None else (fork.x, fork.scaled)
-        return self._run(f"first.{point}.{w_in}.{w_out}", *maps)["y"]
-
-    def rest(self, point: int, width: int, x: np.ndarray | Fork) -> Step:
-        maps = (x,) if isinstance(x, np.ndarray) else (x.scaled,) if x.x is None else (x.x, x.scaled)
-        return self._step(f"rest.{point}.{width}", *maps)
-
-    def probe(self, outputs: Outputs) -> np.ndarray:
-        return self._run("probe", outputs["logits"])["router_scores"]
-
-    def finish(self, left: Outputs) -> Outputs:
-        names = list(self.manifest.outputs)
-        if all(name in left for name in names):
-            return {name: finite(left[name]) for name in names}
-        slots = [slot.name.removeprefix("in_") for slot in self._session("finish").get_inputs()]
-        outputs = self._run("finish", *(left[name] for name in slots))
-        return {name: finite(outputs[name]) for name in names}
-
-    def cat(self, parts: list[np.ndarray]) -> np.ndarray:
-        return np.concatenate(parts)
-
-    @property
-    def workers(self) -> int:
-        return self.threads
-
-    def each(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
-        return [task() for task in tasks] if min(self.threads, len(tasks)) < 2 else list(self.pool.map(call, tasks))
-
-    def _step(self, name: str, *maps: np.ndarray) -> Step:
-        outputs = self._run(name, *maps)
-        outputs.pop(NOTHING, None)
-        if "scaled" not in outputs:
-            return Step(None, outputs)
-        fork = Fork(*(outputs.pop(part, None) for part in ("x", "scaled", "router_scores", EXIT_LOGITS)))
-        return Step(fork, outputs)
-
-    def _check_same(self) -> None:
-        """Refuse a bundle that was replaced since it was opened: parts are opened one by one and must not be mixed."""
-        try:
-            same = json.loads((self.folder / BUNDLE).read_text())["id"] == self.id
-        except (OSError, ValueError, KeyError, TypeError):
-            same = False
-        if not same:
-            raise CheckpointError(f"{self.folder} was removed or exported anew since it was opened; open it again")
-
-    def _session(self, name: str) -> Session:
-        with self.lock:
-            if name not in self.sessions:
-                self._check_same()
-                self.sessions[name] = self.engine.open(self.folder / f"{name}.onnx", 1)
-            return self.sessions[name]
-
-    def _run(self, name: str, *inputs: np.ndarray) -> Outputs:
-        session = self._session(name)
-        slots, outputs = session.get_inputs(), [slot.name for slot in session.get_outputs()]
-        feed = {slot.name: held for slot, held in zip(slots, inputs, strict=True)}
-        return dict(zip(outputs, session.run(outputs, feed), strict=True))
-
-
-def open_session(file: Path, threads: int = 0) -> ort.InferenceSession:
-    """Open a session whose threads stop spinning at the end of each call.
-
-    Otherwise sessions that take turns would block each other's cores. ONNX Runtime's process-wide thread pool avoids
-    that too, but it spins while idle, and every session in the process that does not use it fails.
-    """
-    options = ort.SessionOptions()
-    options.log_severity_level = 3  # it warns about files of older versions, which are refused with an error
-    options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    if not file.is_file():
-        raise CheckpointError(f"{file} does not exist; give an ONNX file or a bundle that `dsnet export` wrote")
-    try:
-        session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime raises about a dozen classes of errors
-        reason = str(error).strip().splitlines()[0]
-        raise CheckpointError(f"{file} cannot be read as an ONNX file ({reason}); export it again") from error
-    give_back_memory()
-    return session
-
-
-def give_back_memory() -> None:
-    """Return freed memory to the system. ONNX Runtime frees half of what loading takes, and glibc would keep it."""
-    if sys.platform == "linux":
-        with suppress(OSError, AttributeError):  # another C library
-            ctypes.CDLL(None).malloc_trim(0)
-
-
-ONNX_RUNTIME = Engine(f"onnxruntime {ort.__version__}", open_session)
-
-
-def call(task: Callable[[], T]) -> T:
-    return task()
-
-
-def contiguous(x: Any) -> np.ndarray:
-    return np.ascontiguousarray(as_array(x))
-
-
 def singles(x: Any) -> list[np.ndarray]:
     """The images of a batch as batches of one."""
     array = contiguous(x)
@@ -420,9 +208,3 @@ def singles(x: Any) -> list[np.ndarray]:
 
 def stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
-
-
-def finite(answer: np.ndarray) -> np.ndarray:
-    if not np.isfinite(answer).all():
-        raise ValueError("the network's answer is not finite; check the inputs for extremely large values")
-    return answer

@@ -13,7 +13,7 @@ import numpy as np
 
 from dsnet.errors import CheckpointError, NotInstalledError
 from dsnet.latency import cores
-from dsnet.runtime.onnx import Engine
+from dsnet.runtime.engine import Engine
 
 try:
     import openvino

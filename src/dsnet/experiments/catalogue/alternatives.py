@@ -28,7 +28,8 @@ from dsnet.routing.budgets import policy_for
 from dsnet.routing.traces import Traces
 from dsnet.runs.evaluate import hull
 from dsnet.runs.folder import RunFolder
-from dsnet.runtime.onnx import IMAGE, FileRunner, knobs, open_session
+from dsnet.runtime.engine import open_session
+from dsnet.runtime.onnx import IMAGE, FileRunner, knobs
 from dsnet.space import WidthPath
 from dsnet.tasks import images_of
 

@@ -1,0 +1,83 @@
+"""What runs ONNX graphs: ONNX Runtime, or another engine that offers the same sessions."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import onnxruntime as ort
+
+from dsnet.errors import CheckpointError
+from dsnet.manifest import Manifest
+from dsnet.routing.parts import as_array
+
+
+class Session(Protocol):
+    """A loaded graph, as ONNX Runtime offers it."""
+
+    def run(self, names: Sequence[str] | None, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]: ...
+
+    def get_inputs(self) -> list[Any]: ...
+
+    def get_outputs(self) -> list[Any]: ...
+
+    def get_modelmeta(self) -> Any: ...
+
+
+class Engine(NamedTuple):
+    """What runs ONNX graphs: its name with its version, and how it opens a file with a number of threads."""
+
+    name: str
+    open: Callable[[Path, int], Session]
+
+
+def open_session(file: Path, threads: int = 0) -> ort.InferenceSession:
+    """Open a session whose threads stop spinning at the end of each call.
+
+    Otherwise sessions that take turns would block each other's cores. ONNX Runtime's process-wide thread pool avoids
+    that too, but it spins while idle, and every session in the process that does not use it fails.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 3  # it warns about files of older versions, which are refused with an error
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    if not file.is_file():
+        raise CheckpointError(f"{file} does not exist; give an ONNX file or a bundle that `dsnet export` wrote")
+    try:
+        session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime raises about a dozen classes of errors
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(f"{file} cannot be read as an ONNX file ({reason}); export it again") from error
+    give_back_memory()
+    return session
+
+
+def give_back_memory() -> None:
+    """Return freed memory to the system. ONNX Runtime frees half of what loading takes, and glibc would keep it."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+ONNX_RUNTIME = Engine(f"onnxruntime {ort.__version__}", open_session)
+
+
+def runtime_of(manifest: Manifest, engine: Engine | None = None) -> str:
+    """The name of the runtime that runs a file or a bundle."""
+    precision = "" if manifest.precision == "fp32" else f", {manifest.precision}"
+    return f"{(engine or ONNX_RUNTIME).name}, {manifest.kind}{precision}"
+
+
+def contiguous(x: Any) -> np.ndarray:
+    return np.ascontiguousarray(as_array(x))
+
+
+def finite(answer: np.ndarray) -> np.ndarray:
+    if not np.isfinite(answer).all():
+        raise ValueError("the network's answer is not finite; check the inputs for extremely large values")
+    return answer
