@@ -1,0 +1,117 @@
+"""The inputs of a dynamic file besides the image, and the nodes that decide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from dsnet.cost import CostTable
+from dsnet.export.int8 import Int8
+from dsnet.export.parts import PartWriter
+from dsnet.export.writer import FLOAT, INT, Graph
+from dsnet.manifest import Budget, Manifest, Policy
+from dsnet.models.parts import LiveParts
+from dsnet.routing.budgets import lambdas
+from dsnet.routing.policy import Prices
+from dsnet.runtime.onnx import BUDGET, MAX_WIDTH, PIN
+from dsnet.space import Window
+
+
+class DecisionWriter(PartWriter):
+    """Writes decisions by the rule of `routing.policy`, from the scores of a router and the inputs of a file."""
+
+    def __init__(
+        self,
+        live: LiveParts,
+        manifest: Manifest,
+        policy: Policy,
+        *,
+        simple: bool = False,
+        int8: Int8 | None = None,
+    ) -> None:
+        super().__init__(live, manifest, int8)
+        self.policy, self.simple = policy, simple
+        self.table: CostTable = manifest.table
+        self.prices = None if self.router is None else Prices(self.table, self.router)
+        self.graph = self.blank()
+
+    def knobs(self) -> list[onnx.ValueInfoProto]:
+        """The inputs besides the image, and the nodes that make lambda and the cap of them."""
+        shapes: dict[str, tuple[int, int]] = {}
+        if self.router is not None:
+            if self.router.budgets:
+                shapes[BUDGET] = FLOAT, 1
+                self.lam, self.window = self.interpolated(self.router.budgets)
+            else:
+                self.lam = self.graph.constant([self.policy.lam], np.float64)
+                self.window = self.columns([self.policy.window])
+            shapes[MAX_WIDTH] = INT, 1
+            widest, cap = max(map(max, self.choices)), self.policy.max_width
+            self.cap = self.fallback(MAX_WIDTH, widest if cap is None else cap)
+        shapes[PIN] = INT, len(self.choices)
+        given = [BUDGET] if self.simple else list(shapes)
+        for name in shapes.keys() - given:  # a constant, which runtimes fold
+            self.graph.initializers.append(numpy_helper.from_array(np.full(shapes[name][1], -1, np.int64), name))
+        return [helper.make_tensor_value_info(name, shapes[name][0], [shapes[name][1]]) for name in given]
+
+    def fallback(self, name: str, default: int) -> str:
+        """An input, or its default if it is negative."""
+        graph = self.graph
+        return graph.op("Where", graph.op("Less", name, graph.constant([0])), graph.constant([default]), name)
+
+    def interpolated(self, budgets: Sequence[Budget]) -> tuple[str, list[str]]:
+        """Lambda and window at the budget, by the operations of `Lambdas.at`; below zero they are the default."""
+        graph, (starts, lams, slopes, windows) = self.graph, lambdas(budgets, self.table)
+        columns = [0, 0, *starts], [self.policy.lam, lams[0], *lams], [0, 0, *slopes]
+        start, lam, slope = (graph.constant(column, np.float64) for column in columns)
+        beyond = graph.op("Sub", graph.op("Cast", BUDGET, to=TensorProto.DOUBLE), start)
+        pieces = graph.op("Add", lam, graph.op("Mul", beyond, slope))
+        ends = graph.constant([0, *starts], np.float32)
+        passed = graph.op("Cast", graph.op("LessOrEqual", ends, BUDGET), to=INT)
+        place = graph.op("ReduceSum", passed, graph.constant([0]))  # [1]
+        window = [graph.op("Gather", ends, place) for ends in self.columns([self.policy.window, windows[0], *windows])]
+        return graph.op("Gather", pieces, place), window
+
+    def columns(self, windows: Sequence[Window | None]) -> list[str]:
+        """The first and the last positions of windows, as two columns; none if no window restricts a decision."""
+        if self.router is None or all(window is None for window in windows):
+            return []
+        whole = 0, self.router.windows[-1][1]
+        ends = zip(*(window or whole for window in windows), strict=True)
+        return [self.graph.constant(list(column)) for column in ends]
+
+    def widths_at(self, point: int) -> list[int]:
+        assert self.prices is not None
+        return self.prices.widths(point)
+
+    def decision(self, graph: Graph, scores: str, prices: str, point: int) -> str:
+        """The position that `decide` takes: the highest score minus lambda times price within the cap and the window;
+        ties go to the slimmer width."""
+        cost = graph.op("Mul", self.lam, prices)
+        values = graph.op("Sub", graph.op("Cast", scores, to=TensorProto.DOUBLE), cost)
+        widths = self.widths_at(point)
+        allowed = graph.op("LessOrEqual", graph.constant(widths), self.cap)
+        if self.window:
+            low, high = self.window
+            last = graph.op("ReduceSum", graph.op("Cast", allowed, to=INT), graph.constant([0]))
+            low = graph.op("Min", low, graph.op("Sub", last, graph.constant([1])))
+            positions = graph.constant(list(range(len(widths))))
+            allowed = graph.op("And", allowed, graph.op("GreaterOrEqual", positions, low))
+            allowed = graph.op("And", allowed, graph.op("LessOrEqual", positions, high))
+        values = graph.op("Where", allowed, values, graph.constant(-np.inf, np.float64))
+        return graph.op("Squeeze", graph.op("ArgMax", values, axis=1, keepdims=0))
+
+    def is_pinned(self, graph: Graph, point: int) -> str:
+        return graph.op("GreaterOrEqual", graph.op("Gather", PIN, graph.constant(point)), graph.constant(0))
+
+    def pinned(self, graph: Graph, point: int) -> str:
+        """The position of the pinned width among the allowed widths; without a router, -1 is the widest."""
+        width = graph.op("Gather", PIN, graph.constant(point))
+        # Widths that are not in the file get a position out of range, so that pinning them fails.
+        positions = [len(self.choices[point])] * len(self.table.steps[point][0])
+        for position, allowed in enumerate(self.choices[point]):
+            positions[allowed] = position
+        return graph.op("Gather", graph.constant(positions), width)
