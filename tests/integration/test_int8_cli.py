@@ -74,6 +74,7 @@ def test_a_path_and_a_bundle_are_the_file(run: Path) -> None:
     dsnet_does("export", run, "--int8", "--bundle")
     dsnet_does("export", run, "--int8", "--path", "2")
     dsnet_does("export", run, "--int8", "--simple", "--out", run / "simple.onnx")
+    dsnet_does("export", run, "--int8", "--raw")  # compares the file with the network
     names = ("model-int8.onnx", "bundle-int8", "path-2-int8.onnx", "simple.onnx")
     file, bundle, path, simple = (dsnet.open_runner(run / name) for name in names)
     _, data = RunFolder.of(run).opened()

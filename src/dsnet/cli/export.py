@@ -63,17 +63,8 @@ def run(args: Namespace) -> None:
     net = load(args.run).float()
     manifest = net.manifest(args.image_size)
     path = None if args.path is None else manifest.parse_path(args.path)
-    int8 = images = None
-    if args.widths is not None:
-        net = narrowed_run(args, net)
-    if args.int8:
-        net, int8, images = quantised_run(args, net, path)
-    if args.widths is not None or args.int8:
-        manifest = net.manifest(args.image_size)
     asked = {name: getattr(args, name) for name in ("budget", "max_width", "latency", "latency_cap", "window")}
     given = any(value is not None for value in asked.values())
-    as_trained = args.image_size is None and args.widths is None and int8 is None
-    known = evaluation_of(Path(args.run)) if as_trained else None
     if args.bundle:
         if args.raw:
             raise ValueError("a bundle takes batches of prepared images; leave --raw out, or --bundle")
@@ -81,11 +72,22 @@ def run(args: Namespace) -> None:
             raise ValueError(
                 "a bundle takes its budget, cap, window and path when it runs; leave them and --simple out"
             )
+    else:
+        file = out_file(args, path)
+    int8 = images = None
+    if args.widths is not None:
+        net = narrowed_run(args, net)
+    if args.int8:
+        net, int8, images = quantised_run(args, net)
+    if args.widths is not None or args.int8:
+        manifest = net.manifest(args.image_size)
+    as_trained = args.image_size is None and args.widths is None and int8 is None
+    known = evaluation_of(Path(args.run)) if as_trained else None
+    if args.bundle:
         folder = args.out or Path(args.run) / ("bundle-int8" if args.int8 else "bundle")
         where = export_bundle(net, folder, image_size=args.image_size, evaluation=known, int8=int8)
     else:
-        file, size = out_file(args, path), args.image_size
-        budget, cap = args.budget, args.max_width
+        size, budget, cap = args.image_size, args.budget, args.max_width
         if given:
             if path is not None or not manifest.routes:
                 why = "--path pins the widths" if path is not None else f"{args.run} {manifest.why_fixed()}"
@@ -155,7 +157,7 @@ def narrowed_run(args: Namespace, net: Any) -> Any:
     return calibrated(run.task, few, data, config)
 
 
-def quantised_run(args: Namespace, net: Any, path: WidthPath | None) -> QuantisedRun:
+def quantised_run(args: Namespace, net: Any) -> QuantisedRun:
     """The network of the run with budgets for INT8, and how it is quantised."""
     from dsnet.runs.quantise import quantised
 
@@ -164,7 +166,7 @@ def quantised_run(args: Namespace, net: Any, path: WidthPath | None) -> Quantise
         raise ValueError(
             f"--int8 observes the run's images, which have {net.spec.image_size} pixels; leave --image_size out"
         )
-    return quantised(run, net, path=path, root=args.root)
+    return quantised(run, net, budgets=args.path is None, root=args.root)
 
 
 def policy_of(args: Namespace, net: Any, manifest: Manifest, int8: Int8 | None) -> tuple[Policy, Latency | None]:

@@ -62,7 +62,8 @@ def affine(low: float, high: float) -> tuple[float, int]:
 def quantisation(net: Any, images: Tensor, *, path: tuple[int, ...] | None = None) -> Int8:
     """Quantise a network by the ranges of its maps on some images [N, C, S, S] that are like those it will see.
 
-    path: The only path that is needed; None observes all widths.
+    path: The only path that is needed, with ranges of its own; None observes all widths. Widths share the range of what
+        the classifier reads, so a file of one path differs a little from the same path in the dynamic file.
     """
     live = net.parts(routed=False)
     if not (layers := quantised_layers(live)):

@@ -17,7 +17,6 @@ from dsnet.routing.calibration import calibrate
 from dsnet.routing.traces import Traces
 from dsnet.runs.folder import RunFolder
 from dsnet.runtime.onnx import open_onnx
-from dsnet.space import WidthPath
 from dsnet.tasks import images_of
 
 IMAGES = 256  # images on which ranges are observed
@@ -31,16 +30,17 @@ class QuantisedRun(NamedTuple):
     images: Tensor
 
 
-def quantised(run: RunFolder, net: Any, *, path: WidthPath | None = None, root: str | None = None) -> QuantisedRun:
-    """Quantise the network of a run; path: the only path that is needed.
+def quantised(run: RunFolder, net: Any, *, budgets: bool = True, root: str | None = None) -> QuantisedRun:
+    """Quantise the network of a run. All widths are observed, also for a file of one, so that a path answers alike in
+    every file.
 
     The scores of the router are not quite those of the network in floats. So its budgets are calibrated again, on all
-    calibration images, with the parts that the quantised file is made of.
+    calibration images, with the parts that the quantised file is made of. budgets: Whether they are needed.
     """
     config, data = run.opened(root)
     images = spread(data.split("calibration"))
-    int8 = quantisation(net, images, path=path)
-    if net.spec.router is None or path is not None:
+    int8 = quantisation(net, images)
+    if net.spec.router is None or not budgets:
         return QuantisedRun(net, int8, images)
     with tempfile.TemporaryDirectory() as place:
         runner = open_onnx(export_bundle(net, Path(place) / "bundle", int8=int8))
