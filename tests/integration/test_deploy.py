@@ -234,7 +234,7 @@ def test_export_says_what_it_wrote(run: Path, tmp_path: Path, capsys: pytest.Cap
     assert about["off"] < 1e-4  # type: ignore[index]
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("int8", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_file_of_some_widths_has_budgets_of_its_own(
     run: Path, int8: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -143,6 +143,7 @@ def test_a_raw_file_answers_as_the_plain_file(name: str, router: RouterSpec, tmp
     assert whole.run(pictures, policy).paths.tolist() == plain.run(x, policy).paths.tolist()
 
 
+@pytest.mark.slow
 def test_a_raw_detector_answers_as_the_plain_one(tmp_path: Path) -> None:
     net = random_detector(router=GATE).float()
     plain, whole = (
