@@ -101,12 +101,12 @@ def test_two_trainings_started_together_never_share_a_folder(given: bool, tmp_pa
     for number in range(10):
         place = tmp_path / str(number)
         place.mkdir()
-        command = [sys.executable, "-m", "dsnet", "train", *QUICK, "--optim.steps", "3"]
+        command = [sys.executable, "-m", "dsnet", "train", *QUICK]
         command += ["--out", "run"] if given else []
-        started = [subprocess.Popen([*command, "--seed", str(seed)], cwd=place) for seed in (1, 2)]
+        started = [subprocess.Popen([*command, "--save_steps", str(steps)], cwd=place) for steps in (11, 12)]
         codes = sorted(process.wait() for process in started)
         assert codes == ([0, 2] if given else [0, 0])
         folders = [place / "run"] if given else sorted((place / "runs").iterdir())
         assert len(folders) == (1 if given else 2)
-        seeds = {folder.joinpath("config.yaml").read_text().split("seed: ")[1][0] for folder in folders}
-        assert len(seeds) == len(folders)
+        texts = [folder.joinpath("config.yaml").read_text() for folder in folders]
+        assert len({steps for steps in (11, 12) for text in texts if f"save_steps: {steps}" in text}) == len(folders)
