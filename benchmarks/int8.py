@@ -109,7 +109,7 @@ def cuts(name: str, least: Sequence[int], repeats: int, folder: Path) -> list[di
         calls: dict[int, Call] = {0: call(export_onnx(net, folder / "cut.onnx", path=path), x, path)}
         for channels in least:
             room.LEAST = channels
-            file = export_onnx(net, folder / "cut.onnx", path=path, int8=quantisation(net, x, path=path))
+            file = export_onnx(net, folder / "cut.onnx", path=path, int8=quantisation(net, x))
             calls[channels] = call(file, x, path)
         times = interleaved(calls, repeats, clock=processor_seconds)
         rows += [{"model": name, "path": path, "least": channels, **compared(times, channels, 0)} for channels in least]

@@ -238,16 +238,20 @@ def test_export_says_what_it_wrote(run: Path, tmp_path: Path, capsys: pytest.Cap
 def test_a_file_of_some_widths_has_budgets_of_its_own(
     run: Path, int8: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    about = printed(capsys, "export", str(run), "--widths", "0,5", *["--int8"] * int8, "--out", str(run / "few.onnx"))
+    kept = (run / "model.onnx").read_bytes()
+    about = printed(capsys, "export", str(run), "--widths", "0,5", *["--int8"] * int8)
+    few = run / f"model-widths-0-5{'-int8' * int8}.onnx"
+    assert about["out"] == str(few)  # type: ignore[index]
+    assert (run / "model.onnx").read_bytes() == kept
     assert about["paths"] == 2  # type: ignore[index]
-    manifest, whole = (open_runner(run / name).manifest for name in ("few.onnx", "model.onnx"))
+    manifest, whole = (open_runner(file).manifest for file in (few, run / "model.onnx"))
     assert manifest.router is not None
     assert whole.router is not None
     assert manifest.space.choices == ((0, 5),)
     assert {path for row in manifest.router.budgets for path, _ in row.shares} <= {(0,), (5,)}
     assert manifest.router.budgets != whole.router.budgets
     assert manifest.evaluation is None
-    found = printed(capsys, "eval", str(run / "few.onnx"))
+    found = printed(capsys, "eval", str(few))
     assert [row["path"] for row in found["rows"]] == [[0], [5]]  # type: ignore[index]
 
 

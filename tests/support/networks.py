@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import Tensor
@@ -209,3 +210,9 @@ def traces_on(net: Supernet, count: int = 40, seed: int = 1) -> Traces:
     batches = (load(part) for part in torch.arange(count).split(16))
     scorer = AccuracyScorer(runner.manifest)
     return Traces(runner, batches, scorer, load=lambda ids: load(torch.from_numpy(ids)), image_size=side(net))
+
+
+def kinds_of(graph: onnx.GraphProto) -> list[str]:
+    """The kinds of all nodes, those of branches included."""
+    inner = [a.g for node in graph.node for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
+    return [node.op_type for node in graph.node] + [kind for each in inner for kind in kinds_of(each)]

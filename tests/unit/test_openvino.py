@@ -57,18 +57,18 @@ def test_routes_and_answers_are_those_of_onnx_runtime(name: str, router: RouterS
             wanted, found = expected.run(x, policy), actual.run(x, policy)
             assert torch.equal(found.paths, wanted.paths)
             assert torch.equal(found.madds, wanted.madds)
-            assert_close(found.logits, wanted.logits, 1e-3)
+            assert_close(found.logits, wanted.logits, 1e-4)
             for mine, theirs in zip(found.scores, wanted.scores, strict=True):
-                assert_close(mine, theirs, 1e-3)
+                assert_close(mine, theirs, 1e-4)
             taken |= set(map(tuple, wanted.paths.tolist()))
         for path in expected.paths[:: max(1, len(expected.paths) - 1)] if expected.manifest.pins else ():
-            assert_close(actual(x[:2], path=path).logits, expected(x[:2], path=path).logits, 1e-3)
+            assert_close(actual(x[:2], path=path).logits, expected(x[:2], path=path).logits, 1e-4)
     assert len(taken) > 1
     alone = export_onnx(net, tmp_path / "static.onnx", path=net.space.widest, image_size=size)
     static = open_runner(alone, runtime="openvino")
     for number in (1, 5):
         logits = eager(net)(x[:number], path=net.space.widest).logits
-        assert_close(static(x[:number], path=net.space.widest).logits, logits, 1e-3)
+        assert_close(static(x[:number], path=net.space.widest).logits, logits, 1e-4)
 
 
 @needed

@@ -27,7 +27,18 @@ from dsnet.results import Evaluation, Made, Metric, PathRow, Stat
 from dsnet.routing.parts import Routed
 from dsnet.runtime.onnx import open_onnx
 from dsnet.runtime.runner import Runner
-from support.networks import MODELS, assert_close, prices_of, quick, randomised, routed_net, side, some_paths, varied
+from support.networks import (
+    MODELS,
+    assert_close,
+    kinds_of,
+    prices_of,
+    quick,
+    randomised,
+    routed_net,
+    side,
+    some_paths,
+    varied,
+)
 from support.pictures import snapshots
 
 SMALL = ["ds_mobilenet_v1_tiny", "ds_resnet_tiny"]
@@ -278,12 +289,6 @@ def test_many_widths_in_one_file_cost_little_more_than_the_widest(tmp_path: Path
     assert whole <= 1.15 * export_onnx(net, tmp_path / "widest.onnx", path=net.space.widest).stat().st_size
     bundle = export_bundle(net, tmp_path / "bundle")
     assert sum(file.stat().st_size for file in bundle.iterdir()) <= 1.15 * whole
-
-
-def kinds_of(graph: onnx.GraphProto) -> list[str]:
-    """The kinds of all nodes, those of branches included."""
-    inner = [a.g for node in graph.node for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
-    return [node.op_type for node in graph.node] + [kind for each in inner for kind in kinds_of(each)]
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -24,7 +24,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add("run", "A folder that dsnet wrote.")
     parser.add(
         "--out",
-        "File or folder to write (default: RUN/model.onnx or RUN/bundle; with --int8 or --raw NAME-int8, NAME-raw).",
+        "File or folder to write (default: RUN/model.onnx or RUN/bundle; options that change the network are in its name, "
+        "such as model-int8.onnx).",
     )
     parser.add("--path", "Export this path alone, such as 3, 0,1,2,3 or exit. The file takes batches of any size.")
     parser.add("--bundle", "Write a folder of parts, for dynamic inference on batches.", action="store_true")
@@ -84,7 +85,7 @@ def run(args: Namespace) -> None:
     as_trained = args.image_size is None and args.widths is None and int8 is None
     known = evaluation_of(Path(args.run)) if as_trained else None
     if args.bundle:
-        folder = args.out or Path(args.run) / ("bundle-int8" if args.int8 else "bundle")
+        folder = args.out or Path(args.run) / named("bundle", args)
         where = export_bundle(net, folder, image_size=args.image_size, evaluation=known, int8=int8)
     else:
         size, budget, cap = args.image_size, args.budget, args.max_width
@@ -216,7 +217,13 @@ def out_file(args: Namespace, path: WidthPath | None) -> Path:
     from dsnet.space import path_name
 
     name = "model" if path is None else f"path-{path_name(path).replace(',', '-')}"
-    file = Path(args.out or Path(args.run) / f"{name}{'-int8' * args.int8}{'-raw' * args.raw}.onnx")
+    file = Path(args.out or Path(args.run) / f"{named(name, args)}.onnx")
     if file.suffix != ".onnx":
         raise ValueError(f"{file} does not end in .onnx; name the file so, or use --bundle for a folder")
     return file
+
+
+def named(name: str, args: Namespace) -> str:
+    """A name with the options that change the network, so that no export overwrites another kind."""
+    widths = [] if args.widths is None else ["widths", *args.widths.split(",")]
+    return "-".join([name, *widths, *["int8"] * args.int8, *["raw"] * args.raw])

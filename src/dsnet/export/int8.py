@@ -59,20 +59,15 @@ def affine(low: float, high: float) -> tuple[float, int]:
     return scale, round(-low / scale)
 
 
-def quantisation(net: Any, images: Tensor, *, path: tuple[int, ...] | None = None) -> Int8:
-    """Quantise a network by the ranges of its maps on some images [N, C, S, S] that are like those it will see.
-
-    path: The only path that is needed, with ranges of its own; None observes all widths. Widths share the range of what
-        the classifier reads, so a file of one path differs a little from the same path in the dynamic file.
-    """
+def quantisation(net: Any, images: Tensor) -> Int8:
+    """Quantise a network by the ranges of its maps on some images [N, C, S, S] that are like those it will see."""
     live = net.parts(routed=False)
     if not (layers := quantised_layers(live)):
         raise ValueError(
             f"no convolution of {net.spec.name} reads {LEAST} channels or more, so INT8 would gain nothing; export it "
             f"in floats"
         )
-    paths = covering(list(net.space) if path is None else [path])
-    return Int8(layers, observe(live, paths, images))
+    return Int8(layers, observe(live, covering(list(net.space)), images))
 
 
 def quantised_layers(live: LiveParts) -> frozenset[str]:
