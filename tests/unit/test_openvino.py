@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,6 +38,11 @@ def calibrated(net: Supernet) -> Supernet:
     return net
 
 
+def names(runner: Any) -> list[str]:
+    """The outputs of a runner's session."""
+    return [slot.name for slot in runner.session.get_outputs()]
+
+
 @needed
 @pytest.mark.parametrize(("name", "router"), NETS, ids=called)
 def test_routes_and_answers_are_those_of_onnx_runtime(name: str, router: RouterSpec, tmp_path: Path) -> None:
@@ -51,6 +57,8 @@ def test_routes_and_answers_are_those_of_onnx_runtime(name: str, router: RouterS
         assert actual.runtime == expected.runtime.replace(expected.runtime.split(",")[0], room.engine().name)
         assert actual.setting().runtime != expected.setting().runtime  # so that their latency tables are kept apart
         assert actual.manifest == expected.manifest
+        if not place.is_dir():
+            assert names(actual) == names(expected)
         policies = [expected.policy(row.madds) for row in net.card.budgets]
         policies += [Policy(0.05)] if expected.manifest.pins else []  # a lambda that the file does not hold
         for policy in policies:

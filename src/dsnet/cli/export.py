@@ -24,8 +24,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add("run", "A folder that dsnet wrote.")
     parser.add(
         "--out",
-        "File or folder to write (default: RUN/model.onnx or RUN/bundle; options that change the network are in its name, "
-        "such as model-int8.onnx).",
+        "File or folder to write (default: RUN/model.onnx or RUN/bundle; options that change the network "
+        "add to the name, as in model-int8.onnx).",
     )
     parser.add("--path", "Export this path alone, such as 3, 0,1,2,3 or exit. The file takes batches of any size.")
     parser.add("--bundle", "Write a folder of parts, for dynamic inference on batches.", action="store_true")

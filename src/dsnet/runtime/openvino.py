@@ -51,12 +51,13 @@ class Session:
             raise CheckpointError(f"{file} does not exist; give an ONNX file or a bundle that `dsnet export` wrote")
         try:
             self.model = core().read_model(str(file))
+            # Compiling adds the names of inner values that are outputs as well.
+            self.places = {slot.get_any_name(): place for place, slot in enumerate(self.model.outputs)}
             options = OPTIONS | {"INFERENCE_NUM_THREADS": threads or cores()}
             self.compiled = core().compile_model(self.model, "CPU", options)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1]
             raise CheckpointError(f"{file} cannot be read as an ONNX file ({reason}); export it again") from error
-        self.places = {name: place for place, slot in enumerate(self.compiled.outputs) for name in slot.get_names()}
         self.inputs = {name for slot in self.compiled.inputs for name in slot.get_names()}
         self.held = threading.local()  # a request serves one call at a time
 
