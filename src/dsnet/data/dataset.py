@@ -151,9 +151,12 @@ class Data:
     def fingerprint(self) -> str:
         """A digest of the images and labels in each split. It does not depend on where the files are stored."""
         digest = hashlib.sha256(repr((self.classes, self.image_size)).encode())
+        identities: dict[int, bytes] = {}
         for split in (self.train, self.calibration, self.test):
             digest.update(split.ids.numpy().tobytes())
-            digest.update(split.source.identity())
+            source = split.source
+            identities[id(source)] = identities.get(id(source)) or source.identity()
+            digest.update(identities[id(source)])
         return digest.hexdigest()
 
 
@@ -307,10 +310,11 @@ def stratified(
     generator = torch.Generator().manual_seed(seed)
     groups = {"the training split": ids}
     if labels is not None:
-        classes = labels[ids]
+        present, counts = labels[ids].unique(return_counts=True)
+        sorted_ids = ids[labels[ids].argsort(stable=True)]
         groups = {
-            f"the class {names[label] if names else label}": ids[classes == label]
-            for label in classes.unique().tolist()
+            f"the class {names[label] if names else label}": group
+            for label, group in zip(present.tolist(), sorted_ids.split(counts.tolist()), strict=True)
         }
     taken = []
     for name, group in groups.items():
