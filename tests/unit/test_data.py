@@ -239,10 +239,39 @@ def test_a_killed_loading_process_gets_a_clear_error(tmp_path: Path) -> None:
     data = open_dataset(DataConfig("folder", root=str(make_folder(tmp_path / "images")), image_size=20))
     batches = plain_batches(data.train, 1, workers=1)
     next(batches)
-    for child in multiprocessing.active_children():
-        os.kill(child.pid, signal.SIGKILL)
-    with pytest.raises(DataError, match=r"a data-loading process was killed.*lower data.workers"):
+    (child,) = multiprocessing.active_children()
+
+    def kill() -> None:
+        os.kill(child.pid, signal.SIGKILL)  # the error comes wherever the main process is
+        time.sleep(30)
         list(batches)
+
+    with pytest.raises(DataError, match=r"a data-loading process was killed.*lower data.workers"):
+        kill()
+    assert len(list(plain_batches(data.train, 1, workers=1))) == len(data.train)  # by a new process
+
+
+def test_loading_processes_live_as_long_as_their_split(tmp_path: Path) -> None:
+    data = open_dataset(DataConfig("folder", root=str(make_folder(tmp_path / "images")), image_size=20))
+    seen = set()
+    for epoch in range(3):
+        for _ in TrainBatches(data.train, 4, seed=0, workers=1).epoch(epoch, start=1):
+            seen |= {child.pid for child in multiprocessing.active_children()}
+            if epoch == 1:
+                break  # an epoch that is left early does not disturb the next one
+    assert len(seen) == 1
+    both = zip(*(plain_batches(data.train, 4, workers=1) for _ in range(2)), strict=True)  # two at the same time
+    assert all(torch.equal(one.images, other.images) for one, other in both)
+    del data, both
+    assert not multiprocessing.active_children()
+
+
+def test_a_loading_process_that_hangs_gets_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsnet.data.batches.TIMEOUT", 1)
+    data = open_dataset(DataConfig())
+    monkeypatch.setattr(type(data.train.loader), "__call__", lambda *_: time.sleep(60))
+    with pytest.raises(DataError, match="gave no batch for 1 seconds"):
+        list(plain_batches(data.train, 100, workers=1))
 
 
 FOLLOWED = """

@@ -9,6 +9,7 @@ import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Protocol
 
 import numpy as np
@@ -143,12 +144,12 @@ class Pool:
         return pool
 
     def __init__(self, loader: BatchLoader, workers: int) -> None:
-        self.jobs: list[Job] = []
+        self.jobs: list[tuple[np.ndarray, int | None]] = []
         self.busy = self.broken = False
         self.loader = DataLoader(
             Jobs(loader),
             batch_size=None,  # an item is a whole batch
-            sampler=self,
+            sampler=self.jobs,
             num_workers=workers,
             persistent_workers=True,
             pin_memory=torch.cuda.is_available(),
@@ -157,24 +158,36 @@ class Pool:
             generator=torch.Generator(),  # or the loader would draw from the global one
         )
 
-    def __iter__(self) -> Iterator[tuple[np.ndarray, int | None]]:
-        return iter([(ids.numpy(), seed) for ids, seed in self.jobs])
-
-    def __len__(self) -> int:
-        return len(self.jobs)
-
     def batches(self, jobs: list[Job]) -> Iterator[Batch]:
-        self.jobs, self.busy = jobs, True
+        self.jobs[:] = [(ids.numpy(), seed) for ids, seed in jobs]
+        self.busy = True
         try:
-            for loaded in self.loader:
-                if isinstance(loaded, Exception):
-                    raise loaded
-                yield loaded
-        except RuntimeError as error:  # of the processes; `broken`, so that nobody uses them again
-            self.broken = True
-            raise DataError(trouble(error)) from error
+            loaded = iter(self.loader)
+            name_killed_processes()
+            for batch in loaded:
+                if isinstance(batch, Exception):
+                    raise batch
+                yield batch
+        except (RuntimeError, DataError) as error:
+            self.broken = True  # nobody uses these processes again
+            raise error if isinstance(error, DataError) else DataError(trouble(error)) from error
         finally:
             self.busy = False
+
+
+def name_killed_processes() -> None:
+    """Let the signal of a killed process raise an error of one line. The DataLoader's own has several."""
+    theirs = signal.getsignal(signal.SIGCHLD)
+    if not callable(theirs) or theirs.__name__ == "ours" or threading.current_thread() is not threading.main_thread():
+        return
+
+    def ours(number: int, frame: FrameType | None) -> None:
+        try:
+            theirs(number, frame)
+        except RuntimeError as error:
+            raise DataError(trouble(error)) from error
+
+    signal.signal(signal.SIGCHLD, ours)
 
 
 def trouble(error: RuntimeError) -> str:

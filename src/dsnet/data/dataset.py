@@ -217,7 +217,7 @@ class Loader:
     def changed(self, pixels: Tensor, number: int, seed: int) -> Tensor:
         """An augmented image [C, S, S] of an array; a grey one is coloured for as long as that takes."""
         image = Image.fromarray(pixels.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
-        return torch.from_numpy(to_array(self.fitted(seed, number, image), len(pixels)))
+        return torch.tensor(to_array(self.fitted(seed, number, image), len(pixels)))
 
     def fitted(self, seed: int | None, number: int, image: Image.Image | ImageFile) -> Image.Image:
         """A square of the image, cropped at full resolution. What is random depends on the seed and sample number."""

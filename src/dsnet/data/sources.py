@@ -65,7 +65,7 @@ class Files:
 
     def identity(self) -> bytes:
         """The labels and the file names below the root as bytes, for the fingerprint of the data."""
-        prefix = os.path.join(self.root, "")
+        prefix = f"{self.root}{os.sep}"
         names = "\n".join(
             file[len(prefix) :] if file.startswith(prefix) else os.path.relpath(file, self.root) for file in self.files
         )
