@@ -144,12 +144,13 @@ def to_tensor(image: Image.Image) -> Tensor:
 
 
 def to_float(images: Tensor) -> Tensor:
-    return images.float() / 255
+    return images.float().div_(255)
 
 
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Images less their mean, in units of their standard deviation."""
     shape = (1, -1, 1, 1)
-    return (images - images.new_tensor(mean).view(shape)) / images.new_tensor(std).view(shape)
+    return images.sub(images.new_tensor(mean).view(shape)).div_(images.new_tensor(std).view(shape))
 
 
 def to_pixels(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:

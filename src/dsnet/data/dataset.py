@@ -105,7 +105,8 @@ class Split:
 
     def finished(self, batch: Batch, device: torch.device | None = None) -> Batch:
         """The batch with normalised images, on a device. Pixels go there as bytes, a quarter of the size."""
-        images = normalise(to_float(batch.images.to(device, non_blocking=True)), self.loader.mean, self.loader.std)
+        pixels = batch.images.to(device, non_blocking=True)
+        images = normalise(to_float(pixels), self.loader.mean, self.loader.std)
         return Batch(images, batch.labels.to(device, non_blocking=True), batch.ids, batch.skipped)
 
 
