@@ -1,29 +1,48 @@
-"""Atomic writing of files, digests of their content, and folders that one process holds at a time."""
+"""Files that are written whole or not at all, digests of their content, and folders that one process holds at a time.
+
+An artefact of several files (a model, a bundle) has a *head*: a small file that holds the digests of the others. A
+writer completes the other files under names that no head uses yet, replaces the head, and then removes what the new
+head does not need. Replacing the head is the one step that switches from the old artefact to the new one, so a writer
+may be killed anywhere. A rename of one file is atomic on every file system that matters; an exchange of two folders is
+not offered by all of them. A reader takes the files that match the digests of the head (`settled`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import platform
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from dsnet.errors import CheckpointError
 
 LOCK = ".lock"  # the file in a folder that the process which holds the folder has locked
+TEMPORARY = ".tmp"
+T = TypeVar("T")
 
 
 def write_whole(file: Path, data: bytes) -> None:
-    """Write a file atomically (temporary file, sync, rename): a crash leaves the old file or the new one."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".tmp", dir=file.parent)
-    temporary = Path(name)
+    """Write a file atomically (temporary file, sync, rename): a crash leaves the old file or the new one.
+
+    What killed writers of the same file left behind is removed.
+    """
+    temporary, stream = _temporary(file)
     try:
-        with os.fdopen(descriptor, "wb") as stream:
+        with stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(file)
+            temporary.chmod(0o644)
+            if os.name == "nt":  # which renames closed files only
+                stream.close()
+            temporary.replace(file)  # it is locked until it has its name
+        sync_folder(file.parent)
+        _sweep(file)
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -34,9 +53,86 @@ def write_whole(file: Path, data: bytes) -> None:
         ) from error
 
 
+def _temporary(file: Path) -> tuple[Path, BinaryIO]:
+    """A new file beside the given one, locked as long as it is open."""
+    while True:
+        descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=TEMPORARY, dir=file.parent)
+        with contextlib.suppress(OSError):  # a file system without locks, where nothing is swept either
+            lock(descriptor)
+        temporary = Path(name)
+        if temporary.exists():  # another writer may have swept it before it was locked
+            return temporary, os.fdopen(descriptor, "wb")
+        os.close(descriptor)
+
+
+def _sweep(file: Path) -> None:
+    """Remove the temporary files of writers that no longer live: nobody holds their locks."""
+    for other in file.parent.iterdir() if os.name != "nt" else ():
+        if other.name.startswith(f".{file.name}.") and other.suffix == TEMPORARY:
+            with contextlib.suppress(OSError):
+                descriptor = os.open(other, os.O_RDWR)
+                try:
+                    lock(descriptor)
+                    other.unlink()
+                finally:
+                    os.close(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable, where the system can."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def settled(head: Path, read: Callable[[bytes], T]) -> T:
+    """What `read` makes of a head and of the files that it names.
+
+    If that fails and another process has replaced the head in the meantime, the new head is read.
+    """
+    while True:
+        content = head.read_bytes()
+        try:
+            return read(content)
+        except (OSError, CheckpointError):
+            if head.is_file() and head.read_bytes() != content:
+                continue
+            raise
+
+
 def digest(data: bytes) -> str:
     """The SHA-256 of the data, in hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
+
+
+def file_digest(file: Path) -> str:
+    """The SHA-256 of a file, which is read in pieces."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain data with an entry `digest`, that of all other entries."""
+    return {**content, "digest": digest(_canonical(content))}
+
+
+def matches_digest(content: Mapping[str, Any]) -> bool:
+    """Whether the entry `digest` is that of all other entries."""
+    rest = {key: value for key, value in content.items() if key != "digest"}
+    return content.get("digest") == digest(_canonical(rest))
+
+
+def _canonical(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+
+def size_of(artefact: Path) -> int:
+    """Bytes of a file, or of all files in a folder."""
+    files = [artefact] if artefact.is_file() else [file for file in artefact.rglob("*") if file.is_file()]
+    return sum(file.stat().st_size for file in files)
 
 
 @contextlib.contextmanager
