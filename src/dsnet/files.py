@@ -65,10 +65,15 @@ def _temporary(file: Path) -> tuple[Path, BinaryIO]:
         os.close(descriptor)
 
 
+def is_temporary(file: Path) -> bool:
+    """Whether this is a file that is being written, or was when its writer was killed."""
+    return file.name.startswith(".") and file.suffix == TEMPORARY
+
+
 def _sweep(file: Path) -> None:
     """Remove the temporary files of writers that no longer live: nobody holds their locks."""
     for other in file.parent.iterdir() if os.name != "nt" else ():
-        if other.name.startswith(f".{file.name}.") and other.suffix == TEMPORARY:
+        if is_temporary(other) and other.name.startswith(f".{file.name}."):
             with contextlib.suppress(OSError):
                 descriptor = os.open(other, os.O_RDWR)
                 try:
@@ -133,6 +138,12 @@ def size_of(artefact: Path) -> int:
     """Bytes of a file, or of all files in a folder."""
     files = [artefact] if artefact.is_file() else [file for file in artefact.rglob("*") if file.is_file()]
     return sum(file.stat().st_size for file in files)
+
+
+def contents(folder: Path) -> list[Path]:
+    """What a folder holds, apart from its lock and temporary files; nothing if it does not exist."""
+    files = folder.iterdir() if folder.is_dir() else ()
+    return [file for file in files if file.name != LOCK and not is_temporary(file)]
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from dsnet.export.dynamic import check_weights, finish, to_export, write_model
 from dsnet.export.int8 import Int8
 from dsnet.export.parts import Branch, PartWriter
 from dsnet.export.writer import FLOAT, Graph
-from dsnet.files import LOCK, file_digest, locked, sync_folder, with_digest, write_whole
+from dsnet.files import contents, file_digest, locked, sync_folder, with_digest, write_whole
 from dsnet.manifest import Manifest, exported, to_metadata
 from dsnet.results import Evaluation
 from dsnet.runtime.bundle import BUNDLE, EXIT_LOGITS, NOTHING, PARTS, WEIGHTS, described
@@ -92,13 +92,9 @@ def parts_of(folder: Path) -> str:
     return described(folder, head.read_bytes())[0].name if head.is_file() else ""
 
 
-def contents(folder: Path) -> list[Path]:
-    return [file for file in folder.iterdir() if file.name != LOCK] if folder.is_dir() else []
-
-
 def is_ours(file: Path) -> bool:
     """Whether an export of a bundle wrote this file or folder. In older formats the parts lay beside the head."""
-    return file.name in (BUNDLE, WEIGHTS, OLDER) or file.name.startswith((PARTS, f".{BUNDLE}."))
+    return file.name in (BUNDLE, WEIGHTS, OLDER) or file.name.startswith(PARTS)
 
 
 def tidy(folder: Path, current: str) -> None:
