@@ -41,8 +41,6 @@ def write_whole(file: Path, data: bytes) -> None:
             if os.name == "nt":  # which renames closed files only
                 stream.close()
             temporary.replace(file)  # it is locked until it has its name
-        sync_folder(file.parent)
-        _sweep(file)
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -51,18 +49,21 @@ def write_whole(file: Path, data: bytes) -> None:
         raise OSError(
             error.errno, f"cannot write {file} ({error.strerror}); what was there before is untouched"
         ) from error
+    sync_folder(file.parent)
+    with contextlib.suppress(OSError):
+        _sweep(file)
 
 
 def _temporary(file: Path) -> tuple[Path, BinaryIO]:
     """A new file beside the given one, locked as long as it is open."""
     while True:
         descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=TEMPORARY, dir=file.parent)
-        with contextlib.suppress(OSError):  # a file system without locks, where nothing is swept either
-            lock(descriptor)
         temporary = Path(name)
-        if temporary.exists():  # another writer may have swept it before it was locked
-            return temporary, os.fdopen(descriptor, "wb")
-        os.close(descriptor)
+        with contextlib.suppress(BlockingIOError):
+            lock(descriptor)
+            if temporary.exists():
+                return temporary, os.fdopen(descriptor, "wb")
+        os.close(descriptor)  # another writer swept it before it was locked
 
 
 def is_temporary(file: Path) -> bool:
@@ -77,8 +78,8 @@ def _sweep(file: Path) -> None:
             with contextlib.suppress(OSError):
                 descriptor = os.open(other, os.O_RDWR)
                 try:
-                    lock(descriptor)
-                    other.unlink()
+                    if lock(descriptor):
+                        other.unlink()
                 finally:
                     os.close(descriptor)
 
@@ -157,7 +158,7 @@ def locked(folder: Path) -> Iterator[None]:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             lock(descriptor)
-        except OSError:
+        except BlockingIOError:
             holder = os.read(descriptor, 200).decode(errors="replace") or "another process"
             os.close(descriptor)
             raise BlockingIOError(holder) from None
@@ -175,13 +176,22 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def lock(descriptor: int) -> None:
-    """Lock an open file, or raise an OSError if another process has locked it."""
+def lock(descriptor: int) -> bool:
+    """Lock an open file, or raise BlockingIOError if it is locked already. False if the file system has no locks."""
     try:
         import fcntl
     except ImportError:  # Windows
         import msvcrt
 
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined, unused-ignore]
-        return
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined, unused-ignore]
+        except OSError as error:
+            raise BlockingIOError from error
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return False
+    return True
