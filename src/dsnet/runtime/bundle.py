@@ -70,9 +70,12 @@ def described(folder: Path, content: bytes) -> tuple[Path, Manifest, dict[str, s
 
 def check_file(file: Path, stated: str) -> None:
     """Refuse a file of a bundle that is missing or does not match its digest."""
-    if not file.is_file():
-        raise CheckpointError(f"{file} does not exist; copy the bundle again, or export it again")
-    if file_digest(file) != stated:
+    try:
+        found = file_digest(file)
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror})" if file.is_file() else "does not exist"
+        raise CheckpointError(f"{file} {reason}; copy the bundle again, or export it again") from error
+    if found != stated:
         raise CheckpointError(f"{file} does not match its digest, it was damaged; copy the bundle again")
 
 

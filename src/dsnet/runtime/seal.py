@@ -16,6 +16,7 @@ from dsnet.runtime.engine import Engine, Session
 
 KEY = "dsnet.sha256"
 HEX = 64  # digits of a SHA-256
+ATTEMPTS = 10
 
 
 def field(tag: int, content: bytes) -> bytes:
@@ -52,10 +53,9 @@ def checked(file: Path) -> str:
             while left and (piece := stream.read(min(left, 1 << 20))):
                 found.update(piece)
                 left -= len(piece)
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{file} does not exist; give an ONNX file or a bundle that `dsnet export` wrote"
-        ) from None
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror})" if file.is_file() else "does not exist"
+        raise CheckpointError(f"{file} {reason}; give an ONNX file or a bundle that `dsnet export` wrote") from None
     if found.hexdigest().encode() != stated:
         raise CheckpointError(
             f"{file} does not match its digest, it was damaged or edited; copy it again or export it again"
@@ -65,10 +65,9 @@ def checked(file: Path) -> str:
 
 def open_checked(engine: Engine, file: Path, threads: int) -> tuple[Session, str]:
     """Open a file whose digest matches. Returns the digest, too; it is empty if the file has no seal."""
-    stated = None
-    while stated != (stated := checked(file)):
-        session = engine.open(file, threads)
+    for _ in range(ATTEMPTS):
+        stated, session = checked(file), engine.open(file, threads)
         if session.get_modelmeta().custom_metadata_map.get(KEY, "") == stated:
             return session, stated
-        # The file was replaced after it was checked, or its metadata holds another digest.
-    raise CheckpointError(f"{file} holds two digests; export it again")
+        # It was replaced between the two.
+    raise CheckpointError(f"{file} holds two digests, or is replaced again and again; export it again")
