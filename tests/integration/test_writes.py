@@ -25,7 +25,7 @@ from dsnet.checkpoint import read_model
 from dsnet.errors import CheckpointError
 from dsnet.export.bundle import export_bundle
 from dsnet.export.dynamic import export_onnx
-from dsnet.files import contents, write_whole
+from dsnet.files import contents, locked, write_whole
 from dsnet.manifest import Card, RouterSpec
 from dsnet.models import Supernet
 from dsnet.runs.folder import MARKS, empty, is_run
@@ -101,7 +101,7 @@ class Kills:
     def __init__(self, artefact: Artefact, networks: list[Supernet], folder: Path) -> None:
         self.artefact, self.networks, self.folder = artefact, networks, folder
         self.x = varied(networks[0], 2).float()
-        self.expected, self.found, self.broken = [], Counter[str](), list[str]()
+        self.expected, self.broken = [], list[str]()
         for net in networks:
             artefact.write(net, artefact.place(folder))
             self.expected.append(artefact.read(artefact.place(folder), self.x))
@@ -131,13 +131,27 @@ class Kills:
                 self.broken.append(f"{numbers}: neither an old one nor the new one")
                 return
             held = held[held.index(seen) :]  # from then on an older one must not come back
-        last = len(self.networks) - 1
-        artefact.write(self.networks[last], place)
-        if artefact.read(place, self.x) != self.expected[last]:
-            self.broken.append(f"{numbers}: the next save does not count")
+        self.save_again(numbers)
+
+    def kill_first(self, number: int) -> None:
+        """Kill the first save into an empty folder."""
+        shutil.rmtree(self.folder)
+        self.folder.mkdir()
+        with killed_at(number):
+            self.artefact.write(self.networks[0], self.artefact.place(self.folder))
+        self.save_again(number)
+
+    def save_again(self, numbers: object) -> None:
+        """Whatever was killed, the next save counts and leaves nothing else."""
+        artefact, place = self.artefact, self.artefact.place(self.folder)
+        try:
+            artefact.write(self.networks[-1], place)
+            if artefact.read(place, self.x) != self.expected[-1]:
+                self.broken.append(f"{numbers}: the next save does not count")
+        except Exception as error:
+            self.broken.append(f"{numbers}: {error}")
         if files_below(place) != artefact.files:
             self.broken.append(f"{numbers}: {files_below(place)} files are left")
-        self.found["whole"] += 1
 
 
 @pytest.mark.parametrize("artefact", [ARTEFACTS[0], ARTEFACTS[2]], ids=lambda artefact: artefact.name)
@@ -148,6 +162,8 @@ def test_a_save_that_is_killed_twice_loses_nothing(
     every = range(kills.operations + 1)
     for numbers in [(every[-4], every[-2]), *((random.Random(seed).choice(every), every[seed]) for seed in (1, 4))]:
         kills.kill(*numbers)
+    for number in (every[len(every) // 2], every[-2]):
+        kills.kill_first(number)
     assert not kills.broken
 
 
@@ -176,6 +192,25 @@ def test_double_kills_lose_nothing(networks: list[Supernet], tmp_path: Path, cou
     law = "A save or an export that is killed at any file operation, twice in a row, loses nothing and leaves nothing"
     found = {"of models": tried["model"], "of ONNX files": tried["file.onnx"], "of bundles": tried["bundle"]}
     counted(law, tried.total(), broken, **found)
+
+
+@pytest.mark.slow
+def test_first_saves_that_are_killed_are_repeated(networks: list[Supernet], tmp_path: Path, counted: Counted) -> None:
+    trials, broken = 0, list[str]()
+    for artefact in ARTEFACTS:
+        kills = Kills(artefact, networks, tmp_path / artefact.name)
+        for number in range(kills.operations):
+            kills.kill_first(number)
+        trials += kills.operations
+        broken += [f"{artefact.name} {line}" for line in kills.broken]
+    law = "The first save or export into a folder can be killed at any file operation and repeated"
+    counted(law, trials, broken)
+
+
+def test_two_exports_into_one_bundle_are_refused(networks: list[Supernet], tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(ValueError, match=f"is being written by process {os.getpid()} on"):
+        export_bundle(networks[0], tmp_path, image_size=side(networks[0]))
+    assert not contents(tmp_path)
 
 
 @contextmanager
