@@ -100,13 +100,20 @@ def settled(head: Path, read: Callable[[bytes], T]) -> T:
     If that fails and another process has replaced the head in the meantime, the new head is read.
     """
     while True:
-        content = head.read_bytes()
+        version, content = _version(head)
         try:
             return read(content)
         except (OSError, CheckpointError):
-            if head.is_file() and head.read_bytes() != content:
+            if head.is_file() and _version(head) != (version, content):
                 continue
             raise
+
+
+def _version(head: Path) -> tuple[tuple[int, int], bytes]:
+    """What tells a head from one that replaced it, be its content the same again; and its content."""
+    with head.open("rb") as stream:
+        found = os.fstat(stream.fileno())
+        return (found.st_ino, found.st_mtime_ns), stream.read()
 
 
 def digest(data: bytes) -> str:
