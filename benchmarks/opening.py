@@ -13,7 +13,7 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def trusting(where: Path) -> None:
         used(where)
 
 
-def in_turns(calls: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
+def in_turns(calls: Mapping[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
     """Processor seconds of each call, in an order that rotates; a first round warms up."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     order = list(calls)
