@@ -6,6 +6,7 @@ unpickled. The tasks know which network a spec describes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from dsnet.errors import CheckpointError
-from dsnet.files import digest, write_whole
+from dsnet.files import digest, file_digest, matches_digest, settled, sync_folder, with_digest, write_whole
 from dsnet.manifest import Card
 from dsnet.schema import parse, plain
 from dsnet.version import __version__
@@ -45,7 +46,8 @@ class Spec(Protocol):
 def write_model(folder: str | os.PathLike[str], state: Mapping[str, Tensor], spec: Spec, card: Card) -> Path:
     """Write weights, spec and card. A crash at any moment leaves the old model or the new one.
 
-    One process at a time may write to a folder.
+    `model.json` is the head (see `dsnet.files`). New weights wait beside the old ones until it names them. One process
+    at a time may write to a folder.
     """
     check_card(spec, card)
     folder = Path(folder)
@@ -53,10 +55,20 @@ def write_model(folder: str | os.PathLike[str], state: Mapping[str, Tensor], spe
     weights = safetensors.torch.save(tensors)
     description = _describe(spec, card, {"sha256": digest(weights), "bytes": len(weights)})
     folder.mkdir(parents=True, exist_ok=True)
+    _complete(folder)
     write_whole(folder / INCOMING, weights)
     write_whole(folder / MODEL, description)  # from here on the new model is loaded
     (folder / INCOMING).replace(folder / WEIGHTS)
     return folder
+
+
+def _complete(folder: Path) -> None:
+    """Finish a save that was killed: its weights move to their place if `model.json` names them already."""
+    incoming = folder / INCOMING
+    with contextlib.suppress(CheckpointError):
+        if incoming.is_file() and file_digest(incoming) == read_description(folder)["weights"]["sha256"]:
+            incoming.replace(folder / WEIGHTS)
+            sync_folder(folder)
 
 
 def check_card(spec: Spec, card: Card) -> None:
@@ -77,33 +89,46 @@ def _describe(spec: Spec, card: Card, weights: Mapping[str, Any]) -> bytes:
         "weights": dict(weights),
     }
     try:
-        return json.dumps({**body, "digest": digest(_canonical(body))}, indent=1, allow_nan=False).encode()
+        return json.dumps(with_digest(body), indent=1, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise ValueError(f"the model's card or spec cannot be written as JSON ({error}); nothing was saved") from error
 
 
 def read_model(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read and verify the description and the weights in a model folder."""
-    content = read_description(folder)
-    return content, _read_weights(folder, content["weights"])
+
+    def read(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        content = _parsed(folder / MODEL, data)
+        return content, _read_weights(folder, content["weights"])
+
+    return settled(_head(folder), read)
 
 
 def read_description(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Read and verify the model.json of a model folder."""
-    folder = Path(folder)
+    file = _head(Path(folder))
+    return _parsed(file, file.read_bytes())
+
+
+def _head(folder: Path) -> Path:
     file = folder / MODEL
     if not file.is_file():
         remedy = "run `dsnet import` for foreign weights" if folder.is_file() else "give the folder that dsnet wrote"
         raise CheckpointError(f"{folder} is not a model folder: there is no {MODEL} in it; {remedy}")
+    return file
+
+
+def _parsed(file: Path, data: bytes) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_bytes())
-        stated = content.pop("digest")
+        content: dict[str, Any] = json.loads(data)
+        whole = matches_digest(content)
+        del content["digest"]
         written = content["format"], content["dsnet"], content["weights"]["sha256"], content["weights"]["bytes"]
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"{file} is truncated or not written by dsnet ({error}); restore it from a copy"
         ) from error
-    if stated != digest(_canonical(content)):
+    if not whole:
         raise CheckpointError(f"{file} does not match its digest, it was damaged or edited; restore it from a copy")
     if written[0] != FORMAT:
         raise CheckpointError(
@@ -172,24 +197,25 @@ def check_tensors(file: Path, given: Mapping[str, Tensor], expected: Mapping[str
 
 
 def _read_weights(folder: Path, stated: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Read the weights whose digest the description holds. An interrupted save leaves them next to the old ones."""
-    file = folder / WEIGHTS
-    contents = [candidate.read_bytes() for candidate in (file, folder / INCOMING) if candidate.is_file()]
-    if not contents:
+    """Read the weights whose digest the description holds. They may still wait beside the old ones."""
+    file, held = folder / WEIGHTS, None
+    for candidate in (folder / INCOMING, file):  # in this order, because the first one may be moved to the other
+        with contextlib.suppress(FileNotFoundError):
+            held = candidate.read_bytes()
+            if digest(held) == stated["sha256"]:
+                return _tensors(file, held)
+    if not file.is_file() or held is None:
         raise CheckpointError(f"{file} is missing; copy it beside {MODEL}")
-    data = next((data for data in contents if digest(data) == stated["sha256"]), None)
-    if data is None and len(contents[0]) != stated["bytes"]:
+    if len(held) != stated["bytes"]:
         raise CheckpointError(
-            f"{file} has {len(contents[0])} bytes but {stated['bytes']} were written; "
+            f"{file} has {len(held)} bytes but {stated['bytes']} were written; "
             f"it is truncated or was replaced, restore it from a copy"
         )
-    if data is None:
-        raise CheckpointError(f"{file} does not match its digest, it was damaged; restore it from a copy")
+    raise CheckpointError(f"{file} does not match its digest, it was damaged; restore it from a copy")
+
+
+def _tensors(file: Path, data: bytes) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load(data)
     except SafetensorError as error:
         raise CheckpointError(f"{file} is not a safetensors file ({error})") from error
-
-
-def _canonical(content: Mapping[str, Any]) -> bytes:
-    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()

@@ -14,7 +14,7 @@ import dsnet
 from dsnet import checkpoint
 from dsnet.checkpoint import MODEL, WEIGHTS
 from dsnet.errors import CheckpointError
-from dsnet.files import digest, write_whole
+from dsnet.files import with_digest, write_whole
 from dsnet.models import Budget, Card, Preprocessing, Supernet
 from dsnet.nn import RouterSpec, SliceNorm
 from dsnet.training import with_fresh_router
@@ -157,8 +157,7 @@ def redescribe(folder: Path, **changes: object) -> None:
     """A description whose digest is right and whose content is not."""
     content = json.loads((folder / MODEL).read_text()) | changes
     del content["digest"]
-    content["digest"] = digest(checkpoint._canonical(content))
-    (folder / MODEL).write_text(json.dumps(content))
+    (folder / MODEL).write_text(json.dumps(with_digest(content)))
 
 
 @pytest.mark.parametrize(
@@ -284,6 +283,5 @@ def test_models_of_the_first_version_load(name: str, tmp_path: Path) -> None:
     for part, known in FIRST.items():
         about["spec"][part] = {key: value for key, value in about["spec"][part].items() if key in known}
     del about["digest"]
-    about["digest"] = digest(checkpoint._canonical(about))
-    file.write_text(json.dumps(about))
+    file.write_text(json.dumps(with_digest(about)))
     assert dsnet.load(tmp_path).spec.name == name

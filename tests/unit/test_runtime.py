@@ -27,6 +27,8 @@ from dsnet.results import Evaluation, Made, Metric, PathRow, Stat
 from dsnet.routing.parts import Routed
 from dsnet.runtime.onnx import open_onnx
 from dsnet.runtime.runner import Runner
+from dsnet.runtime.seal import BLANK, seal
+from support.faults import flipped
 from support.networks import (
     MODELS,
     assert_close,
@@ -486,6 +488,10 @@ def test_wrong_files_get_one_clear_error(tmp_path: Path) -> None:
         prop.value = "[" if prop.key == "dsnet.manifest" else prop.value
     for name, proto in (("foreign", foreign), ("newer", newer), ("damaged", damaged)):
         onnx.save(proto, tmp_path / f"{name}.onnx")
+        seal(tmp_path / f"{name}.onnx")
+    onnx.save(newer, tmp_path / "edited.onnx")
+    (tmp_path / "flipped.onnx").write_bytes(flipped(good.read_bytes(), 8 * 5000))
+    (tmp_path / "cut.onnx").write_bytes(good.read_bytes()[: -len(BLANK)])
     for file, message in (
         ("missing.onnx", "missing.onnx does not exist"),
         ("truncated.onnx", "cannot be read as an ONNX file"),
@@ -493,6 +499,9 @@ def test_wrong_files_get_one_clear_error(tmp_path: Path) -> None:
         ("foreign.onnx", "was not written by dsnet"),
         ("newer.onnx", "is of format 99, this dsnet reads 3; export it again"),
         ("damaged.onnx", "damaged model card"),
+        ("edited.onnx", "edited.onnx does not match its digest, it was damaged or edited"),
+        ("flipped.onnx", "flipped.onnx does not match its digest"),
+        ("cut.onnx", "cut.onnx has no digest"),
     ):
         with pytest.raises(CheckpointError, match=message):
             open_onnx(tmp_path / file)
@@ -502,13 +511,22 @@ def test_a_damaged_bundle_gets_one_clear_error(tmp_path: Path) -> None:
     net = routed_net("ds_mobilenet_v1_tiny", GATE)
     x = varied(net, 1).float()
     bundle = export_bundle(net, tmp_path / "bundle", image_size=side(net))
-    (bundle / "rest.0.2.onnx").unlink()
-    with pytest.raises(CheckpointError, match=r"rest\.0\.2\.onnx does not exist"):
-        open_onnx(bundle)(x, path=(2,))
-    with (bundle / "weights.bin").open("r+b") as stream:
+    (part,), (weights,) = bundle.glob("*/rest.0.2.onnx"), bundle.glob("*/weights.bin")
+    runner = open_onnx(bundle)
+    part.rename(bundle / "hidden")
+    for use in (lambda: runner(x, path=(2,)), lambda: open_onnx(bundle)):
+        with pytest.raises(CheckpointError, match=r"rest\.0\.2\.onnx does not exist"):
+            use()
+    (bundle / "hidden").rename(part)
+    with weights.open("r+b") as stream:
         stream.truncate(5000)
-    with pytest.raises(CheckpointError, match="has 5000 bytes instead of"):
+    with pytest.raises(CheckpointError, match=r"weights\.bin does not match its digest"):
         open_onnx(bundle)
+    head = json.loads((bundle / "manifest.json").read_text())
+    for broken, message in (({"image_size": "64"}, "match its digest"), ({"dsnet.format": "2"}, "is of format 2")):
+        (bundle / "manifest.json").write_text(json.dumps(head | broken))
+        with pytest.raises(CheckpointError, match=message):
+            open_onnx(bundle)
     (bundle / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match="is not a bundle"):
         open_onnx(bundle)
@@ -610,7 +628,7 @@ def test_an_export_that_fails_leaves_the_old_bundle(tmp_path: Path, monkeypatch:
     net = routed_net("ds_mobilenet_v1_tiny", GATE)
     x = varied(net, 1).float()
     bundle = export_bundle(net, tmp_path / "bundle", image_size=side(net))
-    before = {file.name: file.read_bytes() for file in bundle.iterdir()}
+    before = {file: file.read_bytes() for file in bundle.rglob("*.*") if file.is_file()}
 
     def full(proto: object, file: Path) -> None:
         if file.name.startswith("rest"):
@@ -619,5 +637,5 @@ def test_an_export_that_fails_leaves_the_old_bundle(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("dsnet.export.bundle.write_model", full)
     with pytest.raises(OSError, match="no space"):
         export_bundle(net, bundle, image_size=side(net))
-    assert {file.name: file.read_bytes() for file in bundle.iterdir()} == before
+    assert {file: file.read_bytes() for file in bundle.rglob("*.*") if file.is_file()} == before
     open_onnx(bundle)(x, path=(2,))

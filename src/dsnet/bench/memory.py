@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from dsnet.files import size_of
 from dsnet.latency.measure import noise
 from dsnet.results import Loaded
 from dsnet.runtime.engine import give_back_memory
@@ -23,8 +24,7 @@ def loaded(artefact: str, where: Path) -> Loaded:
     if done.returncode:
         raise RuntimeError(f"{where} could not be opened in another process: {done.stderr.strip()[-200:]}")
     seconds, resident = done.stdout.split()
-    files = [where] if where.is_file() else list(where.iterdir())
-    return Loaded(artefact, sum(file.stat().st_size for file in files), float(seconds), int(resident))
+    return Loaded(artefact, size_of(where), float(seconds), int(resident))
 
 
 def taken(where: str) -> tuple[float, int]:

@@ -53,6 +53,7 @@ def run(args: Namespace) -> None:
     from dsnet.export.bundle import export_bundle
     from dsnet.export.check import difference
     from dsnet.export.dynamic import export_onnx
+    from dsnet.files import size_of
     from dsnet.latency import budget_for
     from dsnet.report.tables import human, print_json
     from dsnet.routing.budgets import read_latency
@@ -106,7 +107,7 @@ def run(args: Namespace) -> None:
     runner = open_onnx(where)
     off = difference(net, runner, None if images is None else images[:COMPARED])
     kind, held = runner.manifest.kind, len(runner.paths)
-    size = sum(file.stat().st_size for file in ([where] if where.is_file() else where.iterdir()))
+    size = size_of(where)
     if args.json:
         print_json({"out": str(where), "kind": kind, "bytes": size, "paths": held, "off": off})
         return

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import uuid
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,17 +15,19 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
+from dsnet.errors import CheckpointError
 from dsnet.export.dynamic import check_weights, finish, to_export, write_model
 from dsnet.export.int8 import Int8
 from dsnet.export.parts import Branch, PartWriter
 from dsnet.export.writer import FLOAT, Graph
+from dsnet.files import contents, file_digest, locked, sync_folder, with_digest, write_whole
 from dsnet.manifest import Manifest, exported, to_metadata
 from dsnet.results import Evaluation
-from dsnet.runtime.bundle import BUNDLE, EXIT_LOGITS, NOTHING, WEIGHTS
+from dsnet.runtime.bundle import BUNDLE, EXIT_LOGITS, NOTHING, PARTS, WEIGHTS, described
 from dsnet.runtime.onnx import IMAGE
 from dsnet.space import WidthPath, is_exit
 
-NEW = ".new"  # folder in which a bundle is written before its files are moved to their places
+OLDER = ".new"  # folder in which older versions wrote a bundle
 PAGE = 4096  # weights start at multiples of this, so that they can be mapped into memory
 
 
@@ -37,7 +41,8 @@ def export_bundle(
 ) -> Path:
     """Write the parts between choice points, for a runner that groups a batch by width.
 
-    An older bundle in the folder is kept until the new one is complete. int8: see `export_onnx`.
+    An older bundle in the folder is kept until the new one is complete, whenever that is interrupted. int8: see
+    `export_onnx`.
     """
     check_weights(net)
     manifest = to_export(net, image_size, evaluation, int8)
@@ -46,33 +51,57 @@ def export_bundle(
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; a bundle is a folder: choose another name")
-    held = {file.name for file in folder.iterdir()} - {NEW} if folder.is_dir() else set()
-    if held and not held & {BUNDLE, WEIGHTS}:
+    held = contents(folder)
+    if held and not any(map(is_ours, held)):
         raise ValueError(f"{folder} holds other files; choose an empty or a new folder for the bundle")
-    fresh = folder / NEW
-    shutil.rmtree(fresh, ignore_errors=True)  # left over from an export that was interrupted
-    fresh.mkdir(parents=True)
-    try:
-        write_bundle(PartWriter(net.parts(), manifest, int8), manifest, fresh)
-        (folder / BUNDLE).unlink(missing_ok=True)  # moved last, because a bundle without a manifest is refused
-        for old in folder.glob("*.onnx"):
-            old.unlink()
-        for file in sorted(fresh.iterdir(), key=lambda file: file.name == BUNDLE):
-            file.replace(folder / file.name)
-    finally:
-        shutil.rmtree(fresh)
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder))
+        except BlockingIOError as error:
+            raise ValueError(f"{folder} is being written by {error}; wait until that ends") from None
+        with suppress(CheckpointError):  # whoever exports over a damaged bundle loses it at the end only
+            tidy(folder, parts_of(folder))
+        fresh = folder / f"{PARTS}{uuid.uuid4().hex[:12]}"
+        fresh.mkdir()
+        try:
+            about = write_bundle(PartWriter(net.parts(), manifest, int8), manifest, fresh)
+            sync_folder(fresh)
+            write_whole(folder / BUNDLE, about)  # from here on the new bundle is opened
+        finally:
+            with suppress(CheckpointError):
+                tidy(folder, parts_of(folder))
     return folder
 
 
-def write_bundle(writer: PartWriter, manifest: Manifest, folder: Path) -> None:
+def write_bundle(writer: PartWriter, manifest: Manifest, folder: Path) -> bytes:
+    """Fill the folder with the parts of a bundle. Returns the head that names them."""
     with WeightFile(folder / WEIGHTS) as weights:
         for name, proto in parts(writer).items():
             weights.move(proto)
             write_model(proto, folder / f"{name}.onnx")
-    about = to_metadata(exported(manifest, kind="bundle", space=writer.held))
-    about["weights"] = str((folder / WEIGHTS).stat().st_size)
-    about["id"] = uuid.uuid4().hex
-    (folder / BUNDLE).write_text(json.dumps(about, indent=1))
+    about: dict[str, Any] = {**to_metadata(exported(manifest, kind="bundle", space=writer.held)), "parts": folder.name}
+    about["files"] = {file.name: file_digest(file) for file in sorted(folder.iterdir())}
+    return json.dumps(with_digest(about), indent=1).encode()
+
+
+def parts_of(folder: Path) -> str:
+    """The name of the folder with the parts of a bundle; empty if there is no bundle."""
+    head = folder / BUNDLE
+    return described(folder, head.read_bytes())[0].name if head.is_file() else ""
+
+
+def is_ours(file: Path) -> bool:
+    """Whether an export of a bundle wrote this file or folder. In older formats the parts lay beside the head."""
+    return file.name in (BUNDLE, WEIGHTS, OLDER) or file.name.startswith(PARTS)
+
+
+def tidy(folder: Path, current: str) -> None:
+    """Remove what exports left in the folder, except for the parts of the current bundle."""
+    older = [folder / OLDER, *folder.glob("*.onnx"), folder / WEIGHTS] if (folder / WEIGHTS).is_file() else []
+    unused = (file for file in contents(folder) if file.name.startswith(PARTS) and file.name != current)
+    for file in (*older, *unused):
+        shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
 
 
 def parts(writer: PartWriter) -> dict[str, onnx.ModelProto]:
@@ -138,6 +167,8 @@ class WeightFile:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.stream.flush()
+        os.fsync(self.stream.fileno())
         self.stream.close()
 
     def move(self, proto: onnx.ModelProto) -> None:

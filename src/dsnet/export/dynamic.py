@@ -19,11 +19,13 @@ from dsnet.export.parts import Branch, PartWriter
 from dsnet.export.ranges import Part
 from dsnet.export.raw import write_image
 from dsnet.export.writer import FLOAT, INT, IR_VERSION, OPSET, Graph
+from dsnet.files import write_whole
 from dsnet.manifest import Manifest, exported, to_metadata
 from dsnet.models.parts import weights_digest
 from dsnet.results import Evaluation
 from dsnet.routing.budgets import policy_for
 from dsnet.runtime.onnx import FREE, IMAGE, PIN
+from dsnet.runtime.seal import sealed
 from dsnet.space import EXIT, WidthPath, WidthSpace, is_exit
 from dsnet.version import __version__
 
@@ -121,14 +123,13 @@ def write_checked(proto: onnx.ModelProto, manifest: Manifest, file: Path) -> Pat
 
 
 def write_model(proto: onnx.ModelProto, file: Path) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(file.name + ".part")
+    """Write a graph with the digest of its file."""
     try:
-        part.write_bytes(proto.SerializeToString())
-        part.replace(file)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, sealed(proto.SerializeToString()))
     except OSError as error:
-        part.unlink(missing_ok=True)
-        raise ValueError(f"{file} cannot be written ({error.strerror}); choose another file") from error
+        reason = error.__cause__ if isinstance(error.__cause__, OSError) else error
+        raise ValueError(f"{file} cannot be written ({reason.strerror}); choose another file") from error
     return file
 
 

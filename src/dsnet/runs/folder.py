@@ -19,7 +19,7 @@ from dsnet.config import CONFIG, RunConfig, flat
 from dsnet.data.dataset import Data
 from dsnet.data.splits import SPLITS, check_data, write_splits
 from dsnet.errors import CheckpointError
-from dsnet.files import LOCK, locked, write_whole
+from dsnet.files import contents, locked, write_whole
 from dsnet.results import Evaluation
 from dsnet.runs.config import as_yaml
 from dsnet.runs.record import record
@@ -28,6 +28,7 @@ from dsnet.version import __version__, commit
 
 BENCH = "results/bench.json"
 VERSIONS = "versions.json"
+MARKS = (CONFIG, SPLITS, VERSIONS)  # what shows that a folder holds a run, in alphabetical order
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,8 @@ class RunFolder:
         """
         self.check_free(config, overwrite=overwrite)
         folder = self.folder
-        for old in contents(folder) if overwrite else ():
-            shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
+        if overwrite:
+            empty(folder)
         versions = {
             "dsnet": __version__,
             "commit": commit(),
@@ -131,18 +132,20 @@ class RunFolder:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether `dsnet train` wrote this folder."""
-    return all((folder / name).is_file() for name in (CONFIG, SPLITS, VERSIONS))
+    """Whether `dsnet train` wrote this folder. One that was killed while it began or was deleted may lack a config."""
+    held = {file.name for file in contents(folder)}
+    return held >= set(MARKS) or held <= set(MARKS) - {CONFIG}
+
+
+def empty(folder: Path) -> None:
+    """Delete the run in a folder. What shows that it is a run goes last, so that this can be killed and repeated."""
+    for file in sorted(contents(folder), key=lambda file: (file.name in MARKS, file.name)):
+        shutil.rmtree(file) if file.is_dir() and not file.is_symlink() else file.unlink()
 
 
 def has_begun(folder: Path) -> bool:
     """Whether the folder holds a state or a network to resume from."""
     return any((folder / name).exists() for name in (STATE, f"{GATE}/{STATE}", MODEL))
-
-
-def contents(folder: Path) -> list[Path]:
-    """What a folder holds, its lock apart; nothing if it does not exist."""
-    return [file for file in folder.iterdir() if file.name != LOCK] if folder.exists() else []
 
 
 def new_folder(name: str) -> Path:

@@ -1,10 +1,14 @@
-"""Runs bundles of `dsnet export`: folders of parts that share one file of weights, for batches."""
+"""Runs bundles of `dsnet export`: folders of parts that share one file of weights, for batches.
+
+The head of a bundle, `manifest.json`, names the folder in which its files lie, and holds their digests. A new export
+fills a folder of its own, so a file never changes while it has its name.
+"""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dsnet.errors import CheckpointError
+from dsnet.files import file_digest, matches_digest, settled
 from dsnet.latency import cores
 from dsnet.latency.pieces import piece_times
 from dsnet.manifest import Manifest, Policy, from_metadata
@@ -23,28 +28,55 @@ from dsnet.runtime.engine import ONNX_RUNTIME, Engine, Session, contiguous, fini
 from dsnet.runtime.runner import GroupedRunner
 
 BUNDLE, WEIGHTS = "manifest.json", "weights.bin"
+PARTS = "parts-"  # what names of the folders with the files begin with
 EXIT_LOGITS = "exit_logits"  # output of a part: the answer of the early classifier
 NOTHING = "nothing"  # placeholder output of a part whose outputs are not read
 T = TypeVar("T")
 
 
 def open_bundle(folder: Path, threads: int = 0, *, engine: Engine | None = None) -> GroupedRunner:
-    """Open a bundle: a folder of parts that share one file of weights, for batches."""
-    try:
-        about = json.loads((folder / BUNDLE).read_text())
-        held = (folder / WEIGHTS).stat().st_size
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder} is not a bundle ({error}); make one with `dsnet export`") from error
-    manifest = from_metadata(folder, about if isinstance(about, dict) else {})
-    if str(held) != about.get("weights"):
-        raise CheckpointError(
-            f"{folder / WEIGHTS} has {held} bytes instead of {about.get('weights')}; copy the bundle again"
-        )
-    engine = engine or ONNX_RUNTIME
-    parts = BundleParts(folder, manifest, threads, about.get("id", ""), engine)
-    runner = BundleRunner(parts, runtime_of(manifest, engine))
+    """Open a bundle: a folder of parts that share one file of weights, for batches. Every file of it is verified."""
+    head, engine = folder / BUNDLE, engine or ONNX_RUNTIME
+    if not head.is_file():
+        raise CheckpointError(f"{folder} is not a bundle: there is no {BUNDLE} in it; make one with `dsnet export`")
+
+    def read(content: bytes) -> BundleRunner:
+        place, manifest, digests = described(folder, content)
+        for name, stated in digests.items():
+            check_file(place / name, stated)
+        parts = BundleParts(folder, place, manifest, threads, digests, engine)
+        return BundleRunner(parts, runtime_of(manifest, engine))
+
+    runner = settled(head, read)
     runner.place = str(folder)
     return runner
+
+
+def described(folder: Path, content: bytes) -> tuple[Path, Manifest, dict[str, str]]:
+    """The folder of a bundle's parts, its manifest, and the digests of its files, as its head says."""
+    head = folder / BUNDLE
+    try:
+        about = json.loads(content)
+        manifest = from_metadata(folder, about if isinstance(about, dict) else {})
+        place, digests, whole = folder / about["parts"], dict(about["files"]), matches_digest(about)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{head} is damaged or has no digest ({error}); export the bundle again") from error
+    if not whole:
+        raise CheckpointError(f"{head} does not match its digest, it was damaged or edited; export the bundle again")
+    return place, manifest, digests
+
+
+def check_file(file: Path, stated: str) -> None:
+    """Refuse a file of a bundle that is missing or does not match its digest."""
+    try:
+        found = file_digest(file)
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror})" if file.is_file() else "does not exist"
+        raise CheckpointError(f"{file} {reason}; copy the bundle again, or export it again") from error
+    if found != stated:
+        raise CheckpointError(f"{file} does not match its digest, it was damaged; copy the bundle again")
 
 
 class BundleRunner(GroupedRunner):
@@ -89,8 +121,11 @@ class BundleParts:
     Every session has one thread, and tasks run in parallel. This is more efficient than several threads on one task.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, threads: int, id: str, engine: Engine) -> None:
-        self.folder, self.manifest, self.id, self.engine = folder, manifest, id, engine
+    def __init__(
+        self, folder: Path, place: Path, manifest: Manifest, threads: int, digests: Mapping[str, str], engine: Engine
+    ) -> None:
+        self.folder, self.place, self.manifest, self.digests = folder, place, manifest, digests
+        self.engine = engine
         self.threads = threads or cores()
         self.pool = ThreadPoolExecutor(self.threads)
         self.sessions: dict[str, Session] = {}
@@ -141,20 +176,26 @@ class BundleParts:
         fork = Fork(*(outputs.pop(part, None) for part in ("x", "scaled", "router_scores", EXIT_LOGITS)))
         return Step(fork, outputs)
 
-    def _check_same(self) -> None:
-        """Refuse a bundle that was replaced since it was opened: parts are opened one by one and must not be mixed."""
+    def _replaced(self) -> bool:
+        """Whether the bundle was removed or exported anew since it was opened."""
         try:
-            same = json.loads((self.folder / BUNDLE).read_text())["id"] == self.id
-        except (OSError, ValueError, KeyError, TypeError):
-            same = False
-        if not same:
-            raise CheckpointError(f"{self.folder} was removed or exported anew since it was opened; open it again")
+            return described(self.folder, (self.folder / BUNDLE).read_bytes())[0] != self.place
+        except (OSError, CheckpointError):
+            return True
 
     def _session(self, name: str) -> Session:
         with self.lock:
             if name not in self.sessions:
-                self._check_same()
-                self.sessions[name] = self.engine.open(self.folder / f"{name}.onnx", 1)
+                file = self.place / f"{name}.onnx"
+                try:
+                    check_file(file, self.digests[file.name])
+                    self.sessions[name] = self.engine.open(file, 1)
+                except (CheckpointError, KeyError) as error:
+                    if not self._replaced():
+                        raise
+                    raise CheckpointError(
+                        f"{self.folder} was removed or exported anew since it was opened; open it again"
+                    ) from error
             return self.sessions[name]
 
     def _run(self, name: str, *inputs: np.ndarray) -> Outputs:

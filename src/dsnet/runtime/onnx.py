@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dsnet.errors import RoutingError
+from dsnet.errors import CheckpointError, RoutingError
 from dsnet.latency import cores
 from dsnet.manifest import Manifest, Policy, from_metadata
 from dsnet.routing.budgets import lambdas
@@ -18,6 +18,7 @@ from dsnet.routing.route import combined
 from dsnet.runtime.bundle import BUNDLE, open_bundle
 from dsnet.runtime.engine import ONNX_RUNTIME, Engine, contiguous, finite, runtime_of
 from dsnet.runtime.runner import Runner
+from dsnet.runtime.seal import open_checked
 from dsnet.space import WidthPath, Window, is_exit
 
 IMAGE, BUDGET, MAX_WIDTH, PIN = "image", "budget", "max_width", "pin"
@@ -46,8 +47,10 @@ class FileRunner(Runner):
         super().__init__()
         engine = engine or ONNX_RUNTIME
         self.file = Path(file)
-        self.session = engine.open(self.file, threads)
+        self.session, digest = open_checked(engine, self.file, threads)
         self._manifest = from_metadata(self.file, self.session.get_modelmeta().custom_metadata_map)
+        if not digest:  # nor is it of a format that had none
+            raise CheckpointError(f"{self.file} has no digest, it was cut, or dsnet did not write it; export it again")
         self.runtime = runtime_of(self._manifest, engine)
         self.place, self._threads = str(self.file), threads or cores()
         router = self._manifest.router
