@@ -46,7 +46,7 @@ def run(args: Namespace) -> int:
     try:
         from dsnet.serve.app import application
         from dsnet.serve.limits import MEGA, Limits, read_token
-        from dsnet.serve.server import bound, serve
+        from dsnet.serve.server import address_of, bound, serve, server_of
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in EXTRA:
             raise
@@ -63,16 +63,16 @@ def run(args: Namespace) -> int:
     listener = bound(args.host, port)  # before the models are opened, which takes longer
     app = application(places, workers=workers, limits=limits, token=token, watch=args.watch, runtime=args.runtime)
 
-    def told(address: str) -> None:
+    def told() -> None:
+        address = address_of(listener)
         for model in app.state.serve.engine.models.values():
             first, last = model.levels[0], model.levels[-1]
             print(f"{model.name}: {model.place}, {first.ms:.3g} ms ({first.name}) to {last.ms:.3g} ms ({last.name})")
         secret = " -H 'Authorization: Bearer TOKEN'" if token is not None else ""
-        print(
-            f"{address} is ready; try: curl{secret} --data-binary @photo.jpg '{address}/predict?budget=0.5'", flush=True
-        )
+        example = f"curl{secret} --data-binary @photo.jpg '{address}/predict?budget=0.5'"
+        print(f"{address} is ready; try: {example}", flush=True)
 
-    serve(app, listener, grace=args.grace, told=told)
+    serve(server_of(app, grace=args.grace, on_start=told), listener)
     return 0
 
 

@@ -14,6 +14,7 @@ from functools import partial
 from importlib.resources import files
 from typing import Any, TypeVar
 
+from PIL import Image
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -91,6 +92,7 @@ def application(
             raise ValueError(
                 f"the model name {name!r} is not good for an address; use up to 64 letters, digits, dots, - and _"
             )
+    Image.init()  # or the first picture waits for the readers of all formats
     models = {name: Model(name, place, runtime=runtime) for name, place in places.items()}
     state = State(Engine(models, workers=workers, limits=limits), dict(places), token, runtime)
 
@@ -182,7 +184,7 @@ async def failed(request: Request, error: Exception) -> Response:
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
     """Wait for work, and cancel it if the client closes the connection first."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(request.receive())
+    gone = asyncio.ensure_future(disconnected(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -191,6 +193,11 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
     finally:
         task.cancel()
         gone.cancel()
+
+
+async def disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 @contextlib.contextmanager

@@ -122,11 +122,10 @@ class Engine:
             return joined([await part.future for part in parts])
         finally:
             for job, part in zip(jobs, parts, strict=True):
-                if not part.future.done():
+                if part.future.cancel() or part.future.cancelled():  # whoever asked has gone, or another part failed
                     self.scheduler.cancel(job)
-                    part.future.cancel()
-                elif not part.future.cancelled():
-                    part.future.exception()  # it was seen, although another part may have failed first
+                else:
+                    part.future.exception()  # has been seen
 
     def busy(self, why: str) -> Refusal:
         seconds = max(1, math.ceil(self.scheduler.backlog(self.clock())))

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from dsnet.errors import must
 
 CODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 MEGA = 1 << 20
+PATIENCE = 2.0  # seconds that the rest of a refused body is read
 LEAST_TOKEN = 16  # characters
 
 
@@ -32,6 +34,7 @@ class Limits:
 
     Args:
         body: Bytes of a request's body, also after it was decompressed.
+        json: Bytes of JSON in a body. Reading JSON keeps other requests waiting; binary tensors are read at once.
         held: Bytes of all bodies together.
         pixels: Pixels of a picture.
         images: Images of a request.
@@ -46,6 +49,7 @@ class Limits:
     """
 
     body: int = 64 * MEGA
+    json: int = 8 * MEGA
     held: int = 1024 * MEGA
     pixels: int = 50_000_000
     images: int = 64
@@ -62,12 +66,8 @@ class Limits:
         for one in fields(self):
             value = getattr(self, one.name)
             must(f"the limit {one.name}", value, value > 0, "be positive")
-        must(
-            "the deadline",
-            f"{self.deadline_ms} ms",
-            self.deadline_ms <= self.longest_ms,
-            f"be below {self.longest_ms} ms",
-        )
+        most = self.longest_ms
+        must("the deadline", f"{self.deadline_ms:g} ms", self.deadline_ms <= most, f"be at most {most:g} ms")
 
 
 class Held:
@@ -109,7 +109,7 @@ class Body:
         limits, request = self.limits, self.request
         stated = request.headers.get("content-length", "0")
         if stated.isascii() and stated.isdigit() and int(stated) > limits.body:
-            raise too_large(f"{stated}", limits.body)
+            raise await self.too_large(stated)
         coding = request.headers.get("content-encoding", "identity").strip().lower()
         if coding not in (*CODINGS, "identity"):
             raise Refusal(415, f"content-encoding {coding[:40]!r} is unknown; use {', '.join(CODINGS)} or none")
@@ -119,7 +119,7 @@ class Body:
                 async for chunk in request.stream():
                     size += len(chunk)
                     if size > limits.body:
-                        raise too_large(f"more than {limits.body}", limits.body)
+                        raise await self.too_large(f"more than {limits.body}")
                     self.take(len(chunk))
                     chunks.append(chunk)
         except TimeoutError:
@@ -134,6 +134,15 @@ class Body:
         plain = await asyncio.to_thread(decompressed, body, coding, limits.body)
         self.take(len(plain))
         return plain
+
+    async def too_large(self, size: str) -> Refusal:
+        """The refusal of a large body. Some of it is read, because many clients hear nothing before they sent all."""
+        left = self.limits.body
+        with contextlib.suppress(TimeoutError, ClientDisconnect):
+            async with asyncio.timeout(PATIENCE):
+                while left > 0 and (message := await self.request.receive()).get("more_body"):
+                    left -= len(message["body"])
+        return too_large(size, self.limits.body)
 
     def take(self, count: int) -> None:
         self.held.take(count)

@@ -85,6 +85,8 @@ def model_metadata(name: str, manifest: Manifest) -> dict[str, Any]:
 def parse(body: bytes, length: str | None, manifest: Manifest, limits: Limits) -> Inference:
     """Read a request. length: the header with the size of the JSON part, if binary data follows it."""
     size = len(body) if length is None else whole(LENGTH, length, 0, len(body))
+    if size > limits.json:
+        raise Refusal(413, f"the request has {size} bytes of JSON, the limit is {limits.json}; send binary tensors")
     said, rest = read_json(body[:size] if size < len(body) else body), memoryview(body)[size:]
     given = parameters(said, "the request")
     wanted = entries(said, "outputs")

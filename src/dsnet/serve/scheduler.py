@@ -131,21 +131,34 @@ class Scheduler:
         if not self.queue or len(self.running) >= self.workers:
             return None
         generosity = self.generosity(now)
+        batch = self.batch(generosity, now, skips=True)
+        others = [job for job in self.queue if job not in batch.jobs]
+        self.running.append(batch)
+        if not self.fits(others, 0.0, now, 1.0):  # those who were passed by would be late
+            self.running.remove(batch)
+            batch = self.batch(generosity, now, skips=False)
+            others = [job for job in self.queue if job not in batch.jobs]
+            self.running.append(batch)
+        self.queue = others
+        return batch
+
+    def batch(self, generosity: float, now: float, *, skips: bool) -> Batch:
+        """The first job and those that run at its setting, as many as do not make it late.
+
+        skips: whether jobs with other settings may be passed by.
+        """
         head, *others = self.queue
         batch = Batch(head.at(generosity), [head], now)
-        for job in others:
-            if batch.images + job.images > batch.setting.most:
-                break
+        for job in others if head.images < batch.setting.most else ():
             if job.at(generosity) != batch.setting:
+                if not skips:
+                    break
                 continue
             batch.jobs.append(job)
-            if now + self.speed * batch.seconds > head.deadline:
+            if batch.images > batch.setting.most or now + self.speed * batch.seconds > head.deadline:
                 batch.jobs.pop()
                 break
-        for job in batch.jobs:
-            self.queue.remove(job)
         batch.until = now + self.speed * batch.seconds
-        self.running.append(batch)
         return batch
 
     def finished(self, batch: Batch, now: float) -> None:

@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -163,18 +162,22 @@ def bound(host: str, port: int) -> socket.socket:
     return found
 
 
-def serve(app: Starlette, listener: socket.socket, *, grace: float = 10.0, told: Callable[[str], None] = print) -> None:
-    """Serve until a signal ends it. told: is given the address once requests are taken."""
+def address_of(listener: socket.socket) -> str:
+    host, port, *_ = listener.getsockname()
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def server_of(app: Starlette, *, grace: float = 10.0, on_start: Callable[[], None] = lambda: None) -> Server:
+    """A server for an application. on_start: is called once requests are taken."""
     state: State = app.state.serve
-    limits, (host, port, *_) = state.limits, listener.getsockname()
-    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    limits = state.limits
     config = uvicorn.Config(
         app,
         http=type("Limited", (Connection,), {"limits": limits}),
         ws="none",
         loop="asyncio",
         h11_max_incomplete_event_size=limits.header_bytes,
-        timeout_keep_alive=int(limits.idle_seconds) or 1,
+        timeout_keep_alive=max(1, int(limits.idle_seconds)),
         timeout_graceful_shutdown=1,
         backlog=BACKLOG,
         log_level="error",
@@ -182,6 +185,9 @@ def serve(app: Starlette, listener: socket.socket, *, grace: float = 10.0, told:
         server_header=False,
         lifespan="on",
     )
-    server = Server(config, state, grace, lambda: told(address))
+    return Server(config, state, grace, on_start)
+
+
+def serve(server: Server, listener: socket.socket) -> None:
+    """Serve until a signal ends it."""
     asyncio.run(server.serve(sockets=[listener]))
-    sys.stdout.flush()
