@@ -30,7 +30,6 @@ pytest.importorskip("starlette", reason="the extra dsnet[serve] is not installed
 pytest.importorskip("uvicorn", reason="the extra dsnet[serve] is not installed")
 
 from dsnet.serve.limits import Limits, decompressed
-from dsnet.serve.model import Model
 from support.server import Running, running
 
 LIMITS = Limits(body=2_000_000, pixels=100_000, images=20, json=500_000, deadline_ms=20_000)
@@ -352,17 +351,17 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once(served: Running) -> No
 def slow(files: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Running, list[int], threading.Event]]:
     """A server of one worker that waits until it may run: the server, the sizes of what ran, and the permission."""
     ran, may = list[int](), threading.Event()
-    run = Model.run
+    run = ladder.Level.run
 
-    def waiting(self: Model, level: Any, inputs: list[np.ndarray]) -> Any:
-        ran.append(len(inputs))
+    def waiting(self: ladder.Level, runner: Runner, x: np.ndarray) -> Any:
+        ran.append(len(x))
         assert may.wait(30)
-        return run(self, level, inputs)
+        return run(self, runner, x)
 
     with running(
         {"net": files / "net.onnx"}, workers=1, limits=replace(LIMITS, idle_seconds=0.5, body_seconds=0.5)
     ) as found:
-        monkeypatch.setattr(Model, "run", waiting)
+        monkeypatch.setattr(ladder.Level, "run", waiting)
         yield found, ran, may
         may.set()
 

@@ -62,12 +62,13 @@ def measure(
     images: Any = None,
     fixed: Mapping[WidthPath, Call] | None = None,
     seconds: float = SECONDS,
+    clock: Callable[..., float] | None = None,
     what: str = "",
 ) -> Latency:
     """The latency table of a runner.
 
     repeats: least number of rounds. images: images to route; noise by default. fixed: calls that run a path alone; by
-    default it is pinned. seconds: time to spend on more rounds than those.
+    default it is pinned. seconds: time to spend on more rounds than those. clock: times one call; see `interleaved`.
     """
     manifest, setting = runner.manifest, runner.setting()
     x = noise(manifest, TRIED) if images is None else images
@@ -76,7 +77,7 @@ def measure(
         calls["fixed", path] = fixed[path] if fixed is not None else partial(runner.run_path, x[:1], path)
     for path, call in routed_calls(runner, x).items():
         calls["routed", path] = call
-    times = interleaved(calls, rounds_of(list(calls.values()), repeats, seconds), what=what)
+    times = interleaved(calls, rounds_of(list(calls.values()), repeats, seconds), clock=clock, what=what)
     rows = []
     for path in dict.fromkeys(path for _, path in calls):
         alone, routed = times.get(("fixed", path)), times.get(("routed", path))

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dsnet.latency import cores
+from dsnet.pictures import batch_of
 from dsnet.routing.parts import Routed, as_array
 from dsnet.serve.ladder import Level
 from dsnet.serve.limits import Limits, Refusal
@@ -28,6 +29,7 @@ PIECE = 8  # images of a request that run together; a larger request is cut, so 
 REPLY = 0.002  # seconds that are kept for sending the answer
 LEARN = 0.1  # weight of the newest picture in the average time of decoding
 PER_BYTE = 3e-8  # seconds of decoding for each byte of a picture, until some were decoded
+Ready = np.ndarray | list[np.ndarray]
 log = logging.getLogger("dsnet.serve")
 
 
@@ -39,7 +41,8 @@ class Coded(Protocol):
     def decoded(self) -> np.ndarray: ...
 
 
-Input = np.ndarray | Coded
+Inputs = np.ndarray | Sequence[np.ndarray | Coded]
+"""A batch [B, C, S, S], or pictures: encoded, or as the pixels that a raw file takes."""
 
 
 @dataclass
@@ -47,16 +50,22 @@ class Part:
     """Some images of a request, and the future of their answer."""
 
     model: Model
-    inputs: Sequence[Input]
+    inputs: Inputs
     future: asyncio.Future[Served]
 
     @property
     def bytes(self) -> int:
         """Bytes to decode."""
+        if isinstance(self.inputs, np.ndarray):
+            return 0
         return sum(len(one) for one in self.inputs if not isinstance(one, np.ndarray))
 
-    def ready(self) -> list[np.ndarray]:
-        return [one if isinstance(one, np.ndarray) else one.decoded() for one in self.inputs]
+    def ready(self) -> Ready:
+        """The images as the runner takes them. Pictures are decoded."""
+        if isinstance(self.inputs, np.ndarray):
+            return self.inputs
+        pictures = [one if isinstance(one, np.ndarray) else one.decoded() for one in self.inputs]
+        return batch_of(pictures, self.model.manifest)
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,7 @@ class Engine:
     async def run(
         self,
         model: Model,
-        inputs: Sequence[Input],
+        inputs: Inputs,
         ask: Ask,
         *,
         began: float,
@@ -160,7 +169,7 @@ class Engine:
 
     def work(self, batch: Batch) -> Worked:
         """Decode and run a batch, on a worker's thread. It raises nothing."""
-        found, ready, worked = dict[Job, Served | Exception](), dict[Job, list[np.ndarray]](), Worked()
+        found, ready, worked = dict[Job, Served | Exception](), dict[Job, Ready](), Worked()
         begun = time.perf_counter()
         for job in batch.jobs:
             part: Part = job.payload
@@ -180,18 +189,18 @@ class Engine:
         worked.results = [found[job] for job in batch.jobs]
         return worked
 
-    def alone(self, batch: Batch, job: Job, ready: dict[Job, list[np.ndarray]]) -> Served | Exception:
+    def alone(self, batch: Batch, job: Job, ready: dict[Job, Ready]) -> Served | Exception:
         try:
             return self.run_jobs(batch, [job], ready)[0]
         except Exception as error:
             return error
 
-    def run_jobs(self, batch: Batch, jobs: Sequence[Job], ready: dict[Job, list[np.ndarray]]) -> list[Served]:
+    def run_jobs(self, batch: Batch, jobs: Sequence[Job], ready: dict[Job, Ready]) -> list[Served]:
         model: Model = jobs[0].payload.model
         level = batch.setting.key[1]  # type: ignore[index]
         assert isinstance(level, Level)
         begun = time.perf_counter()
-        routed = model.run(level, [image for job in jobs for image in ready[job]])
+        routed = level.run(model.runner, together([ready[job] for job in jobs]))
         seconds, found, low = time.perf_counter() - begun, [], 0
         for job in jobs:
             rows = slice(low, low + job.images)
@@ -211,6 +220,15 @@ def settle(future: asyncio.Future[Any], result: object) -> None:
         future.set_exception(result)
     else:
         future.set_result(result)
+
+
+def together(found: Sequence[Ready]) -> Ready:
+    """The images of several jobs. Those of one are not copied."""
+    if len(found) == 1:
+        return found[0]
+    if isinstance(found[0], list):
+        return [picture for pictures in found for picture in pictures]
+    return np.concatenate(found)
 
 
 def rows_of(routed: Routed, rows: slice) -> Routed:

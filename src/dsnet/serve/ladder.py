@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -56,7 +57,8 @@ def timed_levels(runner: Runner) -> tuple[list[Level], Latency | None]:
     manifest = runner.manifest
     levels = [*fixed_levels(manifest), *routed_levels(manifest)]
     try:
-        held = find(runner.setting()) or measure(runner, repeats=ROUNDS, seconds=SECONDS)
+        held = find(runner.setting())
+        held = held or measure(runner, repeats=ROUNDS, seconds=SECONDS, clock=clock_of(runner))
         return [replace(level, ms=time_of(level, manifest, held)) for level in levels], held
     except ValueError:  # a raw file, or budgets of an older dsnet, which do not say which paths images take
         return timed_alone(runner, levels), None
@@ -123,8 +125,20 @@ def timed_alone(runner: Runner, levels: Sequence[Level]) -> list[Level]:
     """The levels with the milliseconds that they take for an image of noise."""
     x = example(runner.manifest)
     calls = {number: partial(level.run, runner, x) for number, level in enumerate(levels)}
-    times = interleaved(calls, 2 * ROUNDS, warmup=1)
+    times = interleaved(calls, 2 * ROUNDS, warmup=1, clock=clock_of(runner))
     return [replace(level, ms=1e3 * float(np.median(times[number]))) for number, level in enumerate(levels)]
+
+
+def clock_of(runner: Runner) -> Callable[..., float] | None:
+    """Processor time of this thread, which runs the network: what other programs do at the start does not count, and
+    what they do later is learned. OpenVINO has threads of its own."""
+    return None if runner.runtime.startswith("openvino") else thread_seconds
+
+
+def thread_seconds(call: Callable[..., object], *given: object) -> float:
+    begun = time.thread_time()
+    call(*given)
+    return time.thread_time() - begun
 
 
 def example(manifest: Manifest, images: int = 1) -> Any:
@@ -155,13 +169,14 @@ def frontier(levels: Sequence[Level]) -> list[Level]:
 
 
 def without_noise(levels: Sequence[Level]) -> list[Level]:
-    """The levels with times that rise with the MAdds of fixed widths. Disturbances only ever make a time longer, so a
-    width takes no longer than the wider ones did."""
-    found, least = [], math.inf
+    """The levels with times that rise with MAdds, for fixed widths and for budgets alike. Disturbances only ever make
+    a time longer, so what costs less takes no longer."""
+    found, least = list[Level](), {True: math.inf, False: math.inf}
     for level in sorted(levels, key=lambda level: level.share, reverse=True):
-        if level.path is not None and not is_exit(level.path):
-            least = min(level.ms, least * (1 - 1e-6))
-            level = replace(level, ms=least)
+        if level.path is None or not is_exit(level.path):
+            kind = level.path is None
+            least[kind] = min(level.ms, least[kind] * (1 - 1e-6))
+            level = replace(level, ms=least[kind])
         found.append(level)
     return found
 
@@ -180,7 +195,7 @@ def batch_gain(runner: Runner, levels: Sequence[Level]) -> float:
     found = []
     for level in {levels[0], levels[-1]}:
         calls = {1: partial(level.run, runner, alone), TOGETHER: partial(level.run, runner, together)}
-        times = interleaved(calls, 3, warmup=1)
+        times = interleaved(calls, 3, warmup=1, clock=clock_of(runner))
         one, all_of_them = (min(times[count]) for count in (1, TOGETHER))
         found.append((all_of_them - one) / (TOGETHER - 1) / one)
     return min(1.0, max(0.05, float(np.mean(found))))

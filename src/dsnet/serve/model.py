@@ -17,7 +17,6 @@ from dsnet.opening import open_runner
 from dsnet.pictures import batch_of
 from dsnet.prediction.answers import finds_boxes
 from dsnet.routing.budgets import parse_budget
-from dsnet.routing.parts import Routed
 from dsnet.runtime.bundle import BundleRunner
 from dsnet.serve.ladder import Level, batch_gain, frontier, place_of, routed_level, time_of, timed_levels
 from dsnet.serve.scheduler import Setting, ordered
@@ -68,11 +67,6 @@ class Model:
     @property
     def detects(self) -> bool:
         return finds_boxes(self.manifest)
-
-    def run(self, level: Level, inputs: list[np.ndarray]) -> Routed:
-        """Run images at a level of this model."""
-        routed: Routed = level.run(self.runner, batch_of(inputs, self.manifest))
-        return routed
 
     def setting(self, level: Level, place: float | None = None) -> Setting:
         place = place_of(level.ms, self.levels) if place is None else place

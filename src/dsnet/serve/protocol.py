@@ -46,7 +46,7 @@ class Inference:
     """A request: images, what it asks for, and the outputs that it wants, each as binary data or as JSON."""
 
     id: str
-    images: list[np.ndarray]
+    images: np.ndarray | list[np.ndarray]
     ask: Ask
     deadline_ms: float | None
     outputs: tuple[tuple[str, bool], ...]
@@ -136,8 +136,10 @@ def output_of(wanted: Mapping[str, Any], known: Sequence[str], binary: bool) -> 
     return str(name), boolean(BINARY, given.get(BINARY, binary))
 
 
-def images_of(given: Mapping[str, Any], rest: memoryview, manifest: Manifest, limits: Limits) -> list[np.ndarray]:
-    """The images of the input, each as the network takes it."""
+def images_of(
+    given: Mapping[str, Any], rest: memoryview, manifest: Manifest, limits: Limits
+) -> np.ndarray | list[np.ndarray]:
+    """The images of the input: a batch, or a list of one picture for a raw file."""
     tensor = input_of(manifest)
     if (kind := given.get("datatype")) != tensor.datatype:
         raise Refusal(400, f"{IMAGE} is {str(kind)[:20]}; this model takes {tensor.datatype}")
@@ -153,9 +155,11 @@ def images_of(given: Mapping[str, Any], rest: memoryview, manifest: Manifest, li
     array = values(given, rest, math.prod(shape), KINDS[tensor.datatype]).reshape(shape)
     if manifest.raw:
         return [array]
-    if len(array) and not np.isfinite(float(array.sum())) and not np.isfinite(array).all():
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = float(array.sum())
+    if not math.isfinite(total) and not np.isfinite(array).all():
         raise Refusal(400, f"{IMAGE} holds NaN or infinite values; check how it was made")
-    return list(array)
+    return array
 
 
 def values(given: Mapping[str, Any], rest: memoryview, count: int, kind: np.dtype[Any]) -> np.ndarray:
