@@ -30,7 +30,7 @@ from dsnet.serve.model import Model, signature
 T = TypeVar("T")
 log = logging.getLogger("dsnet.serve")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-SMALL = 32768  # bytes of JSON that are read at once; more are read on another thread
+SMALL = 10_000  # bytes of JSON that are read at once; more are read on another thread
 SQUEEZED = 1024  # bytes below which no response is compressed
 LONGEST = 600  # characters of an error
 WATCH = 1.0  # seconds between looks at the files of models
@@ -172,7 +172,7 @@ def as_json(content: Any, status: int = 200, headers: Mapping[str, str] | None =
 
 
 async def refused_by_starlette(request: Request, error: HTTPException) -> Response:
-    place = f"{request.method} {request.url.path[:100]}"
+    place = f"{request.method} {request.scope['path'][:100]}"
     words = {404: f"there is no {place}", 405: f"{place} is not allowed; the path takes another method"}
     return failure(error.status_code, words.get(error.status_code, str(error.detail)), error.headers)
 
@@ -270,8 +270,8 @@ async def infer(state: State, request: Request) -> Response:
             told.append(began := engine.clock())
             length = request.headers.get(protocol.LENGTH)
             reading = partial(protocol.parse, body, length, model.manifest, state.limits)
-            size = int(length) if length and length.isdigit() and len(length) < 10 else len(body)
-            asked = reading() if size <= SMALL else await asyncio.to_thread(reading)
+            small = len(body) <= SMALL or (length is not None and len(length) < len(str(SMALL)))
+            asked = reading() if small else await asyncio.to_thread(reading)
             work = engine.run(model, asked.images, asked.ask, began=began, deadline_ms=asked.deadline_ms)
             served = await unless_gone(request, work)
             told.append(served)

@@ -181,28 +181,28 @@ class Engine:
             except Exception as error:
                 found[job] = error
         worked.decoding = time.perf_counter() - begun
-        for jobs in [list(ready)] if ready else []:
-            try:
-                found |= zip(jobs, self.run_jobs(batch, jobs, ready), strict=True)
-            except Exception as error:  # perhaps of one job only, which must not fail the others
-                found |= {job: self.alone(batch, job, ready) for job in jobs} if len(jobs) > 1 else {jobs[0]: error}
+        try:
+            found |= zip(ready, self.run_jobs(batch, ready), strict=True)
+        except Exception:  # perhaps of one job only, which must not fail the others
+            found |= {job: self.alone(batch, job, mine) for job, mine in ready.items()}
         worked.results = [found[job] for job in batch.jobs]
         return worked
 
-    def alone(self, batch: Batch, job: Job, ready: dict[Job, Ready]) -> Served | Exception:
+    def alone(self, batch: Batch, job: Job, mine: Ready) -> Served | Exception:
         try:
-            return self.run_jobs(batch, [job], ready)[0]
+            return self.run_jobs(batch, {job: mine})[0]
         except Exception as error:
             return error
 
-    def run_jobs(self, batch: Batch, jobs: Sequence[Job], ready: dict[Job, Ready]) -> list[Served]:
-        model: Model = jobs[0].payload.model
-        level = batch.setting.key[1]  # type: ignore[index]
+    def run_jobs(self, batch: Batch, ready: dict[Job, Ready]) -> list[Served]:
+        if not ready:
+            return []
+        model, level = next(iter(ready)).payload.model, batch.setting.key
         assert isinstance(level, Level)
         begun = time.perf_counter()
-        routed = level.run(model.runner, together([ready[job] for job in jobs]))
-        seconds, found, low = time.perf_counter() - begun, [], 0
-        for job in jobs:
+        routed = level.run(model.runner, together(list(ready.values())))
+        seconds, found, low = time.perf_counter() - begun, list[Served](), 0
+        for job in ready:
             rows = slice(low, low + job.images)
             found.append(Served(rows_of(routed, rows), level.share, level.name, seconds))
             low += job.images

@@ -59,6 +59,7 @@ class Model:
         one_by_one = self.manifest.raw or self.manifest.kind == "dynamic"
         self.gain, self.most = (1.0, 1) if one_by_one else (batch_gain(self.runner, self.levels), BATCH)
         self.settings = lru_cache(KEPT)(self._settings)
+        self.setting = lru_cache(KEPT)(self._setting)  # equal levels have the same setting, and run together
 
     @property
     def manifest(self) -> Manifest:
@@ -68,16 +69,16 @@ class Model:
     def detects(self) -> bool:
         return finds_boxes(self.manifest)
 
-    def setting(self, level: Level, place: float | None = None) -> Setting:
-        place = place_of(level.ms, self.levels) if place is None else place
-        return Setting((self, level), place, level.ms / 1e3, self.gain * level.ms / 1e3, self.most)
+    def _setting(self, level: Level) -> Setting:
+        place = place_of(level.ms, self.levels)
+        return Setting(level, place, level.ms / 1e3, self.gain * level.ms / 1e3, self.most)
 
     def _settings(self, ask: Ask) -> tuple[Setting, ...]:
         """The settings that a request accepts, cheapest first."""
         if ask.path is not None:
             if ask != Ask(path=ask.path):
                 raise RoutingError("a path pins the widths; leave budget, min_budget, latency_ms and max_width out")
-            return (self.setting(self.pinned(ask.path), 0.0),)
+            return (self.setting(self.pinned(ask.path)),)
         levels = self.capped(ask.max_width)
         if ask.budget is not None or ask.latency_ms is not None:
             own = self.bought(ask)

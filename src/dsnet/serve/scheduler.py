@@ -23,12 +23,12 @@ SPEEDS = 0.25, 20.0  # limits of the speed
 TRUST = 4.0  # limit of what a single batch may say about the speed, as a multiple of the average
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Setting:
-    """A way to run images, and what it is expected to take.
+    """A way to run images, and what it is expected to take. Requests with the same setting run together.
 
     Args:
-        key: What tells settings apart. Requests with equal settings run together.
+        key: What the caller knows it by.
         place: From 0, the cheapest way that this model runs, to 1, its best.
         first: Seconds of a single image.
         more: Seconds of each further image in a batch.
