@@ -36,10 +36,10 @@ def simulated(
     arrivals: Sequence[tuple[float, Job]],
     scheduler: Scheduler,
     *,
-    slower: Callable[[Setting], float] = lambda setting: 1.0,
+    slower: Callable[[Setting, float], float] = lambda setting, at: 1.0,
     check: Callable[[Scheduler, Job, float, bool], None] | None = None,
 ) -> Outcome:
-    """Let the requests come and run. slower: factor of the time of each batch. check: sees every submission."""
+    """Let the requests come and run. slower: factor of the time of a batch at a time. check: sees every submission."""
     found, number = Outcome(), count()
     events: list[tuple[float, int, object]] = [(at, next(number), job) for at, job in arrivals]
     heapq.heapify(events)
@@ -57,7 +57,7 @@ def simulated(
             found.batches.append(what.jobs)  # type: ignore[attr-defined]
         found.late += [(job, now) for job in scheduler.late(now)]
         while (batch := scheduler.next(now)) is not None:
-            heapq.heappush(events, (now + batch.seconds * slower(batch.setting), next(number), batch))
+            heapq.heappush(events, (now + batch.seconds * slower(batch.setting, now), next(number), batch))
     return found
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsnet.serve import scheduler
 from dsnet.serve.scheduler import Job, Scheduler, Setting
 from support.serving import ladder, poisson, simulated
 
@@ -75,21 +76,21 @@ def test_pinned_requests_and_least_budgets_are_kept_under_load() -> None:
 def test_the_budget_falls_with_the_queue_and_never_rises_with_it() -> None:
     generous = []
     for waiting in range(1, 40):
-        scheduler = Scheduler()
+        queue = Scheduler()
         for _ in range(waiting):
-            if not scheduler.submit(request(0.0), 0.0):
+            if not queue.submit(request(0.0), 0.0):
                 break
-        generous.append(scheduler.generosity(0.0))
+        generous.append(queue.generosity(0.0))
     assert generous == sorted(generous, reverse=True)
     assert generous[0] == 1.0
     assert generous[-1] == 0.0
     assert len(set(generous)) >= len(LADDER)  # smoothly
 
 
-def fastest(scheduler: Scheduler, now: float, more: Job) -> list[tuple[Job, float]]:
+def fastest(queue: Scheduler, now: float, more: Job) -> list[tuple[Job, float]]:
     """When all that waits, and one more, would end on one worker, each at its cheapest, by their deadlines."""
-    end, ends = max([now, *(batch.until for batch in scheduler.running)]), []
-    for job in sorted([*scheduler.queue, more], key=lambda one: one.deadline):
+    end, ends = max([now, *(batch.until for batch in queue.running)]), []
+    for job in sorted([*queue.queue, more], key=lambda one: one.deadline):
         end += job.extra + job.settings[0].seconds(job.images)
         ends.append((job, end))
     return ends
@@ -119,9 +120,9 @@ def test_no_request_is_refused_that_could_be_answered_and_none_that_is_taken_is_
         now += gap
         arrivals.append((now, Job(int(images), now + deadline, LADDER[int(low) : max(int(low), int(high)) + 1], extra)))
 
-    def check(scheduler: Scheduler, job: Job, now: float, taken: bool) -> None:
+    def check(queue: Scheduler, job: Job, now: float, taken: bool) -> None:
         if not taken:
-            assert any(end > one.deadline - 1e-7 for one, end in fastest(scheduler, now, job))
+            assert any(end > one.deadline - 1e-7 for one, end in fastest(queue, now, job))
 
     found = simulated(arrivals, Scheduler(), check=check)
     assert len(found.answered) + len(found.refused) == len(arrivals)
@@ -151,34 +152,49 @@ def test_batches_are_of_one_setting_and_gain_what_they_gain() -> None:
 @pytest.mark.parametrize("factor", [0.7, 3.0])
 def test_it_learns_the_speed_of_the_machine(factor: float) -> None:
     """Times that were measured on a quiet machine do not hold on a busy one."""
-    scheduler = Scheduler()
-    found = simulated(loaded(1.6 / factor, seconds=10), scheduler, slower=lambda _: factor)
-    assert scheduler.speed == pytest.approx(factor, rel=0.1)
+    learning = Scheduler()
+    found = simulated(loaded(1.6 / factor, seconds=10), learning, slower=lambda *_: factor)
+    assert learning.learned[0] == pytest.approx(factor, rel=0.1)
     late = [at for job, at, _ in found.answered if at > job.deadline + 1e-9] + [at for _, at in found.late]
     assert sum(at > 1 for at in late) <= 0.01 * len(found.answered)
 
 
+def test_a_server_that_was_slow_takes_requests_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For three seconds every batch takes so long that no deadline could be met any more. What never forgot that would
+    refuse everything, and so would never learn better."""
+
+    def refused() -> list[float]:
+        arrivals = poisson(lambda _: 0.4 * CAPACITY, 10, partial(request, deadline=0.02))
+        found = simulated(arrivals, Scheduler(), slower=lambda _, at: 40.0 if 2 < at < 5 else 1.0)
+        return [at for _, at in [*found.refused, *found.late]]
+
+    assert [at for at in refused() if 2 < at < 3]
+    assert not [at for at in refused() if at > 8]
+    monkeypatch.setattr(scheduler, "FADE", 1e9)
+    assert len([at for at in refused() if at > 8]) > 50
+
+
 def test_what_nobody_waits_for_is_dropped() -> None:
-    scheduler, jobs = Scheduler(), [request(0.0) for _ in range(3)]
-    assert all(scheduler.submit(job, 0.0) for job in jobs)
-    batch = scheduler.next(0.0)
+    queue, jobs = Scheduler(), [request(0.0) for _ in range(3)]
+    assert all(queue.submit(job, 0.0) for job in jobs)
+    batch = queue.next(0.0)
     assert batch is not None
     assert batch.jobs == jobs[:1]
-    assert scheduler.cancel(jobs[1])
-    assert not scheduler.cancel(jobs[0])  # it runs
-    scheduler.finished(batch, 0.01)
-    following = scheduler.next(0.01)
+    assert queue.cancel(jobs[1])
+    assert not queue.cancel(jobs[0])  # it runs
+    queue.finished(batch, 0.01)
+    following = queue.next(0.01)
     assert following is not None
     assert following.jobs == jobs[2:]
-    assert scheduler.next(0.01) is None
+    assert queue.next(0.01) is None
 
 
 def test_a_request_that_has_become_late_is_given_up() -> None:
-    scheduler, first, second = Scheduler(), request(0.0), request(0.0, deadline=0.05)
-    assert scheduler.submit(first, 0.0)
-    batch = scheduler.next(0.0)
+    queue, first, second = Scheduler(), request(0.0), request(0.0, deadline=0.05)
+    assert queue.submit(first, 0.0)
+    batch = queue.next(0.0)
     assert batch is not None
-    assert scheduler.submit(second, 0.0)
-    scheduler.finished(batch, 0.049)  # much later than expected
-    assert scheduler.late(0.049) == [second]
-    assert not scheduler.queue
+    assert queue.submit(second, 0.0)
+    queue.finished(batch, 0.049)  # much later than expected
+    assert queue.late(0.049) == [second]
+    assert not queue.queue

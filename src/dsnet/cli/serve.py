@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from argparse import Namespace
 from pathlib import Path
 
@@ -59,6 +61,9 @@ def run(args: Namespace) -> int:
         connections=args.max_connections,
         deadline_ms=args.deadline,
     )
+    for name in ("PIL", "python_multipart"):  # what they find wrong is told to the client
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+        warnings.filterwarnings("ignore", module=name)
     token = None if args.token_file is None else read_token(args.token_file)
     listener = bound(args.host, port)  # before the models are opened, which takes longer
     app = application(places, workers=workers, limits=limits, token=token, watch=args.watch, runtime=args.runtime)

@@ -157,7 +157,7 @@ class Engine:
         model: Model = batch.jobs[0].payload.model
         coded = sum(job.payload.bytes for job in batch.jobs)
         if coded and worked.decoding:
-            self.per_byte += LEARN * (worked.decoding / coded / self.scheduler.speed - self.per_byte)
+            self.per_byte += LEARN * (worked.decoding / coded / self.scheduler.pace(self.clock()) - self.per_byte)
         for job, result in zip(batch.jobs, worked.results, strict=True):
             settle(job.payload.future, result)
         good = [result.routed for result in worked.results if isinstance(result, Served)]

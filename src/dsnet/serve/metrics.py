@@ -66,7 +66,7 @@ class Metrics:
         generosity = Gauge("dsnet_generosity", "1 gives what was asked, 0 the cheapest", registry=registry)
         generosity.set_function(lambda: scheduler.level(clock()))
         slower = Gauge("dsnet_slowdown", "Time of batches as a multiple of the measured time", registry=registry)
-        slower.set_function(lambda: scheduler.speed)
+        slower.set_function(lambda: scheduler.pace(clock()))
 
     def ran(self, model: str, images: int, begun: float, madds: int, paths: Sequence[WidthPath]) -> None:
         """Count a batch."""

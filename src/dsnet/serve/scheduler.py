@@ -18,9 +18,10 @@ from typing import Any
 STEPS = 32  # generosity is a multiple of 1 / STEPS
 PART = 0.5  # share of a request's spare time that it may be made to wait; the rest is for requests yet to come
 RISE = 1.0  # seconds in which generosity rises from 0 to 1
-LEARN = 0.1  # weight of the newest batch in the average speed
-SPEEDS = 0.25, 20.0  # limits of the speed
-TRUST = 4.0  # limit of what a single batch may say about the speed, as a multiple of the average
+LEARN = 0.1  # weight of the newest batch in the average pace
+PACES = 0.25, 20.0  # limits of the pace
+TRUST = 4.0  # limit of what a single batch may say about the pace, as a multiple of the average
+FADE = 1.0  # seconds without a batch in which half of what was learned is forgotten
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +85,7 @@ class Batch:
 
     @property
     def seconds(self) -> float:
-        """What it takes at the speed of the measurements."""
+        """What it takes at the pace of the measurements."""
         return self.setting.seconds(self.images) + sum(job.extra for job in self.jobs)
 
 
@@ -92,11 +93,11 @@ class Batch:
 class Scheduler:
     """The queue of a server with some workers, each of which runs one batch at a time.
 
-    speed: Seconds that a batch takes, as a multiple of what its setting says; learned from the batches that ran.
+    learned: Seconds that batches took, as a multiple of what their settings say, and when that was learned.
     """
 
     workers: int = 1
-    speed: float = 1.0
+    learned: tuple[float, float] = (1.0, -math.inf)
     queue: list[Job] = field(default_factory=list)
     running: list[Batch] = field(default_factory=list)
     risen: tuple[float, float] = (-math.inf, 1.0)  # when generosity was last set, and what it was
@@ -119,12 +120,10 @@ class Scheduler:
     def late(self, now: float) -> list[Job]:
         """Take out the first jobs that cannot meet their deadlines any more."""
         found = []
-        while self.queue and self.queue[0].deadline < now + self.cheapest(self.queue[0]):
+        pace = self.pace(now)
+        while self.queue and self.queue[0].deadline < now + pace * cheapest(self.queue[0]):
             found.append(self.queue.pop(0))
         return found
-
-    def cheapest(self, job: Job) -> float:
-        return self.speed * (job.extra + job.settings[0].seconds(job.images))
 
     def next(self, now: float) -> Batch | None:
         """The batch for a worker that is free; None if all are busy or nothing waits."""
@@ -149,25 +148,32 @@ class Scheduler:
         """
         head, *others = self.queue
         batch = Batch(head.at(generosity), [head], now)
+        pace = self.pace(now)
         for job in others if head.images < batch.setting.most else ():
             if job.at(generosity) != batch.setting:
                 if not skips:
                     break
                 continue
             batch.jobs.append(job)
-            if batch.images > batch.setting.most or now + self.speed * batch.seconds > head.deadline:
+            if batch.images > batch.setting.most or now + pace * batch.seconds > head.deadline:
                 batch.jobs.pop()
                 break
-        batch.until = now + self.speed * batch.seconds
+        batch.until = now + pace * batch.seconds
         return batch
 
     def finished(self, batch: Batch, now: float) -> None:
         """Free the worker of a batch, and learn how long it took."""
         self.running.remove(batch)
         if batch.seconds > 0:
-            seen = min((now - batch.begun) / batch.seconds, TRUST * self.speed)
-            low, high = SPEEDS
-            self.speed = min(high, max(low, self.speed + LEARN * (seen - self.speed)))
+            before, (low, high) = self.pace(now), PACES
+            seen = min((now - batch.begun) / batch.seconds, TRUST * before)
+            self.learned = min(high, max(low, before + LEARN * (seen - before))), now
+
+    def pace(self, now: float) -> float:
+        """How much longer batches take than their settings say. What was learned fades while nothing runs: otherwise
+        a server that was slow once, and therefore refuses everything, would never learn that it is quick again."""
+        pace, then = self.learned
+        return 1 + (pace - 1) * 0.5 ** (max(0.0, now - then) / FADE)
 
     def generosity(self, now: float) -> float:
         """The generosity of now, which is kept as the level from which it may rise."""
@@ -191,13 +197,13 @@ class Scheduler:
 
     def fits(self, jobs: Iterable[Job], generosity: float, now: float, part: float) -> bool:
         """Whether each of these jobs, in this order, waits for at most this part of the time that it can spare."""
-        free = self.free(now)
+        free, pace = self.free(now), self.pace(now)
         room: dict[Setting, int] = {}  # images that may still join the batch of a setting
         for job in jobs:
             setting = job.at(generosity)
             joins = room.get(setting, 0) >= job.images
             runs = setting.more * job.images if joins else setting.seconds(job.images)
-            took = self.speed * (job.extra + runs)
+            took = pace * (job.extra + runs)
             room[setting] = (room[setting] if joins else setting.most) - job.images
             begin = free[0]
             if begin - now > part * (job.deadline - now - took) + 1e-9:
@@ -212,8 +218,13 @@ class Scheduler:
 
     def backlog(self, now: float) -> float:
         """Seconds until all that waits has run as cheaply as it may."""
-        work = sum(map(self.cheapest, self.queue)) + sum(max(0.0, batch.until - now) for batch in self.running)
-        return work / self.workers
+        left = sum(max(0.0, batch.until - now) for batch in self.running)
+        return (left + self.pace(now) * sum(map(cheapest, self.queue))) / self.workers
+
+
+def cheapest(job: Job) -> float:
+    """Seconds of a job at the least that it accepts."""
+    return job.extra + job.settings[0].seconds(job.images)
 
 
 def ordered(settings: Sequence[Setting]) -> tuple[Setting, ...]:
