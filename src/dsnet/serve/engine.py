@@ -26,8 +26,8 @@ from dsnet.serve.model import Ask, Model
 from dsnet.serve.scheduler import Batch, Job, Scheduler
 
 PIECE = 8  # images of a request that run together; a larger request is cut, so that all workers share it
-REPLY = 0.002  # seconds that are kept for sending the answer
-LEARN = 0.1  # weight of the newest picture in the average time of decoding
+REPLY = 0.002  # seconds that are kept for sending the answer, at least
+LEARN = 0.1  # weight of the newest batch in averages
 PER_BYTE = 3e-8  # seconds of decoding for each byte of a picture, until some were decoded
 Ready = np.ndarray | list[np.ndarray]
 log = logging.getLogger("dsnet.serve")
@@ -80,10 +80,11 @@ class Served:
 
 @dataclass
 class Worked:
-    """What a worker did for a batch: an answer or an error for each job, and the seconds of decoding and running."""
+    """What a worker did for a batch: an answer or an error for each job, the seconds of decoding, and when it ended."""
 
     results: list[Served | Exception] = field(default_factory=list)
     decoding: float = 0.0
+    ended: float = 0.0
 
 
 class Engine:
@@ -95,7 +96,7 @@ class Engine:
         self.metrics = Metrics(self.scheduler)
         self.pool = ThreadPoolExecutor(self.workers, thread_name_prefix="dsnet-worker")
         self.clock = time.monotonic
-        self.per_byte = PER_BYTE
+        self.per_byte, self.lag = PER_BYTE, 0.0  # lag: seconds until the event loop sees that a worker is done
         self.answering = 0  # requests that are being answered
 
     async def run(
@@ -116,7 +117,7 @@ class Engine:
         if waiting + len(inputs) > self.limits.queue:
             raise self.busy(f"{waiting} images wait, and {len(inputs)} more exceed the limit of {self.limits.queue}")
         wait = (deadline_ms or self.limits.deadline_ms) / 1e3
-        deadline = began + wait - min(REPLY, wait / 10)
+        deadline = began + wait - min(REPLY + 2 * self.lag, wait / 3)
         loop, jobs, parts = asyncio.get_running_loop(), list[Job](), list[Part]()
         try:
             for start in range(0, len(inputs), PIECE):
@@ -154,6 +155,7 @@ class Engine:
         """Hand out the answers of a batch, and begin the next one."""
         self.scheduler.finished(batch, self.clock())
         worked = future.result()
+        self.lag += LEARN * (self.clock() - worked.ended - self.lag)
         model: Model = batch.jobs[0].payload.model
         coded = sum(job.payload.bytes for job in batch.jobs)
         if coded and worked.decoding:
@@ -186,6 +188,7 @@ class Engine:
         except Exception:  # perhaps of one job only, which must not fail the others
             found |= {job: self.alone(batch, job, mine) for job, mine in ready.items()}
         worked.results = [found[job] for job in batch.jobs]
+        worked.ended = self.clock()
         return worked
 
     def alone(self, batch: Batch, job: Job, mine: Ready) -> Served | Exception:
