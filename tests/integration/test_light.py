@@ -149,6 +149,11 @@ for call in (lambda: dsnet.train("digits"), lambda: dsnet.evaluate("run"), lambd
         assert re.fullmatch(sentence, str(error)), error
 answers = dsnet.predict("photos", "model.onnx", budget=0.5)
 assert [one.name in "abcdefg" for one in answers] == [True] * 3
+import importlib.util
+if importlib.util.find_spec("starlette"):
+    from dsnet.serve import app, ladder
+    ladder.SECONDS = 0.01
+    assert len(app.application({{"net": "model.onnx"}}).state.serve.engine.models["net"].levels) > 1
 """
     done(files, [sys.executable, "-c", program])
 

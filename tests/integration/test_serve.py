@@ -199,6 +199,10 @@ def test_detectors_answer_with_boxes(served: Running, files: Path) -> None:
     found = said["predictions"][0]["objects"]
     assert [one["label"] for one in found] == [one.label for one in expected.objects]
     np.testing.assert_allclose([one["box"] for one in found], [one.box for one in expected.objects], atol=0.02)
+    x = np.random.default_rng(0).normal(size=(1, 3, 64, 64)).astype(np.float32)
+    tensors, routed = infer(served, x, "boxes", path=5), dsnet.open_runner(files / "boxes.onnx").run_path(x, (5,))
+    for name in ("boxes", "scores"):
+        np.testing.assert_allclose(tensors[name], routed.outputs[name], rtol=1e-3, atol=1e-4)
 
 
 def test_figures_and_page(served: Running) -> None:
