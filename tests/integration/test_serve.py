@@ -320,7 +320,7 @@ def test_mutated_requests_are_never_a_failure_of_the_server(served: Running) -> 
         ("/predict", *multipart([png(), png(1)], budget="0.5")),
     ]
     counts: dict[int, int] = {}
-    for _ in range(200):
+    for _ in range(120):
         path, body, headers = good[rng.integers(len(good))]
         damaged = bytearray(body)
         for _ in range(rng.integers(1, 4)):
@@ -330,7 +330,7 @@ def test_mutated_requests_are_never_a_failure_of_the_server(served: Running) -> 
         status, _, _ = served.ask("POST", path, bytes(damaged), headers)
         counts[status] = counts.get(status, 0) + 1
     assert set(counts) <= {200, 400, 413, 415}
-    assert counts[400] > 20
+    assert counts[400] > 15
     infer(served, images(1))
 
 

@@ -22,6 +22,7 @@ from dsnet.serve.app import State
 from dsnet.serve.limits import Limits
 
 BACKLOG = 512
+OTHER_FILES = 256  # open files besides connections, at most
 log = logging.getLogger("dsnet.serve")
 
 
@@ -156,9 +157,8 @@ def bound(host: str, port: int) -> socket.socket:
         found.bind((host, port))
     except OSError as error:
         found.close()
-        raise OSError(
-            error.errno, f"cannot listen on {host}:{port} ({error.strerror}); choose another --port"
-        ) from error
+        why = f"cannot listen on {host}:{port} ({error.strerror})"
+        raise OSError(f"{why}; choose another --port, or a --host of this machine") from error
     return found
 
 
@@ -188,6 +188,20 @@ def server_of(app: Starlette, *, grace: float = 10.0, on_start: Callable[[], Non
     return Server(config, state, grace, on_start)
 
 
+def allow_files(connections: int) -> None:
+    """Raise the limit of open files as far as so many connections need it and the system allows it."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def serve(server: Server, listener: socket.socket) -> None:
     """Serve until a signal ends it."""
+    allow_files(server.state.limits.connections)
     asyncio.run(server.serve(sockets=[listener]))
