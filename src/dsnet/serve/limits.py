@@ -136,8 +136,9 @@ class Body:
         return plain
 
     async def too_large(self, size: str) -> Refusal:
-        """The refusal of a large body. Some of it is read, because many clients hear nothing before they sent all."""
-        left = self.limits.body
+        """The refusal of a large body. Some of it is read, because many clients hear nothing before they sent all,
+        except for those that ask before they send it."""
+        left = 0 if "expect" in self.request.headers else self.limits.body
         with contextlib.suppress(TimeoutError, ClientDisconnect):
             async with asyncio.timeout(PATIENCE):
                 while left > 0 and (message := await self.request.receive()).get("more_body"):
