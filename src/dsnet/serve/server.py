@@ -180,6 +180,7 @@ def server_of(app: Starlette, *, grace: float = 10.0, on_start: Callable[[], Non
         timeout_keep_alive=max(1, int(limits.idle_seconds)),
         timeout_graceful_shutdown=1,
         backlog=BACKLOG,
+        log_config=None,
         log_level="error",
         access_log=False,
         server_header=False,
