@@ -49,10 +49,12 @@ class ImageFile:
     time and memory. Other formats are decoded whole.
     """
 
-    def __init__(self, file: Path, *, max_pixels: int = MAX_PIXELS) -> None:
+    def __init__(self, file: Path, *, max_pixels: int = MAX_PIXELS, data: bytes | None = None) -> None:
+        """data: the content of the file, which is then not read; `file` is its name in errors."""
         self.file, self.orientation, self.scale = file, 1, 1
         with reading(file):
-            self.image: Image.Image = Image.open(io.BytesIO(file.read_bytes()), formats=FORMATS)
+            content = file.read_bytes() if data is None else data
+            self.image: Image.Image = Image.open(io.BytesIO(content), formats=FORMATS)
             check_size(file, self.image, max_pixels)
             if isinstance(self.image, JpegImageFile):
                 self.orientation = self.image.getexif().get(ExifTags.Base.Orientation, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 import shutil
@@ -92,13 +93,24 @@ def test_every_command_of_the_page_about_reports_runs(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "docs/models.md", "docs/training.md", "docs/routing.md", "docs/deploy.md", "docs/reproduce.md"],
+    [
+        "README.md",
+        "docs/models.md",
+        "docs/training.md",
+        "docs/routing.md",
+        "docs/deploy.md",
+        "docs/serving.md",
+        "docs/reproduce.md",
+    ],
 )
 def test_every_command_of_the_documentation_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In small: fewer epochs, digits instead of CIFAR-10 and ImageNet; what needs a cluster is left out."""
+    """In small: fewer epochs, digits instead of CIFAR-10 and ImageNet; what needs a cluster is left out. A server is
+    made ready, but not run."""
     monkeypatch.chdir(tmp_path)
+    if importlib.util.find_spec("starlette"):
+        monkeypatch.setattr("dsnet.serve.server.serve", lambda _, listener: listener.close())
     write_digits(Path("pets"), {"train": 30, "val": 8})
     shutil.copytree("pets/val/cat", "photos")
     shutil.copytree("pets/val/dog", "folder")
@@ -116,6 +128,9 @@ def test_every_command_of_the_documentation_runs(
         torch.save({"state_dict": tensors}, "released.pth")
     if page == "docs/training.md":
         assert main(["train", *SHORT, "--out", "runs/my-run"]) == 0
+    if page == "docs/serving.md":
+        assert main(["train", *SHORT, "--out", "run"]) == 0
+        assert main(["export", "run"]) == 0
     lines = commands_of(page)
     assert lines
     for line in lines:
@@ -144,4 +159,6 @@ def in_small(words: list[str]) -> list[str]:
         ]
     if words[0] == "reproduce" and "--scale" not in words:
         return ["--scale", "smoke", "--out", "runs/cpu"]
+    if words[0] == "serve":
+        return ["--port", "0"]
     return ["--repeats", "2", "--runtimes", "onnx"] if words[0] == "bench" else []

@@ -120,7 +120,8 @@ sentence = (
     r"this needs more than the light install of dsnet \\(\\w+ is missing\\); run: pip install 'dsnet\\[train\\]'"
 )
 more = {{"info": ["ds_mobilenet_v1"], "predict": ["run", "photos"], "import": ["x.pth", "--out", "y"],
-         "train": [], "demo": [], "models": [], "reproduce": ["main", "--scale", "smoke"]}}
+         "serve": ["run", "--port", "0"], "train": [], "demo": [], "models": [],
+         "reproduce": ["main", "--scale", "smoke"]}}
 for name in COMMANDS:
     if name == "advise":  # it reads results only
         continue
@@ -148,6 +149,11 @@ for call in (lambda: dsnet.train("digits"), lambda: dsnet.evaluate("run"), lambd
         assert re.fullmatch(sentence, str(error)), error
 answers = dsnet.predict("photos", "model.onnx", budget=0.5)
 assert [one.name in "abcdefg" for one in answers] == [True] * 3
+import importlib.util
+if importlib.util.find_spec("starlette"):
+    from dsnet.serve import app, ladder
+    ladder.SECONDS = 0.01
+    assert len(app.application({{"net": "model.onnx"}}).state.serve.engine.models["net"].levels) > 1
 """
     done(files, [sys.executable, "-c", program])
 

@@ -29,6 +29,7 @@ ROOMS = [
     ["runtime"],
     ["prediction"],
     ["opening"],
+    ["serve"],
     ["api"],
     ["nn"],
     ["models"],

@@ -18,6 +18,7 @@ COMMANDS = {
     "eval": "Evaluate a trained model at every width, and the dynamic network at several budgets.",
     "predict": "Classify images, or detect objects in them. Shows the path that each image took and its MAdds.",
     "export": "Write a run as ONNX: the dynamic network in one file, a single path, or a bundle for batches.",
+    "serve": "Answer requests over HTTP. Under load, images run at narrower widths before any request is refused.",
     "bench": "Measure latency and throughput of every width and of the dynamic network, next to static networks.",
     "advise": "Say which width or budget of a trained model to deploy, and with which command.",
     "report": "Show runs on one HTML page: accuracy against MAdds, gates, routes of images, latency and training.",

@@ -56,12 +56,19 @@ def noise(manifest: Manifest, batch: int) -> np.ndarray:
 
 
 def measure(
-    runner: Timed, *, repeats: int, images: Any = None, fixed: Mapping[WidthPath, Call] | None = None, what: str = ""
+    runner: Timed,
+    *,
+    repeats: int,
+    images: Any = None,
+    fixed: Mapping[WidthPath, Call] | None = None,
+    seconds: float = SECONDS,
+    clock: Callable[..., float] | None = None,
+    what: str = "",
 ) -> Latency:
     """The latency table of a runner.
 
     repeats: least number of rounds. images: images to route; noise by default. fixed: calls that run a path alone; by
-    default it is pinned.
+    default it is pinned. seconds: time to spend on more rounds than those. clock: times one call; see `interleaved`.
     """
     manifest, setting = runner.manifest, runner.setting()
     x = noise(manifest, TRIED) if images is None else images
@@ -70,7 +77,7 @@ def measure(
         calls["fixed", path] = fixed[path] if fixed is not None else partial(runner.run_path, x[:1], path)
     for path, call in routed_calls(runner, x).items():
         calls["routed", path] = call
-    times = interleaved(calls, rounds_of(list(calls.values()), repeats), what=what)
+    times = interleaved(calls, rounds_of(list(calls.values()), repeats, seconds), clock=clock, what=what)
     rows = []
     for path in dict.fromkeys(path for _, path in calls):
         alone, routed = times.get(("fixed", path)), times.get(("routed", path))
@@ -94,14 +101,14 @@ def uniform_paths(manifest: Manifest) -> list[WidthPath]:
     return [path for path in dict.fromkeys([*exits, *manifest.space.uniform]) if path in held]
 
 
-def rounds_of(calls: Sequence[Call], repeats: int) -> int:
+def rounds_of(calls: Sequence[Call], repeats: int, seconds: float) -> int:
     """The number of rounds: those asked for, or more of them if they are quick, for the sake of the percentiles."""
     for call in calls:
         call()
     begun = time.perf_counter()
     for call in calls:
         call()
-    return max(repeats, min(MORE * repeats, int(SECONDS / (2 * (time.perf_counter() - begun)))))
+    return max(repeats, min(MORE * repeats, int(seconds / (2 * (time.perf_counter() - begun)))))
 
 
 def routed_calls(runner: Timed, images: Any) -> dict[WidthPath, Call]:

@@ -101,6 +101,11 @@ class BundleRunner(GroupedRunner):
     def threads(self) -> int:
         return self.parts.threads
 
+    def open_all(self) -> None:
+        """Open every part now, so that the folder is not needed any more."""
+        for file in sorted(self.parts.folder.glob("*.onnx")):
+            self.parts._session(file.stem)
+
     def costs(self, count: int) -> Costs | None:
         """Milliseconds of pieces, measured when several images first run together on this machine."""
         if count < 2:

@@ -1,0 +1,1 @@
+"""A server for everything that dsnet wrote: under load it answers with narrower networks before it refuses."""

@@ -1,0 +1,252 @@
+"""Runs requests on worker threads in the order of the scheduler. The event loop only ever waits.
+
+Everything here happens on the event loop's thread, except `Engine.work`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from dsnet.latency import cores
+from dsnet.pictures import batch_of
+from dsnet.routing.parts import Routed, as_array
+from dsnet.serve.ladder import Level
+from dsnet.serve.limits import Limits, Refusal
+from dsnet.serve.metrics import Metrics
+from dsnet.serve.model import Ask, Model
+from dsnet.serve.scheduler import Batch, Job, Scheduler
+
+PIECE = 8  # images of a request that run together; a larger request is cut, so that all workers share it
+REPLY = 0.002  # seconds that are kept for sending the answer, at least
+LEARN = 0.1  # weight of the newest batch in averages
+PER_BYTE = 3e-8  # seconds of decoding for each byte of a picture, until some were decoded
+Ready = np.ndarray | list[np.ndarray]
+log = logging.getLogger("dsnet.serve")
+
+
+class Coded(Protocol):
+    """A picture that a worker decodes: its number of bytes, and the network's input."""
+
+    def __len__(self) -> int: ...
+
+    def decoded(self) -> np.ndarray: ...
+
+
+Inputs = np.ndarray | Sequence[np.ndarray | Coded]
+"""A batch [B, C, S, S], or pictures: encoded, or as the pixels that a raw file takes."""
+
+
+@dataclass
+class Part:
+    """Some images of a request, and the future of their answer."""
+
+    model: Model
+    inputs: Inputs
+    future: asyncio.Future[Served]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes to decode."""
+        if isinstance(self.inputs, np.ndarray):
+            return 0
+        return sum(len(one) for one in self.inputs if not isinstance(one, np.ndarray))
+
+    def ready(self) -> Ready:
+        """The images as the runner takes them. Pictures are decoded."""
+        if isinstance(self.inputs, np.ndarray):
+            return self.inputs
+        pictures = [one if isinstance(one, np.ndarray) else one.decoded() for one in self.inputs]
+        return batch_of(pictures, self.model.manifest)
+
+
+@dataclass(frozen=True)
+class Served:
+    """The answer for some images: outputs and paths, the budgets at which they ran, and seconds in the network."""
+
+    routed: Routed
+    share: float
+    level: str
+    seconds: float
+
+
+@dataclass
+class Worked:
+    """What a worker did for a batch: an answer or an error for each job, the seconds of decoding, and when it ended."""
+
+    results: list[Served | Exception] = field(default_factory=list)
+    decoding: float = 0.0
+    ended: float = 0.0
+
+
+class Engine:
+    """The queue of a server, its workers, and its models by name."""
+
+    def __init__(self, models: dict[str, Model], *, workers: int = 0, limits: Limits | None = None) -> None:
+        self.models, self.limits, self.workers = models, limits or Limits(), workers or cores()
+        self.scheduler = Scheduler(self.workers)
+        self.metrics = Metrics(self.scheduler)
+        self.pool = ThreadPoolExecutor(self.workers, thread_name_prefix="dsnet-worker")
+        self.clock = time.monotonic
+        self.per_byte, self.lag = PER_BYTE, 0.0  # lag: seconds until the event loop sees that a worker is done
+        self.answering = 0  # requests that are being answered
+
+    async def run(
+        self,
+        model: Model,
+        inputs: Inputs,
+        ask: Ask,
+        *,
+        began: float,
+        deadline_ms: float | None = None,
+    ) -> Served:
+        """Run the images of a request, or raise a Refusal. If it is cancelled, what has not begun is dropped."""
+        try:
+            settings = model.settings(ask)
+        except ValueError as error:
+            raise Refusal(400, str(error)) from None
+        waiting = sum(job.images for job in self.scheduler.queue)
+        if waiting + len(inputs) > self.limits.queue:
+            raise self.busy(f"{waiting} images wait, and {len(inputs)} more exceed the limit of {self.limits.queue}")
+        wait = (deadline_ms or self.limits.deadline_ms) / 1e3
+        deadline = began + wait - min(REPLY + 2 * self.lag, wait / 3)
+        loop, jobs, parts = asyncio.get_running_loop(), list[Job](), list[Part]()
+        try:
+            for start in range(0, len(inputs), PIECE):
+                part = Part(model, inputs[start : start + PIECE], loop.create_future())
+                extra = self.per_byte * part.bytes
+                job = Job(len(part.inputs), deadline, settings, extra=extra, payload=part)
+                if not self.scheduler.submit(job, self.clock()):
+                    raise self.busy(f"the deadline of {1e3 * wait:g} ms cannot be met, even at the lowest budget")
+                jobs.append(job)
+                parts.append(part)
+            self.pump()
+            return joined([await part.future for part in parts])
+        finally:
+            for job, part in zip(jobs, parts, strict=True):
+                if part.future.cancel() or part.future.cancelled():  # whoever asked has gone, or another part failed
+                    self.scheduler.cancel(job)
+                else:
+                    part.future.exception()  # has been seen
+
+    def busy(self, why: str) -> Refusal:
+        seconds = max(1, math.ceil(self.scheduler.backlog(self.clock())))
+        return Refusal(503, f"{why}; try again in {seconds} s", {"Retry-After": str(seconds)})
+
+    def pump(self) -> None:
+        """Refuse what is late, and give batches to the workers that are free."""
+        now = self.clock()
+        for job in self.scheduler.late(now):
+            settle(job.payload.future, self.busy("the deadline cannot be met any more, even at the lowest budget"))
+        loop = asyncio.get_running_loop()
+        while (batch := self.scheduler.next(now)) is not None:
+            future = loop.run_in_executor(self.pool, self.work, batch)
+            future.add_done_callback(lambda done, batch=batch: self.done(batch, done))  # type: ignore[misc]
+
+    def done(self, batch: Batch, future: asyncio.Future[Worked]) -> None:
+        """Hand out the answers of a batch, and begin the next one."""
+        self.scheduler.finished(batch, self.clock())
+        worked = future.result()
+        self.lag += LEARN * (self.clock() - worked.ended - self.lag)
+        model: Model = batch.jobs[0].payload.model
+        coded = sum(job.payload.bytes for job in batch.jobs)
+        if coded and worked.decoding:
+            self.per_byte += LEARN * (worked.decoding / coded / self.scheduler.pace(self.clock()) - self.per_byte)
+        for job, result in zip(batch.jobs, worked.results, strict=True):
+            settle(job.payload.future, result)
+        good = [result.routed for result in worked.results if isinstance(result, Served)]
+        if good:
+            paths = [tuple(path) for routed in good for path in as_array(routed.paths).tolist()]
+            madds = sum(int(as_array(routed.madds).sum()) for routed in good)
+            self.metrics.ran(model.name, len(paths), batch.begun, madds, paths)
+        self.pump()
+
+    def work(self, batch: Batch) -> Worked:
+        """Decode and run a batch, on a worker's thread. It raises nothing."""
+        found, ready, worked = dict[Job, Served | Exception](), dict[Job, Ready](), Worked()
+        begun = time.perf_counter()
+        for job in batch.jobs:
+            part: Part = job.payload
+            if part.future.cancelled():
+                found[job] = Refusal(499, "the client is gone")
+                continue
+            try:
+                ready[job] = part.ready()
+            except Exception as error:
+                found[job] = error
+        worked.decoding = time.perf_counter() - begun
+        try:
+            found |= zip(ready, self.run_jobs(batch, ready), strict=True)
+        except Exception:  # perhaps of one job only, which must not fail the others
+            found |= {job: self.alone(batch, job, mine) for job, mine in ready.items()}
+        worked.results = [found[job] for job in batch.jobs]
+        worked.ended = self.clock()
+        return worked
+
+    def alone(self, batch: Batch, job: Job, mine: Ready) -> Served | Exception:
+        try:
+            return self.run_jobs(batch, {job: mine})[0]
+        except Exception as error:
+            return error
+
+    def run_jobs(self, batch: Batch, ready: dict[Job, Ready]) -> list[Served]:
+        if not ready:
+            return []
+        model, level = next(iter(ready)).payload.model, batch.setting.key
+        assert isinstance(level, Level)
+        begun = time.perf_counter()
+        routed = level.run(model.runner, together(list(ready.values())))
+        seconds, found, low = time.perf_counter() - begun, list[Served](), 0
+        for job in ready:
+            rows = slice(low, low + job.images)
+            found.append(Served(rows_of(routed, rows), level.share, level.name, seconds))
+            low += job.images
+        return found
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+
+def settle(future: asyncio.Future[Any], result: object) -> None:
+    """Give a future its result, unless nobody waits for it any more."""
+    if future.done():
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+
+
+def together(found: Sequence[Ready]) -> Ready:
+    """The images of several jobs. Those of one are not copied."""
+    if len(found) == 1:
+        return found[0]
+    if isinstance(found[0], list):
+        return [picture for pictures in found for picture in pictures]
+    return np.concatenate(found)
+
+
+def rows_of(routed: Routed, rows: slice) -> Routed:
+    outputs = {name: as_array(value)[rows] for name, value in routed.outputs.items()}
+    return Routed(outputs, as_array(routed.paths)[rows], as_array(routed.madds)[rows], [])
+
+
+def joined(parts: Sequence[Served]) -> Served:
+    """The answers for the parts of a request as one. Its budget is the average of theirs."""
+    if len(parts) == 1:
+        return parts[0]
+    outputs = {name: np.concatenate([part.routed.outputs[name] for part in parts]) for name in parts[0].routed.outputs}
+    paths, madds = (np.concatenate([getattr(part.routed, name) for part in parts]) for name in ("paths", "madds"))
+    counts = [len(part.routed.madds) for part in parts]
+    share = float(np.average([part.share for part in parts], weights=counts))
+    levels = dict.fromkeys(part.level for part in parts)
+    seconds = sum(part.seconds for part in parts)
+    return Served(Routed(outputs, paths, madds, []), share, ", ".join(levels), seconds)
