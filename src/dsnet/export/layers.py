@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from dsnet.export.writer import Graph, array
-from dsnet.nn import Fixed, Gate, SliceBatchNorm2d, SliceConv2d, SliceDepthwise, SliceGroupNorm, SliceLinear
-from dsnet.nn.norm import EPS
-from dsnet.nn.slicing import GlobalPool, GridPool, StandardLinear
+from dsnet.export.writer import Count, Graph, array, counted
+from dsnet.nn import Fixed, Gate, SliceBatchNorm2d, SliceConv2d, SliceGroupNorm, SliceLinear
+from dsnet.nn.slicing import GlobalPool, GridPool, StandardLinear, leading
 from dsnet.nn.tracing import trace
 
 if TYPE_CHECKING:
@@ -87,11 +86,7 @@ class LayerWriter(fx.Interpreter):
         x = self.vector(x)
         match layer:
             case SliceConv2d():
-                counts = [layer.cout[widths[1]], layer.cin[widths[0]]]
-                return self.convolution(n, layer, f"{name}.weight", x, counts, group=1)
-            case SliceDepthwise():
-                count = layer.channels[widths[0]]
-                return self.convolution(n, layer, f"{name}.weight", x, [count], group=count)
+                return self.convolution(n, layer, name, x, widths[0], widths[-1])
             case StandardLinear():
                 folded, bias = layer.sliced(*widths)
                 assert bias is not None
@@ -102,13 +97,13 @@ class LayerWriter(fx.Interpreter):
                 ]
                 return self.out.op("Gemm", x, *inputs, transB=1)
             case SliceLinear():
-                rows, columns = layer.cout[widths[1]], layer.cin[widths[0]]
+                rows, columns = counted(layer.cout, widths[1]), counted(layer.cin, widths[0])
                 inputs = [self.out.weight(f"{name}.weight", layer.weight, [rows, columns])]
                 if layer.bias is not None:
                     inputs.append(self.out.weight(f"{name}.bias", layer.bias, [rows]))
                 return self.out.op("Gemm", x, *inputs, transB=1)
             case SliceGroupNorm():
-                return group_norm(self.out, layer, name, x, layer.channels[widths[0]])
+                return group_norm(self.out, layer, name, x, widths[0])
             case Fixed():
                 return self.plain(layer.layer, f"{name}.layer", x)
             case GlobalPool():
@@ -138,30 +133,23 @@ class LayerWriter(fx.Interpreter):
                 sides, strides = list(layer.kernel_size), list(layer.stride)
                 return self.out.op("Conv", x, *inputs, kernel_shape=sides, strides=strides, pads=[*layer.padding] * 2)
             case nn.GroupNorm():
-                return group_norm(self.out, layer, name, x, layer.num_channels)
+                return group_norm(self.out, layer, name, x)
         raise TypeError(f"{type(layer).__name__} has no ONNX form")
 
-    def convolution(
-        self, n: fx.Node, layer: SliceConv2d | SliceDepthwise, name: str, x: str, counts: list[int], *, group: int
-    ) -> str:
+    def convolution(self, n: fx.Node, layer: SliceConv2d, name: str, x: str, w_in: int, w_out: int) -> str:
         """A convolution, with the batch norm behind it folded into its weights."""
         scale, bias = None, []
+        counts = rows_and_columns(layer, w_in, w_out)
         norm_node = next(iter(n.users))
         if (found := self.norm_behind(n)) is not None:
             norm, width = found
-            scale, shift = (rows[width, : counts[0]] for rows in norm.folded())
-            bias = [self.out.constant(array(shift), np.float32)]
-        side, pad = layer.kernel, layer.kernel // 2
-        y = self.out.op(
-            "Conv",
-            x,
-            self.out.weight(name, layer.weight, counts, scale),
-            *bias,
-            kernel_shape=[side, side],
-            strides=[layer.stride] * 2,
-            pads=[pad] * 4,
-            group=group,
-        )
+            scale, shift = (leading(rows[width], norm.channels, width) for rows in norm.folded())
+            own = layer.shift(w_out)
+            bias = [self.out.constant(array(shift if own is None else shift + own * scale), np.float32)]
+        elif layer.bias is not None:
+            bias = [self.out.weight(f"{name}.bias", layer.bias, counts[:1])]
+        weight = self.out.weight(f"{name}.weight", layer.weight, counts, scale)
+        y = self.out.op("Conv", x, weight, *bias, **conv_attributes(layer, w_in))
         if scale is not None:
             self.folded[norm_node] = y
         return y
@@ -177,22 +165,41 @@ class LayerWriter(fx.Interpreter):
         return norm, width
 
 
-def group_norm(graph: Graph, layer: SliceGroupNorm | nn.GroupNorm, name: str, x: str, count: int) -> str:
+def rows_and_columns(layer: SliceConv2d, w_in: int, w_out: int) -> list[Count]:
+    """The filters of a convolution at a width, and what they read. Filters of a grouped one stay whole."""
+    rows = counted(layer.cout, w_out)
+    return [rows] if layer.groups > 1 else [rows, counted(layer.cin, w_in)]
+
+
+def conv_attributes(layer: SliceConv2d, w_in: int) -> dict[str, Any]:
+    return {
+        "kernel_shape": list(layer.kernel),
+        "strides": list(layer.stride),
+        "pads": [*layer.padding] * 2,
+        "dilations": list(layer.dilation),
+        "group": layer.groups_at(w_in),
+    }
+
+
+def group_norm(graph: Graph, layer: SliceGroupNorm | nn.GroupNorm, name: str, x: str, width: int = 0) -> str:
     """Normalise every group as one row, then scale and shift the channels with a batch norm of mean 0 and variance 1.
 
     benchmarks/group_norm.py compares the forms; this is the fastest in ONNX Runtime, and OpenVINO reads it.
     """
+    chosen: Count
     if isinstance(layer, nn.GroupNorm):
-        groups, epsilon = layer.num_groups, layer.eps
+        count = chosen = layer.num_channels
+        groups = layer.num_groups
     else:
-        groups, epsilon = count // layer.group_size, EPS
+        count, chosen = layer.channels[width], counted(layer.channels, width)
+        groups = count // layer.group_size
     rows = graph.op("Reshape", x, graph.constant([0, groups, -1]))
     ones, zeros = (np.full(max(groups, count), value) for value in (1.0, 0.0))
     one, zero = (graph.constant(values[:groups], np.float32) for values in (ones, zeros))
-    rows = graph.op("InstanceNormalization", rows, one, zero, epsilon=epsilon)
+    rows = graph.op("InstanceNormalization", rows, one, zero, epsilon=layer.eps)
     y = graph.op("Reshape", rows, graph.op("Shape", x))
     scale, shift = (
-        graph.weight(f"{name}.{part}", tensor, [count])
+        graph.weight(f"{name}.{part}", tensor, [chosen])
         for part, tensor in (("weight", layer.weight), ("bias", layer.bias))
     )
     mean, variance = (graph.constant(values, np.float32) for values in (zeros, ones))
