@@ -60,6 +60,8 @@ def gelu(reader: Reader, node: fx.Node, x: fx.Node, *, approximate: str = "none"
 def clamp(reader: Reader, node: fx.Node, x: fx.Node, low: float | None = -1.0, high: float | None = None) -> str:
     if high is None and "hardtanh" in str(node.target):
         high = 1.0
+    if low == 0 and high in (6, None):
+        return reader.add(node, "relu6" if high else "relu", [reader.value(x, node)])
     ends = {"low": None if low is None else float(low), "high": None if high is None else float(high)}
     return reader.add(node, "clamp", [reader.value(x, node)], **ends)
 

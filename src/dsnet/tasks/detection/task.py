@@ -36,7 +36,9 @@ class Detection:
     batch = 32
     fit = "squeeze"
     network = Detector
-    spec = DetectorSpec
+
+    def spec(self, written: object) -> type[DetectorSpec]:
+        return DetectorSpec
 
     def open_data(self, config: DetectionConfig, root: str | None = None) -> Data:
         return open_detection_data(config.data if root is None else replace(config.data, root=root))
