@@ -16,8 +16,8 @@ from dsnet.export.dynamic import export_onnx
 from dsnet.models import DynamicRunner, Supernet, count, extract
 from dsnet.nn import Gate, SliceBatchNorm2d
 from dsnet.opening import open_runner
-from dsnet.slim.network import slim
-from dsnet.slim.sort import Importance
+from dsnet.slimming.network import slim
+from dsnet.slimming.sort import Importance
 from dsnet.tasks import load, save
 from support.cnns import CNNS, SIZE, lively
 from support.networks import assert_close

@@ -34,6 +34,7 @@ ROOMS = [
     ["models"],
     ["checkpoint"],
     ["weights"],
+    ["slimming"],
     ["data"],
     ["training"],
     ["export"],

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import prod
 
 from dsnet.errors import SlimError
-from dsnet.slim.groups import Groups, Layout
-from dsnet.slim.trace import Op, Traced
+from dsnet.slimming.groups import Groups, Layout
+from dsnet.slimming.trace import Op, Traced
 
 SHARE = 0.25  # of the MAdds that the front takes by default
 REACH = (0.08, 0.5)  # shares among which the default is chosen

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from dsnet.models.count import count
 from dsnet.models.supernet import Supernet
-from dsnet.slim.convert import Plan
-from dsnet.slim.cut import madds
+from dsnet.slimming.convert import Plan
+from dsnet.slimming.cut import madds
 
 
 @dataclass(frozen=True)

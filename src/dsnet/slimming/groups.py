@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from math import lcm, prod
 
 from dsnet.models.graph import Part
-from dsnet.slim.trace import Op, Shape, Traced
+from dsnet.slimming.trace import Op, Shape, Traced
 
 Layout = list[Part]
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from dsnet.errors import SlimError
 from dsnet.models.supernet import Supernet
-from dsnet.slim.convert import built, check_same, plan
-from dsnet.slim.report import SlimReport, report
-from dsnet.slim.sort import Importance, calibrate_identities, sort_members
-from dsnet.slim.widths import MULTIPLE, WIDTHS, Share
+from dsnet.slimming.convert import built, check_same, plan
+from dsnet.slimming.report import SlimReport, report
+from dsnet.slimming.sort import Importance, calibrate_identities, sort_members
+from dsnet.slimming.widths import MULTIPLE, WIDTHS, Share
 
 
 def slim(

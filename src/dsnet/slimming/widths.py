@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from math import lcm
 
 from dsnet.errors import SlimError
-from dsnet.slim.groups import Groups, Layout
-from dsnet.slim.trace import Traced
+from dsnet.slimming.groups import Groups, Layout
+from dsnet.slimming.trace import Traced
 
 WIDTHS = (0.25, 0.5, 0.75, 1.0)
 MULTIPLE = 8
@@ -87,7 +87,7 @@ def check_apart(found: Mapping[int, tuple[int, ...]], widths: Sequence[Share]) -
     if all(counts[0] == counts[-1] for counts in found.values()):
         raise SlimError(
             "no channels of the network can be slimmed: every group is fixed or too small; see the reasons with "
-            "dsnet.slim.report, or choose an earlier cut"
+            "dsnet.slimming.report, or choose an earlier cut"
         )
     for number in range(len(widths) - 1):
         if all(counts[number] == counts[number + 1] for counts in found.values()):

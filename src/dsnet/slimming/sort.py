@@ -14,9 +14,9 @@ from torch import Tensor
 
 from dsnet.errors import SlimError
 from dsnet.models.supernet import Supernet
-from dsnet.slim.convert import Plan, built
-from dsnet.slim.groups import Layout
-from dsnet.slim.trace import Op
+from dsnet.slimming.convert import Plan, built
+from dsnet.slimming.groups import Layout
+from dsnet.slimming.trace import Op
 
 Importance = Literal["activation", "scale", "l1", "none"]
 IMPORTANCES: tuple[Importance, ...] = ("activation", "scale", "l1", "none")

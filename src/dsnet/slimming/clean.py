@@ -12,7 +12,7 @@ from math import prod
 
 import torch
 
-from dsnet.slim.trace import Op, Traced
+from dsnet.slimming.trace import Op, Traced
 
 EPS = 1e-5
 STARTS_AT_ZERO = {

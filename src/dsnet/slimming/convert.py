@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from dsnet.errors import SlimError
 from dsnet.models.graph import CLASSES, IMAGE, LAYERS, GraphSpec, Node, Part
 from dsnet.models.supernet import Supernet
-from dsnet.slim import translate  # noqa: F401  the translations of operators
-from dsnet.slim.clean import add_masks
-from dsnet.slim.cut import find_classifier, find_cut, madds
-from dsnet.slim.groups import Groups, Layout, find_groups, parts_between
-from dsnet.slim.trace import Op, Traced, trace_module
-from dsnet.slim.widths import MULTIPLE, WIDTHS, Share, find_widths
+from dsnet.slimming import translate  # noqa: F401  the translations of operators
+from dsnet.slimming.clean import add_masks
+from dsnet.slimming.cut import find_classifier, find_cut, madds
+from dsnet.slimming.groups import Groups, Layout, find_groups, parts_between
+from dsnet.slimming.trace import Op, Traced, trace_module
+from dsnet.slimming.widths import MULTIPLE, WIDTHS, Share, find_widths
 
 TOLERANCE = 1e-4  # of the spread of the answers: how far the converted network may lie from the original
 SMALL = 0.01  # of the MAdds: layers on pooled maps below this share are squeezes, which stay whole

@@ -6,11 +6,14 @@ become a few hundred ATen operators, and everything that depends on shapes alone
 
 from __future__ import annotations
 
+import logging
 import operator
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import Any
 
 import torch
@@ -64,14 +67,26 @@ def trace_module(model: nn.Module, example: Tensor) -> Traced:
         raise SlimError(f"the example has shape {tuple(example.shape)}; give a square image [1, channels, size, size]")
     mode = model.training
     try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
+        with silence(), torch.no_grad():
             program = torch.export.export(model.eval(), (torch.cat([example[:1]] * 2),), strict=False)
     except Exception as error:  # torch raises many kinds of errors for code that cannot be recorded
         raise SlimError(untraceable(error)) from error
     finally:
         model.train(mode)
     return Reader(program, dict(model.named_parameters()) | dict(model.named_buffers())).read()
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Keep what torch prints about code that it cannot record from the user; the error says what matters."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def untraceable(error: Exception) -> str:
@@ -85,7 +100,7 @@ def untraceable(error: Exception) -> str:
     if any(word in text for word in data):
         return (
             f"the network decides by the values of a tensor{where}, which cannot be recorded; compute both sides "
-            f"and choose with torch.where, or give the part without the decision ({reason})"
+            f"and choose with torch.where, or give the part without the decision"
         )
     return f"the network cannot be recorded{where}: {reason}; it must run on the example in eval mode, with one input"
 

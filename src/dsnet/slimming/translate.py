@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dsnet.slim.trace import Reader, refuse, shape_of, translates
+from dsnet.slimming.trace import Reader, refuse, shape_of, translates
 
 UNARY = {
     "relu": "relu",
