@@ -83,7 +83,10 @@ class Inverted(nn.Module):
         self.expand, self.depth = conv(16, 48, 1), nn.Conv2d(48, 48, 3, 2, groups=48, bias=False)
         self.norm, self.squeeze, self.excite = nn.BatchNorm2d(48), nn.Conv2d(48, 8, 1), nn.Conv2d(8, 48, 1)
         self.project = nn.Sequential(nn.Conv2d(48, 24, 1, bias=False), nn.BatchNorm2d(24))
-        self.again, self.fc = nn.Sequential(conv(24, 72, 1), conv(72, 72, 5, groups=72), nn.Conv2d(72, 24, 1)), nn.Linear(24, 5)
+        self.again, self.fc = (
+            nn.Sequential(conv(24, 72, 1), conv(72, 72, 5, groups=72), nn.Conv2d(72, 24, 1)),
+            nn.Linear(24, 5),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.expand(self.stem(x))

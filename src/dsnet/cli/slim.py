@@ -23,21 +23,23 @@ def add_arguments(parser: Parser) -> None:
     parser.add("model", model)
     parser.add("--weights", "Its weights: safetensors, or a torch file. Nothing in the file is run.", metavar="FILE")
     parser.add("--out", "Folder to write. It must not hold a model yet.", required=True, metavar="RUN")
-    parser.add("--image_size", "Side of the images in pixels (default: 224, or that of the pretrained network).", type=int)
+    parser.add("--image_size", "Side of the images (default: 224, or that of the pretrained network).", type=int)
     parser.add("--in_channels", "Channels of the images.", type=int, default=3)
     widths = (
-        "Shares of the channels that each width keeps, slimmest first; the last is 1. A pair is for hidden and residual "
-        "channels: 0.35/0.5 0.5/0.75 1."
+        "Shares of the channels that each width keeps, slimmest first; the last is 1. A pair is for hidden and "
+        "residual channels: 0.35/0.5 0.5/0.75 1."
     )
     parser.add("--widths", widths, nargs="+", default=["0.25", "0.5", "0.75", "1"], metavar="SHARE")
-    cut = "Where the front ends that all widths share: the name of a module, or a share of the MAdds (default: near 0.25)."
+    cut = "Where the shared front ends: the name of a module, or a share of the MAdds (default: near 0.25)."
     parser.add("--cut", cut, metavar="NAME|SHARE")
     parser.add("--multiple", "Round channels to multiples of this number; 16 suits INT8.", type=int, default=8)
     images = "Folder of images like those that the network will see. About 300 of them tell which channels matter."
     parser.add("--images", images, metavar="FOLDER")
     sort = "Importance that channels are sorted by (default: activation with --images, otherwise scale)."
     parser.add("--sort", sort, choices=("activation", "scale", "l1", "none"))
-    parser.add("--mean", "Mean of the normalised images, one number per channel (default: ImageNet's).", type=float, nargs="+")
+    parser.add(
+        "--mean", "Mean of the normalised images, one number per channel (default: ImageNet's).", type=float, nargs="+"
+    )
     parser.add("--std", "Their standard deviation (default: ImageNet's).", type=float, nargs="+")
     parser.add("--json")
 
@@ -75,7 +77,14 @@ def run(args: Namespace) -> None:
     example = torch.zeros(1, args.in_channels, size, size)
     try:
         net, report = slim_with_report(
-            model, example, widths, share_or_name(args.cut), images=images, sort=args.sort, multiple=args.multiple, name=name
+            model,
+            example,
+            widths,
+            share_or_name(args.cut),
+            images=images,
+            sort=args.sort,
+            multiple=args.multiple,
+            name=name,
         )
     except SlimError as error:
         raise SlimError(f"{args.model}: {error}") from error
@@ -125,10 +134,10 @@ def show(name: str, report: SlimReport, size: int, out: str) -> None:
 
     whole = report.madds[-1]
     print_table(
-        f"{name} at {size} px: {len(report.madds)} widths, front to {report.cut} ({report.front / whole:.0%} of the MAdds)",
+        f"{name} at {size} px, front to {report.cut}: {report.front / whole:.0%} of the MAdds",
         ["<width", "MAdds", "of widest"],
         [[str(width), human(madds), f"{madds / whole:.1%}"] for width, madds in enumerate(report.madds)],
-        note=f"{report.sliceable:.0%} of the MAdds are in layers that slim widths make cheaper. The widest path differs "
+        note=f"{report.sliceable:.0%} of the MAdds are in layers that slim widths make cheaper. The widest differs "
         f"from the original by {report.error:.1g} of the spread of its answers.",
     )
     behind = [row for row in report.groups if "shared front" not in row.fixed]

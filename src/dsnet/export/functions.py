@@ -1,4 +1,4 @@
-"""The functions between layers as ONNX nodes. Each takes the graph, then what the function takes, with names for maps."""
+"""The functions between layers as ONNX nodes. Each takes the graph and what the function takes, names for maps."""
 
 from __future__ import annotations
 
@@ -42,7 +42,15 @@ def two(side: Any) -> list[int]:
 
 
 def max_pool(
-    graph: Graph, x: str, kernel: Any, stride: Any, padding: Any, dilation: Any, *, ceil_mode: bool, return_indices: bool
+    graph: Graph,
+    x: str,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    *,
+    ceil_mode: bool,
+    return_indices: bool,
 ) -> str:
     assert not return_indices
     attributes = {"kernel_shape": two(kernel), "strides": two(stride), "pads": two(padding) * 2}

@@ -129,8 +129,8 @@ class Int8Writer(LayerWriter):
         match layer:
             case SliceConv2d():
                 counts, about = rows_and_columns(layer, widths[0], widths[-1]), conv_attributes(layer, widths[0])
-                weight, bias = layer.weight, layer.shift(widths[-1])
-                return self.quantised_convolution(n, f"{name}.weight", weight, counts, bias, about)
+                bias = layer.shift(widths[-1])
+                return self.quantised_convolution(n, f"{name}.weight", layer.weight, counts, bias, about)
             case Fixed(layer=nn.Conv2d(groups=1, dilation=(1, 1), padding=(int(), int())) as conv):
                 about = {"strides": list(conv.stride), "pads": [*conv.padding] * 2}
                 counts = [conv.out_channels]

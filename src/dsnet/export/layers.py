@@ -121,8 +121,8 @@ class LayerWriter(fx.Interpreter):
                 return shuffle(self.out, x, layer.groups, layer.channels[widths[0]])
             case SlicePReLU():
                 slopes = layer.weight[:, None, None]
-                count = 1 if layer.shared else counted(layer.channels, widths[0])
-                return self.out.op("PRelu", x, self.out.weight(f"{name}.weight", slopes, [count]))
+                kept = 1 if layer.shared else counted(layer.channels, widths[0])
+                return self.out.op("PRelu", x, self.out.weight(f"{name}.weight", slopes, [kept]))
             case GridPool():
                 return self.out.op("Flatten", grid_pool(self.out, layer, x), axis=1)
         raise TypeError(f"{type(layer).__name__} has no ONNX form")

@@ -1,7 +1,7 @@
 """A network as a graph of layers, with the widths of its channel groups: what `dsnet slim` makes of any CNN.
 
-It builds the same three things as the families of the registry: a front, a segment behind the gate, and a head, from the
-same sliceable layers. A small interpreter runs the nodes in order.
+It builds the same three things as the families of the registry, from the same sliceable layers: a front, a segment
+behind the gate, and a head. A small interpreter runs the nodes in order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dsnet.nn.blocks import Block
 from dsnet.nn.gate import Gate, GateSpec
 from dsnet.nn.maps import Mask, Shuffle, SlicePReLU, Take
 from dsnet.nn.norm import SliceBatchNorm2d, SliceGroupNorm
-from dsnet.nn.slicing import GlobalPool, SliceConv2d, SliceLinear, Sliceable, Width
+from dsnet.nn.slicing import GlobalPool, Sliceable, SliceConv2d, SliceLinear, Width
 from dsnet.schema import Typed
 from dsnet.space import Channels, WidthPath
 
@@ -113,8 +113,8 @@ class GraphSpec(Network):
     def check_size(self, *sides: int) -> None:
         if not self.any_size and any(side != self.image_size for side in sides):
             raise ValueError(
-                f"{self.name!r} takes images of {self.image_size} pixels only, not of {list(sides)}, because it flattens "
-                f"maps; convert it with an example of the other size"
+                f"{self.name!r} takes images of {self.image_size} pixels only, not of {list(sides)}, because it "
+                f"flattens maps; convert it with an example of the other size"
             )
         super().check_size(*sides)
 
@@ -134,9 +134,7 @@ class GraphSpec(Network):
     def runs(self, parts: Sequence[Part], *, shared: bool = False) -> list[Channels]:
         """The channels of each part of a map."""
         fixed = {IMAGE: self.in_channels, CLASSES: self.num_classes}
-        members = [
-            (fixed[group],) * self.widths[0] if group < 0 else self.groups[group] for group, _ in parts
-        ]
+        members = [(fixed[group],) * self.widths[0] if group < 0 else self.groups[group] for group, _ in parts]
         runs = [Channels(group) * factor for group, (_, factor) in zip(members, parts, strict=True)]
         return [Channels.of(run.max) for run in runs] if shared else runs
 
@@ -200,9 +198,10 @@ class GraphHead(nn.Module):
     def __init__(self, spec: GraphSpec, nodes: Sequence[Node]) -> None:
         super().__init__()
         node, *self.after = nodes
-        self.name, self.classifier = node.name, LAYERS[node.op](spec, node, False)
+        self.name = node.name
+        self.classifier: Any = LAYERS[node.op](spec, node, False)
         self.pools = nn.ModuleDict({n.name: LAYERS[n.op](spec, n, False) for n in self.after if n.op in LAYERS})
-        self.splits = node.op == "linear" and not self.classifier.cin.parts
+        self.splits = node.op == "linear" and not spec.counts(node.reads).parts
 
     def forward(self, x: Tensor, width: Width) -> Tensor:
         return self.behind(self.classifier(x, width, 0), width)
@@ -211,7 +210,11 @@ class GraphHead(nn.Module):
         values = {self.name: x}
         for node in self.after:
             inputs = [values[name] for name in node.inputs]
-            x = self.pools[node.name](*inputs, width) if node.op in LAYERS else OPS[node.op](*inputs, **dict(node.options))
+            x = (
+                self.pools[node.name](*inputs, width)
+                if node.op in LAYERS
+                else OPS[node.op](*inputs, **dict(node.options))
+            )
             values[node.name] = x
         return x
 
@@ -267,8 +270,12 @@ LAYERS: dict[str, Maker] = {
     "linear": linear,
     "batch_norm": batch_norm,
     "group_norm": group_norm,
-    "prelu": lambda spec, node, shared: SlicePReLU(reading(spec, node, shared), shared=bool(dict(node.options)["shared"])),
-    "global_pool": lambda spec, node, shared: GlobalPool(reading(spec, node, shared), keep=bool(dict(node.options)["keep"])),
+    "prelu": lambda spec, node, shared: SlicePReLU(
+        reading(spec, node, shared), shared=bool(dict(node.options)["shared"])
+    ),
+    "global_pool": lambda spec, node, shared: GlobalPool(
+        reading(spec, node, shared), keep=bool(dict(node.options)["keep"])
+    ),
     "mask": lambda spec, node, shared: Mask(reading(spec, node, shared)),
     "take": take,
     "shuffle": lambda spec, node, shared: Shuffle(reading(spec, node, shared), int(dict(node.options)["groups"])),  # type: ignore[arg-type]

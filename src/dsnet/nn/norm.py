@@ -116,9 +116,7 @@ class SliceBatchNorm2d(SliceNorm):
 
     def materialise(self, *widths: int) -> nn.Module:
         (width,) = widths
-        norm = twin(
-            self, self.weight, nn.BatchNorm2d, self.channels[width], eps=self.eps, momentum=self.momentum
-        )
+        norm = twin(self, self.weight, nn.BatchNorm2d, self.channels[width], eps=self.eps, momentum=self.momentum)
         return fill(norm, **self.at(width), num_batches_tracked=self.num_batches_tracked[width])
 
     def extra_repr(self) -> str:

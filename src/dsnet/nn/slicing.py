@@ -159,7 +159,9 @@ class SliceConv2d(Sliceable):
 
     def out_sides(self, shape: Shape) -> Pair:
         lengths = zip(shape[2:], self.kernel, self.stride, self.padding, self.dilation, strict=True)
-        height, width = ((side + 2 * pad - by * (kernel - 1) - 1) // step + 1 for side, kernel, step, pad, by in lengths)
+        height, width = (
+            (side + 2 * pad - by * (kernel - 1) - 1) // step + 1 for side, kernel, step, pad, by in lengths
+        )
         return height, width
 
     def out_shape(self, shape: Shape, *widths: int) -> Shape:

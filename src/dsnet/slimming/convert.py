@@ -81,9 +81,7 @@ def plan(
 
 def fix_squeezes(traced: Traced, groups: Groups, layouts: Mapping[str, Layout]) -> None:
     """Fix the hidden units of squeeze-excite: they cost little, and every width needs them."""
-    on_maps = {
-        group for op in traced.ops if prod(op.shape[1:]) > 1 for group, _ in groups.resolve(layouts[op.name])
-    }
+    on_maps = {group for op in traced.ops if prod(op.shape[1:]) > 1 for group, _ in groups.resolve(layouts[op.name])}
     total, spent = sum(map(madds, traced.ops)), dict[int, int]()
     for op in traced.ops:
         if op.kind in ("conv", "linear"):
@@ -165,7 +163,9 @@ def state_of(found: Plan, spec: GraphSpec) -> dict[str, Tensor]:
         rows = 1 if number < spec.cut else spec.widths[0]
         for kind, tensor in op.tensors.items():
             tensor = tensor.detach().float()
-            state[f"{place}.{kind}"] = tensor.expand(rows, -1).clone() if kind.startswith("running_") else tensor.clone()
+            state[f"{place}.{kind}"] = (
+                tensor.expand(rows, -1).clone() if kind.startswith("running_") else tensor.clone()
+            )
         if "running_mean" in op.tensors:  # only the statistics of the widest are known
             tracked = torch.zeros(rows, dtype=torch.long)
             tracked[-1] = 1

@@ -16,7 +16,12 @@ from dsnet.slimming.widths import WIDTHS, Share
 
 
 def create_model(
-    name: str, *, pretrained: bool = False, widths: Sequence[Share] = WIDTHS, cut: str | float | None = None, **options: Any
+    name: str,
+    *,
+    pretrained: bool = False,
+    widths: Sequence[Share] = WIDTHS,
+    cut: str | float | None = None,
+    **options: Any,
 ) -> Supernet:
     """Create a network; None keeps the model's default.
 
@@ -53,7 +58,7 @@ def pretrained_model(
     net.card = replace(net.card, preprocessing=cropped(found.preprocessing, size))
     if num_classes in (None, net.spec.num_classes):
         return net
-    fresh = Supernet(replace(net.spec, num_classes=num_classes)).eval()  # type: ignore[type-var]
+    fresh = Supernet(replace(net.spec, num_classes=num_classes)).eval()
     kept = {key: tensor for key, tensor in net.state_dict().items() if not key.startswith("head.classifier.")}
     fresh.load_state_dict(kept, strict=False)
     fresh.card = net.card

@@ -29,8 +29,8 @@ def find_classifier(traced: Traced) -> int:
         op = traced.ops[number]
         if op.kind not in CHAIN or len(op.inputs) != 1:
             raise SlimError(
-                f"the network ends in {op.name!r} ({op.kind}) instead of a linear layer or a convolution that gives the "
-                f"classes; give the part of it that ends there"
+                f"the network ends in {op.name!r} ({op.kind}) instead of a linear layer or a convolution that gives "
+                f"the classes; give the part of it that ends there"
             )
         number = numbers[op.inputs[0]]
     if traced.ops[number].shape[0] != traced.ops[-1].shape[0]:
@@ -79,9 +79,7 @@ def find_cut(
 
 def named_cut(traced: Traced, name: str, places: list[int], shares: dict[int, float]) -> int:
     inside = [
-        number
-        for number, op in enumerate(traced.ops)
-        if name in (op.name, op.place) or op.place.startswith(f"{name}.")
+        number for number, op in enumerate(traced.ops) if name in (op.name, op.place) or op.place.startswith(f"{name}.")
     ]
     if inside and inside[-1] in places:
         return inside[-1]

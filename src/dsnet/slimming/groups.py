@@ -1,9 +1,9 @@
 """Channel groups: which channels of a network must keep their number, and their order, together.
 
-A map is a sequence of parts. A part is a group and a factor: the channels that each member of the group has there. Maps
-that are added share their groups; a concatenation is a longer sequence; a depthwise convolution passes its sequence on; a
-grouped one makes members of whole groups; flattening multiplies the factor. What is not understood is fixed, with the
-reason: it keeps its full width.
+A map is a sequence of parts. A part is a group and a factor: the channels that each member of the group has there.
+Maps that are added share their groups; a concatenation is a longer sequence; a depthwise convolution passes its
+sequence on; a grouped one makes members of whole groups; flattening multiplies the factor. What is not understood is
+fixed, with the reason: it keeps its full width.
 """
 
 from __future__ import annotations

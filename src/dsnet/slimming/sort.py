@@ -152,8 +152,10 @@ def observe(net: Supernet, names: Sequence[str], images: Tensor) -> dict[str, tu
 
 @torch.no_grad()
 def calibrate_identities(plan: Plan, images: Tensor) -> None:
-    """Give the norms that were inserted the statistics of what they read, and the affine parameters that undo them. They
-    still compute the identity, but normalise when they are trained."""
+    """Give the norms that were inserted the statistics of what they read, and the affine parameters that undo them.
+
+    They still compute the identity, but normalise when they are trained.
+    """
     if not plan.norms:
         return
     moments = observe(built(plan, "identities"), [op.name for op in plan.norms], images)

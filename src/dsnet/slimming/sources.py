@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ def model_from(factory: str) -> nn.Module:
             f"{factory!r} names no network; give PACKAGE.MODULE:FACTORY, a function without arguments that returns an "
             f"nn.Module, or the name of a pretrained network"
         )
-    sys.path.insert(0, os.getcwd())  # as `python -m` does
+    sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
     try:
         found: Any = importlib.import_module(place)
     except ModuleNotFoundError as error:
@@ -45,7 +46,8 @@ def called(factory: str, function: Any) -> nn.Module:
     needed = [
         name
         for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
     if needed:
         raise SlimError(

@@ -112,9 +112,7 @@ class Reader:
         self.program = program
         signature = program.graph_signature
         names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-        self.tensors: dict[str, Tensor] = {
-            key: held[name].detach() for key, name in names.items() if name in held
-        }
+        self.tensors: dict[str, Tensor] = {key: held[name].detach() for key, name in names.items() if name in held}
         self.tensors |= {key: program.constants[name] for key, name in names.items() if name not in held}
         lifted = signature.inputs_to_lifted_tensor_constants
         self.tensors |= {key: program.constants[name] for key, name in lifted.items()}
@@ -155,7 +153,9 @@ class Reader:
             raise SlimError("the answer of the network does not depend on the image")
         return ops
 
-    def add(self, node: fx.Node, kind: str, inputs: list[str], *, name: str = "", shape: Shape | None = None, **more: Any) -> str:
+    def add(
+        self, node: fx.Node, kind: str, inputs: list[str], *, name: str = "", shape: Shape | None = None, **more: Any
+    ) -> str:
         place = place_of(node)
         tensors = {key: tensor for key, tensor in (more.pop("tensors", None) or {}).items() if tensor is not None}
         base = name or (place.replace(".", "_") if kind in LAYERS and place else str(node.name))
@@ -169,7 +169,8 @@ class Reader:
 
     def translate(self, node: fx.Node) -> Any:
         if node.target is operator.getitem:
-            return self.names[node.args[0]][node.args[1]]
+            values, number = node.args
+            return self.names[values][number]  # type: ignore[index]
         kind = str(node.target).removeprefix("aten.").partition(".")[0]
         kind = kind if kind.startswith("_") else kind.removesuffix("_")  # in-place operators
         if kind not in TRANSLATIONS:

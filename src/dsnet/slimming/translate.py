@@ -62,7 +62,7 @@ def clamp(reader: Reader, node: fx.Node, x: fx.Node, low: float | None = -1.0, h
         high = 1.0
     if low == 0 and high in (6, None):
         return reader.add(node, "relu6" if high else "relu", [reader.value(x, node)])
-    ends = {"low": None if low is None else float(low), "high": None if high is None else float(high)}
+    ends: dict[str, Any] = {"low": None if low is None else float(low), "high": None if high is None else float(high)}
     return reader.add(node, "clamp", [reader.value(x, node)], **ends)
 
 
@@ -107,9 +107,20 @@ def conv2d(
         if (top, left) != (bottom, right):
             sides, (channels, height, width) = (left, right, top, bottom), shape_of(x)
             shape = (channels, height + top + bottom, width + left + right)
-            name, padding = reader.add(node, "pad", [name], name=f"{node.name}_pad", shape=shape, sides=sides, mode="constant", value=0.0), (0, 0)
+            name, padding = (
+                reader.add(
+                    node, "pad", [name], name=f"{node.name}_pad", shape=shape, sides=sides, mode="constant", value=0.0
+                ),
+                (0, 0),
+            )
     tensors = {"weight": held, "bias": reader.tensor(bias)}
-    options = {"kernel": kernel, "stride": stride, "padding": pair(padding), "dilation": dilation, "groups": groups}
+    options: dict[str, Any] = {
+        "kernel": kernel,
+        "stride": stride,
+        "padding": pair(padding),
+        "dilation": dilation,
+        "groups": groups,
+    }
     return reader.add(node, "conv", [name], tensors=tensors, bias=bias is not None, **options)
 
 
@@ -153,9 +164,7 @@ def batch_norm(
 
 def vector_norm(reader: Reader, node: fx.Node, x: fx.Node, tensors: dict[str, Tensor], eps: float) -> str:
     (count,) = shape_of(x)
-    as_map = reader.add(
-        node, "axes", [reader.value(x, node)], name=f"{node.name}_map", shape=(count, 1, 1), rank=4
-    )
+    as_map = reader.add(node, "axes", [reader.value(x, node)], name=f"{node.name}_map", shape=(count, 1, 1), rank=4)
     normed = reader.add(node, "batch_norm", [as_map], shape=(count, 1, 1), tensors=tensors, eps=eps)
     return reader.add(node, "axes", [normed], name=f"{node.name}_vector", shape=(count,), rank=2)
 
@@ -203,9 +212,9 @@ def binary(reader: Reader, node: fx.Node, a: Any, b: Any, *, alpha: float = 1, r
     if held is not None and held.numel() == 1:
         other = float(held)
     if isinstance(other, int | float):
-        side = {} if named[0] or kind in ("add", "mul") else {"swapped": True}
+        side: dict[str, Any] = {} if named[0] or kind in ("add", "mul") else {"swapped": True}
         return reader.add(node, kind, [reader.value(x, node)], number=float(other), **side)
-    if held is None or kind not in ("add", "mul") or not named[0] and kind == "sub":
+    if held is None or kind not in ("add", "mul") or (not named[0] and kind == "sub"):
         raise refuse(reader, node, "combines a map with a parameter in a way that dsnet slim does not know")
     return per_channel(reader, node, x, held, kind)
 
@@ -215,11 +224,21 @@ def per_channel(reader: Reader, node: fx.Node, x: fx.Node, held: Tensor, kind: s
     shape = shape_of(x)
     numbers = held.reshape(held.shape[-3:]) if held.dim() > 3 and len(held) == 1 else held
     if len(shape) != 3 or numbers.dim() != 3 or numbers.shape[1:] != (1, 1) or len(numbers) != shape[0]:
-        raise refuse(reader, node, f"combines a map {list(shape)} with a parameter {list(held.shape)}; one number for each channel is known")
+        raise refuse(
+            reader,
+            node,
+            f"combines a map {list(shape)} with a parameter {list(held.shape)}; one number for each channel is known",
+        )
     ones, values = torch.ones(shape[0]), numbers.flatten().float()
     weight = (values if kind == "mul" else ones)[:, None, None, None]
     tensors = {"weight": weight, "bias": values if kind == "add" else None}
-    options = {"kernel": (1, 1), "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": shape[0]}
+    options: dict[str, Any] = {
+        "kernel": (1, 1),
+        "stride": (1, 1),
+        "padding": (0, 0),
+        "dilation": (1, 1),
+        "groups": shape[0],
+    }
     return reader.add(
         node, "conv", [reader.value(x, node)], name=str(node.name), tensors=tensors, bias=kind == "add", **options
     )
@@ -251,10 +270,8 @@ def max_pool(
     dilation: Any = 1,
     ceil: bool = False,
 ) -> str:
-    options = {"kernel": pair(kernel), "stride": pair(stride or kernel), "padding": pair(padding)}
-    return reader.add(
-        node, "max_pool", [reader.value(x, node)], **options, dilation=pair(dilation), ceil=bool(ceil)
-    )
+    options: dict[str, Any] = {"kernel": pair(kernel), "stride": pair(stride or kernel), "padding": pair(padding)}
+    return reader.add(node, "max_pool", [reader.value(x, node)], **options, dilation=pair(dilation), ceil=bool(ceil))
 
 
 @translates("avg_pool2d")
@@ -274,7 +291,7 @@ def avg_pool(
         return reader.add(node, "global_pool", [name], keep=True)  # the same at this size, and known at others
     if divisor is not None:
         raise refuse(reader, node, "is an average pool with divisor_override; use a plain one")
-    options = {"kernel": sides, "stride": pair(stride or kernel), "padding": pair(padding)}
+    options: dict[str, Any] = {"kernel": sides, "stride": pair(stride or kernel), "padding": pair(padding)}
     return reader.add(node, "avg_pool", [name], **options, ceil=bool(ceil), include=bool(include))
 
 
@@ -283,14 +300,18 @@ def adaptive_pool(reader: Reader, node: fx.Node, x: fx.Node, size: Any) -> Any:
     name, sides, before = reader.value(x, node), pair(size), shape_of(x)[1:]
     average = "avg" in str(node.target)
     if sides == (1, 1):
-        found = reader.add(node, "global_pool", [name], keep=True) if average else reader.add(node, "global_max", [name])
-        return found if average else [found]
+        found = (
+            reader.add(node, "global_pool", [name], keep=True) if average else reader.add(node, "global_max", [name])
+        )
+        return found if average else [found, ""]
     steps = tuple(side // count for side, count in zip(before, sides, strict=True))
     if before != tuple(step * count for step, count in zip(steps, sides, strict=True)):
-        raise refuse(reader, node, f"pools a map {before} to {sides}, which does not divide it; choose another image size")
-    options = {"kernel": steps, "stride": steps, "padding": (0, 0), "ceil": False}
+        raise refuse(
+            reader, node, f"pools a map {before} to {sides}, which does not divide it; choose another image size"
+        )
+    options: dict[str, Any] = {"kernel": steps, "stride": steps, "padding": (0, 0), "ceil": False}
     if not average:
-        return [reader.add(node, "max_pool", [name], **options, dilation=(1, 1))]
+        return [reader.add(node, "max_pool", [name], **options, dilation=(1, 1)), ""]
     return name if steps == (1, 1) else reader.add(node, "avg_pool", [name], **options, include=True)
 
 
@@ -313,7 +334,7 @@ def reshape(reader: Reader, node: fx.Node, x: fx.Node, *args: Any) -> str:
         raise refuse(reader, node, "moves values between the images of a batch; keep the first axis as it is")
     if before == after:
         return name
-    if len(after) == 1 and before[0] == after[0] or len(before) == 1 and after == (*before, *after[1:]):
+    if (len(after) == 1 and before[0] == after[0]) or (len(before) == 1 and after == (*before, *after[1:])):
         return reader.add(node, "axes", [name], rank=len(after) + 1)
     if before[:1] == after[:1] and all(side == 1 for side in (*before[1:], *after[1:])):
         return reader.add(node, "axes", [name], rank=len(after) + 1)
@@ -368,7 +389,13 @@ def split(reader: Reader, node: fx.Node, x: fx.Node, sizes: Any, dim: int = 0) -
 
 @translates("slice")
 def slicing(
-    reader: Reader, node: fx.Node, x: fx.Node, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+    reader: Reader,
+    node: fx.Node,
+    x: fx.Node,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
 ) -> str:
     axis, name = dim % (len(shape_of(x)) + 1), reader.value(x, node)
     if shape_of(node) == shape_of(x):
@@ -384,7 +411,9 @@ def slicing(
 
 
 @translates("pad", "constant_pad_nd")
-def pad(reader: Reader, node: fx.Node, x: fx.Node, sides: Sequence[int], mode: Any = "constant", value: float | None = None) -> str:
+def pad(
+    reader: Reader, node: fx.Node, x: fx.Node, sides: Sequence[int], mode: Any = "constant", value: float | None = None
+) -> str:
     if isinstance(mode, int | float):
         mode, value = "constant", float(mode)
     name, given = reader.value(x, node), (*sides, 0, 0, 0, 0)[:6]
@@ -392,7 +421,7 @@ def pad(reader: Reader, node: fx.Node, x: fx.Node, sides: Sequence[int], mode: A
         channels, height, width = shape_of(x)
         left, right, top, bottom = given[:4]
         shape = (channels, height + top + bottom, width + left + right)
-        options = {"sides": (left, right, top, bottom), "mode": str(mode), "value": float(value or 0)}
+        options: dict[str, Any] = {"sides": (left, right, top, bottom), "mode": str(mode), "value": float(value or 0)}
         name = reader.add(node, "pad", [name], name=f"{node.name}_map", shape=shape, **options)
     if any(given[4:]):
         if mode != "constant" or value:

@@ -64,7 +64,9 @@ def find_widths(
             continue
         step = lcm(unit, multiple) // unit
         kept = [share[group in residual] for share in own.get(group, shares)]
-        found[group] = tuple(min(total, step * max(1, round(part * total / step))) if part < 1 else total for part in kept)
+        found[group] = tuple(
+            min(total, step * max(1, round(part * total / step))) if part < 1 else total for part in kept
+        )
     check_apart(found, widths)
     return found
 

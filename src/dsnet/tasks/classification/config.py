@@ -16,7 +16,6 @@ from dsnet.schema import Typed
 from dsnet.training import IEBConfig, OptimConfig, SGSConfig
 from dsnet.training.sgs_config import BEFORE
 
-
 N = TypeVar("N", bound=Network)
 
 

@@ -38,7 +38,7 @@ def load_source(config: ClassificationConfig) -> Supernet:
 def transferred(source: Supernet, data: Data) -> tuple[Supernet, Account]:
     """A network for the classes, channels and image size of `data`, with the source's weights and statistics."""
     changed = {"num_classes": len(data.classes), "in_channels": data.channels, "image_size": data.image_size}
-    spec = replace(source.spec, router=None, **changed)  # type: ignore[arg-type]
+    spec = replace(source.spec, router=None, **changed)
     spec.check_size(data.image_size)
     net, account = Supernet(spec), Account()
     state = net.state_dict()
