@@ -30,7 +30,7 @@ def add_arguments(parser: Parser) -> None:
         "residual channels: 0.35/0.5 0.5/0.75 1."
     )
     parser.add("--widths", widths, nargs="+", default=["0.25", "0.5", "0.75", "1"], metavar="SHARE")
-    cut = "Where the shared front ends: the name of a module, or a share of the MAdds (default: near 0.25)."
+    cut = "Where the shared front ends: the name of a module, or a share of the MAdds (default: about 0.2)."
     parser.add("--cut", cut, metavar="NAME|SHARE")
     parser.add("--multiple", "Round channels to multiples of this number; 16 suits INT8.", type=int, default=8)
     images = "Folder of images like those that the network will see. About 300 of them tell which channels matter."
@@ -54,7 +54,7 @@ def run(args: Namespace) -> None:
     from dsnet.errors import CheckpointError, SlimError
     from dsnet.report.tables import print_json
     from dsnet.slimming.network import slim_with_report
-    from dsnet.slimming.pretrained import PRETRAINED, cropped
+    from dsnet.slimming.pretrained import PRETRAINED
     from dsnet.slimming.sources import load_weights, model_from
     from dsnet.slimming.widths import pairs, read_share
     from dsnet.tasks import save
@@ -67,7 +67,7 @@ def run(args: Namespace) -> None:
     size = args.image_size or (224 if known is None else known.image_size)
     if known is not None:
         model, name = known.model(size), args.model
-        preprocessing = cropped(known.preprocessing, size)
+        preprocessing = known.preprocessing
     else:
         model, name = model_from(args.model), args.model.rpartition(":")[2].lower()
         preprocessing = normalised(args)

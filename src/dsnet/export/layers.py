@@ -103,7 +103,7 @@ class LayerWriter(fx.Interpreter):
                     inputs.append(self.out.weight(f"{name}.bias", layer.bias, [rows]))
                 return self.out.op("Gemm", x, *inputs, transB=1)
             case SliceGroupNorm():
-                return group_norm(self.out, layer, name, x, widths[0])
+                return group_norm(self.out, layer, name, x, counted(layer.channels, widths[0]))
             case Fixed():
                 return self.plain(layer.layer, f"{name}.layer", x)
             case SliceBatchNorm2d():
@@ -148,7 +148,7 @@ class LayerWriter(fx.Interpreter):
                 sides, strides = list(layer.kernel_size), list(layer.stride)
                 return self.out.op("Conv", x, *inputs, kernel_shape=sides, strides=strides, pads=[*layer.padding] * 2)
             case nn.GroupNorm():
-                return group_norm(self.out, layer, name, x)
+                return group_norm(self.out, layer, name, x, layer.num_channels)
         raise TypeError(f"{type(layer).__name__} has no ONNX form")
 
     def convolution(self, n: fx.Node, layer: SliceConv2d, name: str, x: str, w_in: int, w_out: int) -> str:
@@ -196,25 +196,20 @@ def conv_attributes(layer: SliceConv2d, w_in: int) -> dict[str, Any]:
     }
 
 
-def group_norm(graph: Graph, layer: SliceGroupNorm | nn.GroupNorm, name: str, x: str, width: int = 0) -> str:
+def group_norm(graph: Graph, layer: SliceGroupNorm | nn.GroupNorm, name: str, x: str, kept: Count) -> str:
     """Normalise every group as one row, then scale and shift the channels with a batch norm of mean 0 and variance 1.
 
     benchmarks/group_norm.py compares the forms; this is the fastest in ONNX Runtime, and OpenVINO reads it.
     """
-    chosen: Count
-    if isinstance(layer, nn.GroupNorm):
-        count = chosen = layer.num_channels
-        groups = layer.num_groups
-    else:
-        count, chosen = layer.channels[width], counted(layer.channels, width)
-        groups = count // layer.group_size
+    count = kept if isinstance(kept, int) else len(kept)
+    groups = layer.num_groups if isinstance(layer, nn.GroupNorm) else count // layer.group_size
     rows = graph.op("Reshape", x, graph.constant([0, groups, -1]))
     ones, zeros = (np.full(max(groups, count), value) for value in (1.0, 0.0))
     one, zero = (graph.constant(values[:groups], np.float32) for values in (ones, zeros))
     rows = graph.op("InstanceNormalization", rows, one, zero, epsilon=layer.eps)
     y = graph.op("Reshape", rows, graph.op("Shape", x))
     scale, shift = (
-        graph.weight(f"{name}.{part}", tensor, [chosen])
+        graph.weight(f"{name}.{part}", tensor, [kept])
         for part, tensor in (("weight", layer.weight), ("bias", layer.bias))
     )
     mean, variance = (graph.constant(values, np.float32) for values in (zeros, ones))

@@ -11,7 +11,7 @@ import torch
 from dsnet import models
 from dsnet.models.supernet import Supernet
 from dsnet.slimming.network import slim
-from dsnet.slimming.pretrained import PRETRAINED, cropped
+from dsnet.slimming.pretrained import PRETRAINED
 from dsnet.slimming.widths import WIDTHS, Share
 
 
@@ -55,7 +55,7 @@ def pretrained_model(
     found = PRETRAINED[name]
     size = image_size or found.image_size
     net = slim(found.model(size), torch.zeros(1, 3, size, size), widths, cut, name=name)
-    net.card = replace(net.card, preprocessing=cropped(found.preprocessing, size))
+    net.card = replace(net.card, preprocessing=found.preprocessing)
     if num_classes in (None, net.spec.num_classes):
         return net
     fresh = Supernet(replace(net.spec, num_classes=num_classes)).eval()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -47,8 +47,3 @@ PRETRAINED = {
     )
     for number, image_size in enumerate((224, 240, 260))
 }
-
-
-def cropped(preprocessing: Preprocessing, image_size: int) -> Preprocessing:
-    """The preprocessing with the crop that these weights were evaluated with: a border of 32 pixels."""
-    return replace(preprocessing, crop=image_size / (image_size + 32))

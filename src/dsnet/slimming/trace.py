@@ -73,7 +73,8 @@ def trace_module(model: nn.Module, example: Tensor) -> Traced:
         raise SlimError(untraceable(error)) from error
     finally:
         model.train(mode)
-    return Reader(program, dict(model.named_parameters()) | dict(model.named_buffers())).read()
+    held = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    return Reader(program, held).read()
 
 
 @contextmanager

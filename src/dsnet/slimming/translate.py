@@ -77,6 +77,21 @@ def nothing(reader: Reader, node: fx.Node, x: fx.Node, *args: Any, **options: An
     return reader.value(x, node)
 
 
+@translates("expand", "expand_as")
+def expand(reader: Reader, node: fx.Node, x: fx.Node, *args: Any, **options: Any) -> str:
+    """Sums and products repeat the axes of one pixel themselves."""
+    kinds = {str(user.target).removeprefix("aten.").partition(".")[0].removesuffix("_") for user in node.users}
+    if not kinds <= {"add", "sub", "mul", "div"} and shape_of(node) != shape_of(x):
+        raise refuse(reader, node, f"repeats a map for {', '.join(sorted(kinds))}; only sums and products repeat maps")
+    return reader.value(x, node)
+
+
+@translates("zeros_like", "ones_like")
+def constant(reader: Reader, node: fx.Node, x: fx.Node, **options: Any) -> str:
+    zeros = reader.add(node, "mul", [reader.value(x, node)], number=0.0)
+    return zeros if "zeros" in str(node.target) else reader.add(node, "add", [zeros], number=1.0)
+
+
 @translates("to", "_to_copy")
 def cast(reader: Reader, node: fx.Node, x: fx.Node, *args: Any, **options: Any) -> str:
     if node.meta["val"].dtype != x.meta["val"].dtype:
