@@ -155,6 +155,25 @@ class Shuffled(nn.Module):
 
 
 @cnn
+class Interleaved(nn.Module):
+    """Convolutions of two large groups around a shuffle, attention over places from means and maxima of channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.hidden, self.depth = conv(3, 32), conv(32, 64, 1, groups=2), conv(64, 64, groups=64)
+        self.out, self.look, self.fc = conv(64, 48, 1, groups=2), nn.Conv2d(2, 1, 3, padding=1), nn.Linear(48, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.hidden(F.avg_pool2d(self.stem(x), 2))
+        b, c, h, w = x.shape
+        x = x.reshape(b, 2, c // 2, h, w).permute(0, 2, 1, 3, 4).flatten(1, 2)
+        x = self.out(self.depth(x))
+        seen = torch.cat([x.mean(1, keepdim=True), x.max(1)[0].unsqueeze(1)], 1)
+        x = x * torch.sigmoid(self.look(seen)).expand_as(x)
+        return self.fc(F.adaptive_max_pool2d(x, 1).flatten(1)) * 0.5
+
+
+@cnn
 class Hourglass(nn.Module):
     """Maps that shrink and grow, attention over places, scales for each channel, a norm on vectors."""
 

@@ -66,8 +66,8 @@ def avg_pool(
     return graph.op("AveragePool", x, **attributes, ceil_mode=int(ceil_mode), count_include_pad=included)
 
 
-def mean(graph: Graph, x: str, axes: Any, keep: bool) -> str:
-    return graph.op("ReduceMean", x, graph.constant(list(axes)), keepdims=int(keep))
+def reduce(kind: str) -> Callable[..., str]:
+    return lambda graph, x, axes, keep: graph.op(kind, x, graph.constant(list(axes)), keepdims=int(keep))
 
 
 def get_item(graph: Graph, x: Any, item: Any) -> Any:
@@ -189,6 +189,8 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.clamp: clip,
     torch.softmax: lambda graph, x, axis: graph.op("Softmax", x, axis=axis),
     torch.log_softmax: lambda graph, x, axis: graph.op("LogSoftmax", x, axis=axis),
+    torch.sum: reduce("ReduceSum"),
+    torch.amax: reduce("ReduceMax"),
     torch.maximum: binary("Max"),
     torch.minimum: binary("Min"),
     F.max_pool2d: max_pool,
@@ -209,7 +211,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     "exp": unary("Exp"),
     "log_softmax": lambda graph, x, axis: graph.op("LogSoftmax", x, axis=axis),
     "softmax": lambda graph, x, axis: graph.op("Softmax", x, axis=axis),
-    "mean": mean,
+    "mean": reduce("ReduceMean"),
     "permute": lambda graph, x, *order: graph.op("Transpose", x, perm=order),
     "flatten": lambda graph, x, axis: graph.op("Flatten", x, axis=axis),
     "unflatten": unflatten,

@@ -181,9 +181,9 @@ class LayerWriter(fx.Interpreter):
 
 
 def rows_and_columns(layer: SliceConv2d, w_in: int, w_out: int) -> list[Count]:
-    """The filters of a convolution at a width, and what they read. Filters of a grouped one stay whole."""
+    """The filters of a convolution at a width, and what they read. Filters may stay whole in a grouped one."""
     rows = counted(layer.cout, w_out)
-    return [rows] if layer.groups > 1 else [rows, counted(layer.cin, w_in)]
+    return [rows] if layer.inside is None else [rows, counted(layer.inside, w_in)]
 
 
 def conv_attributes(layer: SliceConv2d, w_in: int) -> dict[str, Any]:

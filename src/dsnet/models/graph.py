@@ -244,6 +244,8 @@ def writing(spec: GraphSpec, node: Node, shared: bool) -> Channels:
 
 def conv(spec: GraphSpec, node: Node, shared: bool) -> Sliceable:
     options: dict[str, Any] = dict(node.options)
+    if options.pop("inside", False):  # all groups read alike
+        options["inside"] = spec.counts(node.reads[: len(node.reads) // options["groups"]], shared=shared)
     return SliceConv2d(reading(spec, node, shared), writing(spec, node, shared), **options)
 
 

@@ -85,6 +85,8 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "reshape": lambda x, sizes: x.flatten(1).unflatten(1, sizes),
     "permute": lambda x, order: x.permute(*order),
     "mean": lambda x, dims, keep: x.mean(dims, keep),
+    "sum": lambda x, dims, keep: torch.sum(x, dims, keep),
+    "amax": lambda x, dims, keep: torch.amax(x, dims, keep),
     "pad": pad,
     "pad_channels": lambda x, before, behind: F.pad(x, (0, 0, 0, 0, before, behind)),
     "resize": resize,

@@ -98,9 +98,10 @@ def pair(value: int | Pair) -> Pair:
 
 
 class SliceConv2d(Sliceable):
-    """Convolution, equation (2): the leading filters and input channels. Grouped ones lose whole groups.
+    """Convolution, equation (2): the leading filters and input channels. A grouped one loses whole groups, or channels
+    inside of all its groups.
 
-    padding: half of the kernel unless given.
+    padding: half of the kernel unless given. inside: the channels that each group reads, if all groups are kept.
     """
 
     def __init__(
@@ -114,8 +115,10 @@ class SliceConv2d(Sliceable):
         dilation: int | Pair = 1,
         groups: int = 1,
         bias: bool = False,
+        inside: Channels | None = None,
     ) -> None:
         super().__init__()
+        self.inside = cin if groups == 1 else inside
         self.cin, self.cout, self.kernel, self.stride = cin, cout, pair(kernel), pair(stride)
         half = (self.kernel[0] // 2, self.kernel[1] // 2)
         self.padding, self.dilation, self.groups = half if padding is None else pair(padding), pair(dilation), groups
@@ -124,11 +127,11 @@ class SliceConv2d(Sliceable):
         self.bias = None if conv.bias is None else nn.Parameter(conv.bias.detach())
 
     def groups_at(self, w_in: int) -> int:
-        return 1 if self.groups == 1 else self.cin[w_in] * self.groups // self.cin.max
+        return self.groups if self.inside is not None else self.cin[w_in] * self.groups // self.cin.max
 
     def sliced(self, w_in: Width, w_out: Width) -> Tensor:
         rows = leading(self.weight, self.cout, index(w_out))
-        return rows if self.groups > 1 else leading(rows, self.cin, index(w_in), 1)
+        return rows if self.inside is None else leading(rows, self.inside, index(w_in), 1)
 
     def shift(self, w_out: Width) -> Tensor | None:
         """The bias at a width."""

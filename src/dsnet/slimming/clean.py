@@ -17,8 +17,8 @@ from dsnet.slimming.trace import Op, Traced
 EPS = 1e-5
 STARTS_AT_ZERO = {
     "relu", "relu6", "silu", "hardswish", "tanh", "mish", "selu", "gelu", "abs", "sqrt", "neg", "leaky_relu", "elu",
-    "max_pool", "avg_pool", "global_max", "global_pool", "flatten", "axes", "mean", "pad", "pad_channels", "resize",
-    "crop", "take", "prelu", "shuffle", "cat", "maximum", "minimum",
+    "max_pool", "avg_pool", "global_max", "global_pool", "flatten", "axes", "mean", "sum", "amax",
+    "pad", "pad_channels", "resize", "crop", "take", "prelu", "shuffle", "cat", "maximum", "minimum",
 }  # fmt: skip
 
 
@@ -30,8 +30,7 @@ def add_masks(traced: Traced, cut: int, sliced: Callable[[str], bool]) -> list[O
     sources: dict[str, set[str]] = {op.name: set() for op in traced.ops[: cut + 1]}
     needed: set[str] = set()
     for op in traced.ops[cut + 1 :]:
-        dense = op.kind == "linear" or (op.kind == "conv" and op.options["groups"] == 1)
-        if dense:
+        if op.dense:
             needed |= sources[op.inputs[0]]
         sources[op.name] = set() if not sliced(op.name) else unclean(op, sources)
     return insert(traced, needed)

@@ -15,8 +15,8 @@ from dsnet.models.graph import CLASSES, IMAGE, LAYERS, GraphSpec, Node, Part
 from dsnet.models.supernet import Supernet
 from dsnet.slimming import translate  # noqa: F401  the translations of operators
 from dsnet.slimming.clean import add_masks
-from dsnet.slimming.cut import find_classifier, find_cut, madds
-from dsnet.slimming.groups import Groups, Layout, find_groups, parts_between
+from dsnet.slimming.cut import find_classifier, find_cut, madds, slimmest
+from dsnet.slimming.groups import FEW, Groups, Layout, find_groups, parts_between
 from dsnet.slimming.trace import Op, Traced, trace_module
 from dsnet.slimming.widths import MULTIPLE, WIDTHS, Share, find_widths
 
@@ -66,17 +66,30 @@ def plan(
     traced = trace_module(model, example)
     classifier = find_classifier(traced)
     answer = traced.ops[classifier].name
-    groups, layouts = find_groups(traced, answer)
-    place = find_cut(traced, groups, layouts, classifier, cut)
+    # Grouped convolutions keep all their groups or lose some; what saves more depends on the layers around them.
+    tried = [(copied(traced), few) for few in ((FEW, 0) if has_groups(traced) else (0,))]
+    found = [(each, *find_groups(each, answer, few)) for each, few in tried]
+    cuts = [find_cut(*each, classifier, cut) for each in found]
+    best = min(range(len(found)), key=lambda number: slimmest(*found[number], cuts[number]))
+    (traced, groups, layouts), place = found[best], cuts[best]
     for op in traced.ops[: place + 1]:
         groups.fix(layouts[op.name], "it belongs to the shared front")
     fix_squeezes(traced, groups, layouts)
     counts = find_widths(traced, groups, layouts, widths, multiple=multiple, overrides=overrides)
-    found = Plan(traced, groups, layouts, answer, traced.ops[place].name, counts, [])
-    found.norms = add_masks(traced, place, found.sliced)
+    result = Plan(traced, groups, layouts, answer, traced.ops[place].name, counts, [])
+    result.norms = add_masks(traced, place, result.sliced)
     for op in traced.ops:  # what was inserted passes its channels on
         layouts.setdefault(op.name, layouts[op.inputs[0]] if op.inputs else [])
-    return found
+    return result
+
+
+def has_groups(traced: Traced) -> bool:
+    return any(op.kind == "conv" and 1 < int(op.options["groups"]) <= FEW for op in traced.ops)  # type: ignore[arg-type]
+
+
+def copied(traced: Traced) -> Traced:
+    """The same operations, which can be changed."""
+    return Traced([replace(op, options=dict(op.options)) for op in traced.ops], traced.notes)
 
 
 def fix_squeezes(traced: Traced, groups: Groups, layouts: Mapping[str, Layout]) -> None:
@@ -104,6 +117,9 @@ def spec_of(found: Plan, name: str) -> GraphSpec:
         layout = found.layout(op_name)
         if op_name == found.classifier or op_name in behind:
             return ((CLASSES, 1),)
+        return numbered(layout)
+
+    def numbered(layout: Layout) -> tuple[Part, ...]:
         return tuple((IMAGE if group == own and factor == 1 else numbers[group], factor) for group, factor in layout)
 
     behind = {op.name for op in ops[answer:]}
@@ -114,12 +130,15 @@ def spec_of(found: Plan, name: str) -> GraphSpec:
             first, last = parts_between(groups, found.layouts[op.inputs[0]], options["start"], options["stop"])  # type: ignore[arg-type]
             options = {"first": first, "last": last}
         layer = op.kind in LAYERS
+        reads = parts(op.inputs[0]) if layer else ()
+        if op.inside is not None:
+            reads = numbered(groups.resolve(op.inside)) * op.options["groups"]  # type: ignore[operator]
         nodes.append(
             Node(
                 name=op.name,
                 op=op.kind,
                 inputs=tuple(op.inputs),
-                reads=parts(op.inputs[0]) if layer else (),
+                reads=reads,
                 writes=parts(op.name) if layer or op.name == found.cut else (),
                 options=tuple(options.items()),
             )

@@ -15,12 +15,14 @@ from dsnet.models.graph import Part
 from dsnet.slimming.trace import Op, Shape, Traced
 
 Layout = list[Part]
+FEW, LARGE = 8, 16  # convolutions of at most so many groups, of at least so many channels, may keep all their groups
 
 
 class Groups:
     """Groups that can be tied, split and coarsened. Layouts stay valid: `resolve` expresses them in today's groups."""
 
-    def __init__(self) -> None:
+    def __init__(self, few: int = FEW) -> None:
+        self.few = few
         self.members: list[int] = []
         self.made_of: dict[int, Layout] = {}  # groups that were replaced, by those that replaced them
         self.reasons: dict[int, str] = {}  # why groups are fixed
@@ -119,6 +121,20 @@ class Groups:
             start += self.size(part)
         return start == at
 
+    def alike(self, layout: Layout, count: int) -> Layout:
+        """Make a map of some equal blocks that share their groups, and return the layout of one. Where that is
+        impossible, the map is fixed."""
+        side = sum(map(self.size, self.resolve(layout))) // count
+        if not all(self.boundary(layout, block * side) for block in range(1, count)):
+            reason = f"its {count} blocks are not alike"
+            self.fix(layout, reason)
+            return self.new(side, reason)
+        ends = [parts_between(self, layout, block * side, (block + 1) * side) for block in range(count)]
+        first, *others = (self.resolve(layout)[slice(*places)] for places in ends)
+        for other in others:
+            self.tie(first, other, f"its {count} blocks are not alike")
+        return first
+
     def whole(self, layout: Layout, channels: int) -> bool:
         """Make members hold a multiple of some channels. False if a part does not divide."""
         if any(self.size(part) % channels for part in self.resolve(layout)):
@@ -129,9 +145,12 @@ class Groups:
         )
 
 
-def find_groups(traced: Traced, answer: str) -> tuple[Groups, dict[str, Layout]]:
-    """The groups of a network, and the layout of every value. answer: The name of the classifier."""
-    groups, layouts, shapes = Groups(), dict[str, Layout](), traced.shapes
+def find_groups(traced: Traced, answer: str, few: int = FEW) -> tuple[Groups, dict[str, Layout]]:
+    """The groups of a network, and the layout of every value.
+
+    answer: The name of the classifier. few: Convolutions of at most so many groups keep all of them.
+    """
+    groups, layouts, shapes = Groups(few), dict[str, Layout](), traced.shapes
     for op in traced.ops:
         inputs = [layouts[name] for name in op.inputs]
         if op.kind == "image":
@@ -152,7 +171,7 @@ def passed(groups: Groups, op: Op, inputs: Sequence[Layout], shapes: Sequence[Sh
 
 
 def opaque(groups: Groups, op: Op, inputs: Sequence[Layout], shapes: Sequence[Shape]) -> Layout:
-    reason = f"{op.name} ({op.kind}) reads its channels in another order than theirs"
+    reason = f"{op.name} ({op.kind}) needs all of its channels, in their order"
     for layout in inputs:
         groups.fix(layout, reason)
     return groups.new(op.shape[0], reason)
@@ -163,6 +182,9 @@ def conv(groups: Groups, op: Op, inputs: Sequence[Layout], shapes: Sequence[Shap
     if count == 1:
         return groups.new(op.shape[0])
     reads, writes = shapes[0][0] // count, op.shape[0] // count
+    if count <= groups.few and reads >= LARGE:
+        op.options["inside"], op.inside = True, groups.alike(inputs[0], count)
+        return groups.new(writes) * count
     if not groups.whole(inputs[0], reads):
         reason = f"the {count} groups of {op.name} do not fit its parts"
         groups.fix(inputs[0], reason)
@@ -175,6 +197,15 @@ def conv(groups: Groups, op: Op, inputs: Sequence[Layout], shapes: Sequence[Shap
         else:
             found.append((group, factor // reads * writes))
     return found
+
+
+def shuffle(groups: Groups, op: Op, inputs: Sequence[Layout], shapes: Sequence[Shape]) -> Layout:
+    """A shuffle of blocks that are alike makes members of the channels that have the same place in each."""
+    count: int = op.options["groups"]  # type: ignore[assignment]
+    block = groups.alike(inputs[0], count)
+    if groups.is_fixed(inputs[0]):
+        return groups.new(op.shape[0], f"{op.name} shuffles maps whose parts do not fit")
+    return [(group, factor * count) for group, factor in groups.resolve(block)]
 
 
 def linear(groups: Groups, op: Op, inputs: Sequence[Layout], shapes: Sequence[Shape]) -> Layout:
@@ -251,8 +282,9 @@ RULES: dict[str, Rule] = {
     "cat": cat,
     "take": take,
     "flatten": flatten,
-    **dict.fromkeys(("reshape", "permute", "shuffle"), opaque),
-    **dict.fromkeys(("softmax", "log_softmax", "mean", "crop"), along),
+    **dict.fromkeys(("reshape", "permute"), opaque),
+    "shuffle": shuffle,
+    **dict.fromkeys(("softmax", "log_softmax", "mean", "sum", "amax", "crop"), along),
     "pad_channels": pad_channels,
 }
 """What each operation does to the channels; all others pass them on."""

@@ -56,9 +56,9 @@ def reorder(plan: Plan, op: Op, orders: dict[int, Tensor]) -> None:
     rows = places(plan, plan.layout(op.name), orders)
     for kind, tensor in op.tensors.items():
         op.tensors[kind] = tensor[rows]
-    if op.kind == "linear" or (op.kind == "conv" and op.options["groups"] == 1):
-        columns = places(plan, plan.layout(op.inputs[0]), orders)
-        op.tensors["weight"] = op.tensors["weight"][:, columns]
+    if op.dense:
+        block = plan.layout(op.inputs[0]) if op.inside is None else plan.groups.resolve(op.inside)
+        op.tensors["weight"] = op.tensors["weight"][:, places(plan, block, orders)]
 
 
 def places(plan: Plan, layout: Layout, orders: dict[int, Tensor]) -> Tensor:
@@ -85,13 +85,14 @@ def spread(plan: Plan, layout: Layout, values: Tensor, scores: Scores) -> None:
 def readers(plan: Plan) -> Iterator[tuple[Op, Layout]]:
     """The dense layers, and the layouts of what they read."""
     for op in plan.ops:
-        if op.kind == "linear" or (op.kind == "conv" and op.options["groups"] == 1):
+        if op.dense:
             yield op, plan.layout(op.inputs[0])
 
 
 def columns(op: Op, norm: int) -> Tensor:
     """The norm of the weights that read each channel."""
-    return op.tensors["weight"].double().transpose(0, 1).flatten(1).norm(norm, 1)
+    blocks = op.tensors["weight"].double().unflatten(0, (int(op.options.get("groups", 1)), -1))  # type: ignore[arg-type]
+    return blocks.transpose(1, 2).flatten(2).norm(norm, 2).flatten()
 
 
 def by_scale(plan: Plan, images: Tensor | None) -> Scores:

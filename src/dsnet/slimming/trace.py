@@ -36,6 +36,7 @@ class Op:
         options: Numbers that belong to the operation.
         tensors: Its weights and statistics, by their names in the layer.
         place: Name of the module that called it.
+        inside: Layout of what each group of a convolution reads, if all its groups are kept.
     """
 
     name: str
@@ -45,6 +46,14 @@ class Op:
     options: dict[str, Value] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     place: str = ""
+    inside: list[tuple[int, int]] | None = None
+
+    @property
+    def dense(self) -> bool:
+        """Whether it is a layer whose outputs each read several channels, which may not all be kept."""
+        return self.kind == "linear" or (
+            self.kind == "conv" and (self.options["groups"] == 1 or self.inside is not None)
+        )
 
 
 @dataclass

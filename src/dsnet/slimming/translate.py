@@ -260,9 +260,9 @@ def per_channel(reader: Reader, node: fx.Node, x: fx.Node, held: Tensor, kind: s
 
 
 @translates("maximum", "max", "minimum")
-def larger(reader: Reader, node: fx.Node, a: fx.Node, b: fx.Node) -> str:
-    if not isinstance(b, fx.Node):
-        raise refuse(reader, node, "takes a maximum along an axis; torch.maximum of two maps is known")
+def larger(reader: Reader, node: fx.Node, a: fx.Node, b: Any = None, keepdim: bool = False) -> Any:
+    if not isinstance(b, fx.Node):  # along an axis: torch returns places as well
+        return [reduced(reader, node, "amax", a, b, keepdim, shape=tuple(node.meta["val"][0].shape[1:])), ""]
     kind = "minimum" if "minimum" in str(node.target) else "maximum"
     return reader.add(node, kind, [reader.value(a, node), reader.value(b, node)])
 
@@ -312,34 +312,40 @@ def avg_pool(
 
 @translates("adaptive_avg_pool2d", "adaptive_max_pool2d")
 def adaptive_pool(reader: Reader, node: fx.Node, x: fx.Node, size: Any) -> Any:
-    name, sides, before = reader.value(x, node), pair(size), shape_of(x)[1:]
-    average = "avg" in str(node.target)
+    name, sides, (channels, *before) = reader.value(x, node), pair(size), shape_of(x)
+    average, shape = "avg" in str(node.target), (channels, *sides)
+    if sides == (1, 1) and average:
+        return reader.add(node, "global_pool", [name], keep=True)
     if sides == (1, 1):
-        found = (
-            reader.add(node, "global_pool", [name], keep=True) if average else reader.add(node, "global_max", [name])
-        )
-        return found if average else [found, ""]
-    steps = tuple(side // count for side, count in zip(before, sides, strict=True))
-    if before != tuple(step * count for step, count in zip(steps, sides, strict=True)):
-        raise refuse(
-            reader, node, f"pools a map {before} to {sides}, which does not divide it; choose another image size"
-        )
+        return [reader.add(node, "global_max", [name], shape=shape), ""]  # torch returns places as well
+    steps = (before[0] // sides[0], before[1] // sides[1])
+    if (steps[0] * sides[0], steps[1] * sides[1]) != tuple(before):
+        raise refuse(reader, node, f"pools a map {before} to {sides}, which does not divide it; choose another size")
     options: dict[str, Any] = {"kernel": steps, "stride": steps, "padding": (0, 0), "ceil": False}
     if not average:
-        return [reader.add(node, "max_pool", [name], **options, dilation=(1, 1)), ""]
+        return [reader.add(node, "max_pool", [name], shape=shape, **options, dilation=(1, 1)), ""]
     return name if steps == (1, 1) else reader.add(node, "avg_pool", [name], **options, include=True)
 
 
 @translates("mean")
 def mean(reader: Reader, node: fx.Node, x: fx.Node, dims: Any = None, keepdim: bool = False, dtype: Any = None) -> str:
+    return reduced(reader, node, "mean", x, dims, keepdim)
+
+
+@translates("sum", "amax")
+def total(reader: Reader, node: fx.Node, x: fx.Node, dims: Any = None, keepdim: bool = False, dtype: Any = None) -> str:
+    return reduced(reader, node, "amax" if "amax" in str(node.target) else "sum", x, dims, keepdim)
+
+
+def reduced(reader: Reader, node: fx.Node, kind: str, x: fx.Node, dims: Any, keep: bool, **more: Any) -> str:
     rank = len(shape_of(x)) + 1
     axes = sorted(dim % rank for dim in ([dims] if isinstance(dims, int) else dims or range(rank)))
     name = reader.value(x, node)
-    if rank == 4 and axes == [2, 3]:
-        return reader.add(node, "global_pool", [name], keep=keepdim)
+    if kind == "mean" and rank == 4 and axes == [2, 3]:
+        return reader.add(node, "global_pool", [name], keep=keep)
     if 0 in axes:
         raise refuse(reader, node, "averages over the images of a batch; every image must have an answer of its own")
-    return reader.add(node, "mean", [name], dims=tuple(axes), keep=keepdim)
+    return reader.add(node, kind, [name], dims=tuple(axes), keep=keep, **more)
 
 
 @translates("view", "reshape", "flatten", "squeeze", "unsqueeze", "_unsafe_view", "unflatten")
@@ -355,6 +361,9 @@ def reshape(reader: Reader, node: fx.Node, x: fx.Node, *args: Any) -> str:
         return reader.add(node, "axes", [name], rank=len(after) + 1)
     if len(after) == 1:
         return reader.add(node, "flatten", [name])
+    made = next(op for op in reader.ops if op.name == name)
+    if made.kind in ("mean", "sum", "amax") and made.options["dims"] == (1,) and after == (1, *before):
+        return reader.add(node, made.kind, made.inputs, dims=(1,), keep=True)
     if (shuffled := shuffle(reader, name, after)) is not None:
         source, groups = shuffled
         return reader.add(node, "shuffle", [source], groups=groups)

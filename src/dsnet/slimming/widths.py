@@ -52,8 +52,11 @@ def find_widths(
     shares = pairs(widths)
     if multiple < 1:
         raise SlimError(f"channels are rounded to multiples of {multiple}; it must be at least 1")
-    used = {part for op in traced.ops for part in groups.resolve(layouts[op.name])}
-    units = {group: min(f for g, f in used if g == group) for group in {group for group, _ in used}}
+    units: dict[int, int] = {}  # channels that a member has, in the map where they are fewest
+    for op in traced.ops:
+        for layout in (layouts[op.name], op.inside or []):
+            for group, channels in together(groups.resolve(layout)).items():
+                units[group] = min(units.get(group, channels), channels)
     residual = {group for layout in groups.residual for group, _ in groups.resolve(layout)}
     own = overridden(traced, groups, layouts, overrides or {}, len(shares))
     found = {}
@@ -68,6 +71,14 @@ def find_widths(
             min(total, step * max(1, round(part * total / step))) if part < 1 else total for part in kept
         )
     check_apart(found, widths)
+    return found
+
+
+def together(layout: Layout) -> dict[int, int]:
+    """The channels that each member of a group has in a map."""
+    found: dict[int, int] = {}
+    for group, factor in layout:
+        found[group] = found.get(group, 0) + factor
     return found
 
 
