@@ -221,7 +221,7 @@ def smallest(spec: GraphSpec) -> GraphSpec:
 def check_same(model: nn.Module, net: Supernet, example: Tensor) -> float:
     """Compare the widest path with the original on noise. Returns the largest difference, as a share of the spread."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, *example.shape[1:], generator=generator)
+    x = torch.randn(3, *example.shape[1:], generator=generator)
     mode = model.training
     with torch.no_grad():
         wanted, given = model.eval()(x).flatten(1), net(x, net.space.widest)

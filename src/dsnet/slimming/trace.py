@@ -181,6 +181,8 @@ class Reader:
         if node.target is operator.getitem:
             values, number = node.args
             return self.names[values][number]  # type: ignore[index]
+        if node.all_input_nodes and all(each.name in self.tensors for each in node.all_input_nodes):
+            return self.computed(node)
         kind = str(node.target).removeprefix("aten.").partition(".")[0]
         kind = kind if kind.startswith("_") else kind.removesuffix("_")  # in-place operators
         if kind not in TRANSLATIONS:
@@ -189,6 +191,14 @@ class Reader:
                 f"linear layers, norms, activations, pooling, sums, products or concatenations"
             )
         return TRANSLATIONS[kind](self, node, *node.args, **node.kwargs)
+
+    def computed(self, node: fx.Node) -> None:
+        """Compute what depends on parameters alone, such as weights that are made from others."""
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: self.tensors[each.name])
+        with torch.no_grad():
+            found = node.target(*args, **kwargs)  # type: ignore[operator]
+        if isinstance(found, Tensor):
+            self.tensors[node.name] = found
 
     def describe(self, node: fx.Node) -> str:
         place = place_of(node)
