@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from dsnet.export.dynamic import export_onnx
     from dsnet.export.int8 import quantisation
     from dsnet.hub import from_pretrained, push_to_hub, save_pretrained
-    from dsnet.models import DynamicRunner, count, create_model, extract, list_models, route
+    from dsnet.models import DynamicRunner, count, extract, list_models, route
     from dsnet.opening import open_runner
     from dsnet.routing.tracking import BudgetTracker
+    from dsnet.slimming.create import create_model
+    from dsnet.slimming.network import slim
     from dsnet.tasks import load, save
     from dsnet.weights.sorting import sort_channels
 
@@ -24,7 +26,7 @@ _ROOMS = {
     "DynamicRunner": "dsnet.models",
     "Run": "dsnet.api",
     "count": "dsnet.models",
-    "create_model": "dsnet.models",
+    "create_model": "dsnet.slimming.create",
     "evaluate": "dsnet.api",
     "export_bundle": "dsnet.export.bundle",
     "export_onnx": "dsnet.export.dynamic",
@@ -39,6 +41,7 @@ _ROOMS = {
     "route": "dsnet.models",
     "save": "dsnet.tasks",
     "save_pretrained": "dsnet.hub",
+    "slim": "dsnet.slimming.network",
     "sort_channels": "dsnet.weights.sorting",
     "train": "dsnet.api",
 }
@@ -64,6 +67,7 @@ __all__ = [
     "route",
     "save",
     "save_pretrained",
+    "slim",
     "sort_channels",
     "train",
 ]

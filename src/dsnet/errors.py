@@ -29,6 +29,10 @@ class RoutingError(ValueError):
     """The router's scores are unusable, or no route meets the request."""
 
 
+class SlimError(ValueError):
+    """A network that `dsnet slim` cannot convert; the message names the operation and the remedy."""
+
+
 class TrainingError(ValueError):
     """Training cannot go on; the message says where it stands and what to do."""
 

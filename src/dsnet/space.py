@@ -38,13 +38,37 @@ class Channels:
 
     A map that no choice point controls has one entry; a map whose size is fixed but whose values
     depend on a choice point (a head convolution behind the gate) has equal entries, one per width.
+
+    parts: The counts of the maps that a concatenation is made of, if there are several: each keeps its own leading
+    channels.
     """
 
     counts: tuple[int, ...]
+    parts: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.counts or min(self.counts) < 1 or list(self.counts) != sorted(self.counts):
             raise ValueError(f"channel counts {self.counts} must be positive and must not fall from slimmest to widest")
+
+    @classmethod
+    def joined(cls, parts: Sequence[Channels]) -> Channels:
+        """The channels of a concatenation."""
+        counts = tuple(map(sum, zip(*(part.counts for part in parts), strict=True)))
+        pieces = [piece for part in parts for piece in part.parts or (part.counts,)]
+        whole = all(min(piece) == max(piece) for piece in pieces[:-1])
+        return cls(counts) if whole else cls(counts, tuple(pieces))
+
+    def ranges(self, width: int) -> list[tuple[int, int]]:
+        """The channels of a width among those of the widest, as ranges [start, stop) that do not touch."""
+        found: list[tuple[int, int]] = []
+        start = 0
+        for piece in self.parts or (self.counts,):
+            if found and found[-1][1] == start:
+                found[-1] = found[-1][0], start + piece[width]
+            else:
+                found.append((start, start + piece[width]))
+            start += piece[-1]
+        return found
 
     @classmethod
     def of(cls, counts: int | Sequence[int], widths: int = 1) -> Channels:
@@ -66,7 +90,8 @@ class Channels:
         return iter(self.counts)
 
     def __mul__(self, factor: int) -> Channels:
-        return Channels(tuple(factor * count for count in self.counts))
+        parts = tuple(tuple(factor * count for count in piece) for piece in self.parts)
+        return Channels(tuple(factor * count for count in self.counts), parts)
 
     @property
     def max(self) -> int:

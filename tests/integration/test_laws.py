@@ -93,7 +93,7 @@ def test_laws_hold_for_every_gate_design(name: str, slimming: str, shared: bool)
 
 
 def test_a_dropped_mask_breaks_the_mixed_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SliceGroupNorm, "mixed", lambda self, x, mix: self.normalise(x, self.channels[mix.widest]))
+    monkeypatch.setattr(SliceGroupNorm, "mixed", lambda self, x, mix: self.sliced(x, mix.widest))
     with torch.no_grad(), pytest.raises(AssertionError, match="of the spread"):
         check_mixed(randomised("ds_resnet_tiny"))
 

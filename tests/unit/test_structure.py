@@ -35,6 +35,7 @@ ROOMS = [
     ["models"],
     ["checkpoint"],
     ["weights"],
+    ["slimming"],
     ["data"],
     ["training"],
     ["export"],

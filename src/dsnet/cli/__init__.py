@@ -26,6 +26,7 @@ COMMANDS = {
     "recalibrate": "Recompute the batch-norm statistics of every width and the budgets of the router.",
     "models": "List the models with their choice points, paths, MAdds and parameters.",
     "info": "Show the widths of a model with their channels, MAdds and parameters.",
+    "slim": "Turn any CNN, with its weights, into a dynamic network whose widest path computes the same.",
     "import": "Turn pretrained weights, or the authors' released DS-MBNet, into a folder that dsnet loads.",
 }
 ABOUT = "Dynamic slimmable networks: one set of weights, many widths, the width chosen for each input."

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from dsnet.export.layers import LayerWriter
+from dsnet.export.layers import LayerWriter, conv_attributes, rows_and_columns
 from dsnet.export.ranges import CLASSIFIER, Part, Range, covering, first_part, front_part, last_part, observe, rest_part
-from dsnet.export.writer import Graph, Quantised, array
+from dsnet.export.writer import Count, Graph, Quantised, array, counted, taken
 from dsnet.models.parts import LiveParts
-from dsnet.nn import Fixed, Gate, GlobalPool, SliceConv2d, SliceDepthwise, SliceLinear
+from dsnet.nn import Fixed, Gate, GlobalPool, SliceConv2d, SliceLinear
+from dsnet.nn.slicing import leading
 from dsnet.nn.tracing import trace
 
 LEAST = 64  # channels that a convolution reads at full width; all before the first such convolution stays in floats
@@ -95,8 +96,6 @@ def reads(layer: nn.Module) -> int:
     match layer:
         case SliceConv2d():
             return layer.cin.max
-        case SliceDepthwise():
-            return layer.channels.max
         case Fixed(layer=nn.Conv2d() as conv):
             return conv.in_channels
     return 0
@@ -123,35 +122,32 @@ class Int8Writer(LayerWriter):
 
     def layer(self, n: fx.Node, x: str, *widths: int) -> str:
         name, layer = str(n.target).removeprefix("root."), self.fetch_attr(str(n.target))
-        if name == CLASSIFIER:
-            return self.classifier(n, layer, layer.cin[widths[0]])
+        if name == CLASSIFIER and isinstance(layer, SliceLinear):
+            return self.classifier(n, layer, counted(layer.cin, widths[0]))
         if name not in self.int8.layers:
             return super().layer(n, self.out.real(x), *widths)
         match layer:
             case SliceConv2d():
-                counts = [layer.cout[widths[1]], layer.cin[widths[0]]]
-                return self.quantised_convolution(n, f"{name}.weight", layer.weight, counts, layer.stride)
-            case SliceDepthwise():
-                count = layer.channels[widths[0]]
-                return self.quantised_convolution(n, f"{name}.weight", layer.weight, [count], layer.stride, group=count)
+                counts, about = rows_and_columns(layer, widths[0], widths[-1]), conv_attributes(layer, widths[0])
+                bias = layer.shift(widths[-1])
+                return self.quantised_convolution(n, f"{name}.weight", layer.weight, counts, bias, about)
             case Fixed(layer=nn.Conv2d(groups=1, dilation=(1, 1), padding=(int(), int())) as conv):
-                assert conv.stride[0] == conv.stride[1]
-                weight, bias, pads = conv.weight, conv.bias, [*conv.padding] * 2
-                counts, stride = [conv.out_channels], conv.stride[0]
-                return self.quantised_convolution(
-                    n, f"{name}.layer.weight", weight, counts, stride, bias=bias, pads=pads
-                )
+                about = {"strides": list(conv.stride), "pads": [*conv.padding] * 2}
+                counts = [conv.out_channels]
+                return self.quantised_convolution(n, f"{name}.layer.weight", conv.weight, counts, conv.bias, about)
             case SliceLinear():
                 self.pooled.add(n)
                 counts = [layer.cout[widths[1]], layer.cin[widths[0]]]
-                weight = layer.weight[:, :, None, None]
-                return self.quantised_convolution(n, f"{name}.weight", weight, counts, bias=layer.bias)
+                weight, bias = layer.weight[:, :, None, None], layer.bias
+                return self.quantised_convolution(
+                    n, f"{name}.weight", weight, counts, None if bias is None else bias[: counts[0]], {}
+                )
             case GlobalPool():
                 self.pooled.add(n)
                 return self.quantise(n, self.out.op("GlobalAveragePool", self.out.real(self.codes(n.args[0]))))
         raise TypeError(f"{type(layer).__name__} has no INT8 form")
 
-    def classifier(self, n: fx.Node, layer: SliceLinear, columns: int) -> str:
+    def classifier(self, n: fx.Node, layer: SliceLinear, columns: Count) -> str:
         """A product of codes whose result is not rounded: the scores are floats."""
         x, out = self.codes(n.args[0]), self.out
         codes, steps = weight_codes(array(layer.weight), np.ones(len(layer.weight)))
@@ -214,37 +210,35 @@ class Int8Writer(LayerWriter):
         n: fx.Node,
         name: str,
         weight: Tensor,
-        counts: list[int],
-        stride: int = 1,
-        *,
-        group: int = 1,
-        bias: Tensor | None = None,
-        pads: list[int] | None = None,
+        counts: Sequence[Count],
+        bias: Tensor | None,
+        about: Mapping[str, Any],
     ) -> Quantised:
         """A convolution of codes. The batch norm behind it is folded into its scales, ReLU into the range of its
-        output."""
-        x, last, out, side = self.codes(n.args[0]), n, self.out, weight.shape[-1]
-        sign = scale = np.ones(len(weight), np.float32)
+        output.
+
+        bias: That of the filters in use. about: Attributes of the convolution.
+        """
+        x, last, out = self.codes(n.args[0]), n, self.out
+        sign = np.ones(len(weight), np.float32)
+        scale = taken(sign, counts[:1])
         shift = 0 * scale if bias is None else array(bias)
         if (found := self.norm_behind(n)) is not None:
             norm, width = found
-            sign, (scale, shift) = array(norm.weight), (array(rows[width]) for rows in norm.folded())
+            rows = (leading(row[width], norm.channels, width) for row in norm.folded())
+            sign, (scale, behind) = array(norm.weight), map(array, rows)
+            shift = shift * scale + behind
             last = next(iter(n.users))
         while len(last.users) == 1 and next(iter(last.users)).target in (F.relu, F.relu6):
             last = next(iter(last.users))
         codes, steps = weight_codes(array(weight), sign)
-        scales, biases = with_bias(
-            (steps * np.abs(scale))[: counts[0]], shift[: counts[0]], x.scale, terms=codes[0].size
-        )
+        scales, biases = with_bias(taken(steps, counts[:1]) * np.abs(scale), shift, x.scale, terms=codes[0].size)
         y = out.op(
             "Conv",
             out.real(x),
             out.decoded(out.sliced(name, codes, counts), scales),
             out.decoded(out.constant(biases, np.int32), scales * np.float32(x.scale)),
-            kernel_shape=[side, side],
-            strides=[stride] * 2,
-            pads=pads or [side // 2] * 4,
-            group=group,
+            **{"kernel_shape": list(weight.shape[2:]), **about},
         )
         result = self.quantise(last, y)
         while last is not n:

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from torch import fx, nn
 
-from dsnet.export.writer import Graph, array
-from dsnet.nn import Fixed, Gate, SliceBatchNorm2d, SliceConv2d, SliceDepthwise, SliceGroupNorm, SliceLinear
-from dsnet.nn.norm import EPS
-from dsnet.nn.slicing import GlobalPool, GridPool, StandardLinear
+from dsnet.export.functions import ELEMENTWISE, FUNCTIONS
+from dsnet.export.writer import Count, Graph, array, counted
+from dsnet.nn import Fixed, Gate, SliceBatchNorm2d, SliceConv2d, SliceGroupNorm, SliceLinear
+from dsnet.nn.maps import Mask, Shuffle, SlicePReLU, Take
+from dsnet.nn.slicing import GlobalPool, GridPool, StandardLinear, leading
 from dsnet.nn.tracing import trace
 
 if TYPE_CHECKING:
@@ -87,11 +86,7 @@ class LayerWriter(fx.Interpreter):
         x = self.vector(x)
         match layer:
             case SliceConv2d():
-                counts = [layer.cout[widths[1]], layer.cin[widths[0]]]
-                return self.convolution(n, layer, f"{name}.weight", x, counts, group=1)
-            case SliceDepthwise():
-                count = layer.channels[widths[0]]
-                return self.convolution(n, layer, f"{name}.weight", x, [count], group=count)
+                return self.convolution(n, layer, name, x, widths[0], widths[-1])
             case StandardLinear():
                 folded, bias = layer.sliced(*widths)
                 assert bias is not None
@@ -102,17 +97,32 @@ class LayerWriter(fx.Interpreter):
                 ]
                 return self.out.op("Gemm", x, *inputs, transB=1)
             case SliceLinear():
-                rows, columns = layer.cout[widths[1]], layer.cin[widths[0]]
+                rows, columns = counted(layer.cout, widths[1]), counted(layer.cin, widths[0])
                 inputs = [self.out.weight(f"{name}.weight", layer.weight, [rows, columns])]
                 if layer.bias is not None:
                     inputs.append(self.out.weight(f"{name}.bias", layer.bias, [rows]))
                 return self.out.op("Gemm", x, *inputs, transB=1)
             case SliceGroupNorm():
-                return group_norm(self.out, layer, name, x, layer.channels[widths[0]])
+                return group_norm(self.out, layer, name, x, counted(layer.channels, widths[0]))
             case Fixed():
                 return self.plain(layer.layer, f"{name}.layer", x)
+            case SliceBatchNorm2d():
+                return batch_norm(self.out, layer, x, widths[0])
+            case GlobalPool(keep=True):
+                return self.out.op("GlobalAveragePool", x)
             case GlobalPool():
                 return self.out.op("Flatten", self.out.op("GlobalAveragePool", x), axis=1)
+            case Mask():
+                return x
+            case Take():
+                start, count = layer.place(widths[0])
+                return self.out.op("Slice", x, *map(self.out.constant, ([start], [start + count], [1])))
+            case Shuffle():
+                return shuffle(self.out, x, layer.groups, layer.channels[widths[0]])
+            case SlicePReLU():
+                slopes = layer.weight[:, None, None]
+                kept = 1 if layer.shared else counted(layer.channels, widths[0])
+                return self.out.op("PRelu", x, self.out.weight(f"{name}.weight", slopes, [kept]))
             case GridPool():
                 return self.out.op("Flatten", grid_pool(self.out, layer, x), axis=1)
         raise TypeError(f"{type(layer).__name__} has no ONNX form")
@@ -141,27 +151,20 @@ class LayerWriter(fx.Interpreter):
                 return group_norm(self.out, layer, name, x, layer.num_channels)
         raise TypeError(f"{type(layer).__name__} has no ONNX form")
 
-    def convolution(
-        self, n: fx.Node, layer: SliceConv2d | SliceDepthwise, name: str, x: str, counts: list[int], *, group: int
-    ) -> str:
+    def convolution(self, n: fx.Node, layer: SliceConv2d, name: str, x: str, w_in: int, w_out: int) -> str:
         """A convolution, with the batch norm behind it folded into its weights."""
         scale, bias = None, []
+        counts = rows_and_columns(layer, w_in, w_out)
         norm_node = next(iter(n.users))
         if (found := self.norm_behind(n)) is not None:
             norm, width = found
-            scale, shift = (rows[width, : counts[0]] for rows in norm.folded())
-            bias = [self.out.constant(array(shift), np.float32)]
-        side, pad = layer.kernel, layer.kernel // 2
-        y = self.out.op(
-            "Conv",
-            x,
-            self.out.weight(name, layer.weight, counts, scale),
-            *bias,
-            kernel_shape=[side, side],
-            strides=[layer.stride] * 2,
-            pads=[pad] * 4,
-            group=group,
-        )
+            scale, shift = (leading(rows[width], norm.channels, width) for rows in norm.folded())
+            own = layer.shift(w_out)
+            bias = [self.out.constant(array(shift if own is None else shift + own * scale), np.float32)]
+        elif layer.bias is not None:
+            bias = [self.out.weight(f"{name}.bias", layer.bias, counts[:1])]
+        weight = self.out.weight(f"{name}.weight", layer.weight, counts, scale)
+        y = self.out.op("Conv", x, weight, *bias, **conv_attributes(layer, w_in))
         if scale is not None:
             self.folded[norm_node] = y
         return y
@@ -177,26 +180,54 @@ class LayerWriter(fx.Interpreter):
         return norm, width
 
 
-def group_norm(graph: Graph, layer: SliceGroupNorm | nn.GroupNorm, name: str, x: str, count: int) -> str:
+def rows_and_columns(layer: SliceConv2d, w_in: int, w_out: int) -> list[Count]:
+    """The filters of a convolution at a width, and what they read. Filters may stay whole in a grouped one."""
+    rows = counted(layer.cout, w_out)
+    return [rows] if layer.inside is None else [rows, counted(layer.inside, w_in)]
+
+
+def conv_attributes(layer: SliceConv2d, w_in: int) -> dict[str, Any]:
+    return {
+        "kernel_shape": list(layer.kernel),
+        "strides": list(layer.stride),
+        "pads": [*layer.padding] * 2,
+        "dilations": list(layer.dilation),
+        "group": layer.groups_at(w_in),
+    }
+
+
+def group_norm(graph: Graph, layer: SliceGroupNorm | nn.GroupNorm, name: str, x: str, kept: Count) -> str:
     """Normalise every group as one row, then scale and shift the channels with a batch norm of mean 0 and variance 1.
 
     benchmarks/group_norm.py compares the forms; this is the fastest in ONNX Runtime, and OpenVINO reads it.
     """
-    if isinstance(layer, nn.GroupNorm):
-        groups, epsilon = layer.num_groups, layer.eps
-    else:
-        groups, epsilon = count // layer.group_size, EPS
+    count = kept if isinstance(kept, int) else len(kept)
+    groups = layer.num_groups if isinstance(layer, nn.GroupNorm) else count // layer.group_size
     rows = graph.op("Reshape", x, graph.constant([0, groups, -1]))
     ones, zeros = (np.full(max(groups, count), value) for value in (1.0, 0.0))
     one, zero = (graph.constant(values[:groups], np.float32) for values in (ones, zeros))
-    rows = graph.op("InstanceNormalization", rows, one, zero, epsilon=epsilon)
+    rows = graph.op("InstanceNormalization", rows, one, zero, epsilon=layer.eps)
     y = graph.op("Reshape", rows, graph.op("Shape", x))
     scale, shift = (
-        graph.weight(f"{name}.{part}", tensor, [count])
+        graph.weight(f"{name}.{part}", tensor, [kept])
         for part, tensor in (("weight", layer.weight), ("bias", layer.bias))
     )
     mean, variance = (graph.constant(values, np.float32) for values in (zeros, ones))
     return graph.op("BatchNormalization", y, scale, shift, mean, variance, epsilon=0.0)
+
+
+def batch_norm(graph: Graph, layer: SliceBatchNorm2d, x: str, width: int) -> str:
+    """A batch norm that is not behind a convolution."""
+    held = layer.at(width)
+    names = ("weight", "bias", "running_mean", "running_var")
+    tensors = [graph.constant(array(held[name]), np.float32) for name in names]
+    return graph.op("BatchNormalization", x, *tensors, epsilon=layer.eps)
+
+
+def shuffle(graph: Graph, x: str, groups: int, channels: int) -> str:
+    rows = graph.op("Reshape", x, graph.constant([0, groups, channels // groups, -1]))
+    turned = graph.op("Transpose", rows, perm=[0, 2, 1, 3])
+    return graph.op("Reshape", turned, graph.op("Shape", x))
 
 
 def grid_pool(graph: Graph, layer: GridPool, x: str) -> str:
@@ -212,127 +243,3 @@ def grid_pool(graph: Graph, layer: GridPool, x: str) -> str:
             matrix[number, held.start : held.stop] = 1 / len(held)
     x = graph.op("MatMul", graph.constant(rows, np.float32), x)
     return graph.op("MatMul", x, graph.constant(columns.T, np.float32))
-
-
-def value(graph: Graph, item: Any) -> str:
-    """The name of a value: names are returned as they are, numbers and tensors become constants."""
-    if isinstance(item, str):
-        return item
-    return graph.constant(array(item) if isinstance(item, torch.Tensor) else item, np.float32)
-
-
-def binary(kind: str) -> Callable[..., str]:
-    return lambda graph, a, b: graph.op(kind, value(graph, a), value(graph, b))
-
-
-def unary(kind: str) -> Callable[..., str]:
-    return lambda graph, x: graph.op(kind, x)
-
-
-def silu(graph: Graph, x: str) -> str:
-    return graph.op("Mul", x, graph.op("Sigmoid", x))
-
-
-def relu6(graph: Graph, x: str) -> str:
-    return graph.op("Clip", x, graph.constant(0, np.float32), graph.constant(6, np.float32))
-
-
-def max_pool(graph: Graph, x: str, kernel: int, *, stride: int, padding: int, dilation: int, **flags: bool) -> str:
-    assert dilation == 1
-    assert not any(flags.values()), f"{flags} have no ONNX form"
-    return graph.op("MaxPool", x, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[padding] * 4)
-
-
-def get_item(graph: Graph, x: Any, item: Any) -> Any:
-    """One of several outputs, new axes at the end of a tensor, or a part of its last axis."""
-    if not isinstance(x, str):
-        return x[item]
-    if item[0] is Ellipsis:
-        (part,) = item[1:]
-        ends = [2**62 if part.stop is None else part.stop]
-        return graph.op("Slice", x, *map(graph.constant, ([part.start or 0], ends, [-1])))
-    axes = [axis for axis, part in enumerate(item) if part is None]
-    assert all(part is None or part == slice(None) for part in item), f"{item} has no ONNX form"
-    return graph.op("Unsqueeze", x, graph.constant(axes))
-
-
-def concat(graph: Graph, parts: list[str], axis: int = 0, *, dim: int | None = None) -> str:
-    return graph.op("Concat", *parts, axis=axis if dim is None else dim)
-
-
-def total(graph: Graph, x: str, axis: int, *, keepdim: bool) -> str:
-    return graph.op("ReduceSum", x, graph.constant([axis]), keepdims=int(keepdim))
-
-
-def clamp(graph: Graph, x: str, low: float, high: float) -> str:
-    return graph.op("Clip", x, graph.constant(low, np.float32), graph.constant(high, np.float32))
-
-
-def resize(graph: Graph, x: str, *, size: tuple[int, int], mode: str, **options: Any) -> str:
-    assert mode == "bilinear"
-    assert not any(options.values()), f"{options} have no ONNX form"
-    channels = graph.op("Shape", x, start=0, end=2)
-    sizes = graph.op("Concat", channels, graph.constant(size), axis=0)
-    attributes = {"mode": "linear", "coordinate_transformation_mode": "half_pixel"}
-    return graph.op("Resize", x, "", "", sizes, **attributes)
-
-
-def unflatten(graph: Graph, x: str, axis: int, sizes: tuple[int, ...]) -> str:
-    return graph.op("Reshape", x, graph.constant([0] * axis + list(sizes)))
-
-
-def clamp_min(graph: Graph, x: str, low: float) -> str:
-    return graph.op("Max", x, graph.constant(low, np.float32))
-
-
-class TopK(dict[str, str]):
-    """The result of topk. Only its `values` can be read, not the indices."""
-
-
-def topk(graph: Graph, x: str, count: int, *, dim: int) -> TopK:
-    values, _ = graph.ops("TopK", x, graph.constant([count]), outputs=2, axis=dim)
-    return TopK(values=values)
-
-
-def pad(graph: Graph, x: str, sides: tuple[int, int], *, mode: str, value: float | None) -> str:
-    """Zeros before and behind the last axis of a matrix."""
-    assert mode == "constant"
-    assert not value
-    before, behind = sides
-    return graph.op("Pad", x, graph.constant([0, before, 0, behind])) if before or behind else x
-
-
-FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    F.relu: unary("Relu"),
-    F.relu6: relu6,
-    F.silu: silu,
-    F.softplus: unary("Softplus"),
-    F.max_pool2d: max_pool,
-    F.interpolate: resize,
-    F.pad: pad,
-    torch.tanh: unary("Tanh"),
-    torch.sigmoid: unary("Sigmoid"),
-    torch.cat: concat,
-    operator.add: binary("Add"),
-    operator.sub: binary("Sub"),
-    operator.mul: binary("Mul"),
-    operator.truediv: binary("Div"),
-    operator.pow: binary("Pow"),
-    operator.neg: unary("Neg"),
-    operator.getitem: get_item,
-    getattr: lambda graph, item, name: item[name],
-    "sigmoid": unary("Sigmoid"),
-    "exp": unary("Exp"),
-    "log_softmax": lambda graph, x, axis: graph.op("LogSoftmax", x, axis=axis),
-    "softmax": lambda graph, x, axis: graph.op("Softmax", x, axis=axis),
-    "permute": lambda graph, x, *order: graph.op("Transpose", x, perm=order),
-    "flatten": lambda graph, x, axis: graph.op("Flatten", x, axis=axis),
-    "unflatten": unflatten,
-    "add": binary("Add"),
-    "mul": binary("Mul"),
-    "clamp": clamp,
-    "sum": total,
-    "clamp_min": clamp_min,
-    "topk": topk,
-}
-ELEMENTWISE = {F.relu, F.relu6, F.silu, torch.tanh, torch.sigmoid, operator.add, operator.mul}

@@ -11,6 +11,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
+from dsnet.space import Channels
+
 if TYPE_CHECKING:
     from dsnet.export.int8 import Int8
 
@@ -28,6 +30,23 @@ class Quantised(str):
         new = super().__new__(cls, name)
         new.scale, new.zero = scale, zero
         return new
+
+
+Count = int | list[int]
+"""What is read of an axis of a weight: its leading entries, or the entries of a list."""
+
+
+def counted(channels: Channels, width: int) -> Count:
+    """The channels of a width among those of the widest."""
+    ranges = channels.ranges(width)
+    return ranges[0][1] if len(ranges) == 1 else [place for ends in ranges for place in range(*ends)]
+
+
+def taken(whole: Any, counts: Sequence[Count]) -> Any:
+    """The entries of an array or a tensor along its first axes."""
+    for axis, count in enumerate(counts):
+        whole = whole[(slice(None),) * axis + (slice(count) if isinstance(count, int) else count,)]
+    return whole
 
 
 class Model:
@@ -73,8 +92,8 @@ class Graph:
             self.initializers.append(numpy_helper.from_array(held, self.constants[key]))
         return self.constants[key]
 
-    def weight(self, name: str, whole: Tensor, counts: Sequence[int], scale: Tensor | None = None) -> str:
-        """The leading `counts` of a weight's first axes, times a scale per filter.
+    def weight(self, name: str, whole: Tensor, counts: Sequence[Count], scale: Tensor | None = None) -> str:
+        """The `counts` of a weight's first axes, times a scale per filter.
 
         In a file of many widths it is sliced out of the whole weight, which all widths share. Runtimes fold the slices
         when they load a file. Branches that read a weight of an outer graph directly would not get a packed copy of it.
@@ -83,17 +102,22 @@ class Graph:
             return self.sliced(name, array(whole), counts)
         scale = scale.reshape(-1, *([1] * (whole.dim() - 1)))
         if not self.model.shared:
-            return self.constant(array(whole[tuple(slice(count) for count in counts)] * scale), np.float32)
+            return self.constant(array(taken(whole, counts) * scale), np.float32)
         return self.op("Mul", self.sliced(name, array(whole), counts), self.constant(array(scale), np.float32))
 
-    def sliced(self, name: str, whole: np.ndarray, counts: Sequence[int]) -> str:
-        """The leading `counts` of the first axes of an array, which all graphs of the file share."""
+    def sliced(self, name: str, whole: np.ndarray, counts: Sequence[Count]) -> str:
+        """The `counts` of the first axes of an array, which all graphs of the file share."""
         if not self.model.shared:
-            return self.constant(whole[tuple(slice(count) for count in counts)], whole.dtype.type)
+            return self.constant(taken(whole, counts), whole.dtype.type)
         if name not in self.model.weights:
             self.model.weights[name] = numpy_helper.from_array(whole, name)
-        axes = list(range(len(counts)))
-        return self.op("Slice", name, *map(self.constant, ([0] * len(counts), counts, axes)))
+        leading = {axis: count for axis, count in enumerate(counts) if isinstance(count, int)}
+        if leading:
+            name = self.op("Slice", name, *map(self.constant, ([0] * len(leading), [*leading.values()], [*leading])))
+        for axis, count in enumerate(counts):
+            if axis not in leading:
+                name = self.op("Gather", name, self.constant(count), axis=axis)
+        return name
 
     def quantised(self, name: str, scale: float, zero: int) -> Quantised:
         """The codes of a map of floats."""

@@ -5,6 +5,8 @@ from dsnet.models import convnet, efficientnet, mobilenet, resnet
 from dsnet.models.cached import DynamicRunner
 from dsnet.models.count import count
 from dsnet.models.extract import extract
+from dsnet.models.graph import GraphSpec
+from dsnet.models.network import Network, Outline
 from dsnet.models.parts import eager, route
 from dsnet.models.registry import create_model, describe, list_models, model_spec, register
 from dsnet.models.spec import ModelSpec, StageSpec
@@ -16,7 +18,10 @@ __all__ = [
     "Choose",
     "DynamicRunner",
     "Entered",
+    "GraphSpec",
     "ModelSpec",
+    "Network",
+    "Outline",
     "Preprocessing",
     "StageSpec",
     "Supernet",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -102,6 +103,8 @@ class Head(nn.Module):
             x = self.conv(x, width, width)
         return self.pool(x, width)
 
+    splits = True  # whether all widths can share one classifier, on features that are filled up with zeros
+
     def features(self, x: Tensor, width: int) -> Tensor:
         """What the classifier reads, filled up with zeros to the channels of the widest."""
         channels = self.pool.channels
@@ -112,7 +115,11 @@ class Head(nn.Module):
         return self.classifier(features, len(self.pool.channels) - 1, 0)
 
 
-def build(spec: ModelSpec) -> tuple[Stack, list[Segment], Head]:
+Modules = tuple[Any, list[Segment], Any]
+"""A front (a Stack, or what behaves like one), segments, and a head (a Head, or what behaves like one)."""
+
+
+def build(spec: ModelSpec) -> Modules:
     """The blocks before the first choice point, one segment per choice point, and the classifier."""
     front: list[tuple[Block, str | None]] = []
     segments: list[list[tuple[Block, str | None]]] = []

@@ -37,7 +37,7 @@ class LiveParts:
     """
 
     def __init__(self, net: Supernet, *, routed: bool = True, headless: bool = False) -> None:
-        self.net, self.routed, self.headless = net, routed, headless
+        self.net, self.routed, self.headless = net, routed, headless and net.head.splits
         self.owner: Any = net  # the module that has the spec and the card, and every layer that parts use
         self._manifest: tuple[Card, Combination, Manifest] | None = None
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dsnet.errors import must
 from dsnet.manifest import RouterSpec
+from dsnet.models.network import Network
 from dsnet.nn.gate import ACTIVATIONS, Activation, GateSpec
 from dsnet.nn.norm import NormSpec
 from dsnet.schema import Typed
-from dsnet.space import Channels, WidthPath, WidthSpace
+from dsnet.space import Channels, WidthPath
 
 if TYPE_CHECKING:
-    from dsnet.models.supernet import Supernet
+    from dsnet.models.build import Modules
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class StageSpec(Typed):
 
 
 @dataclass(frozen=True)
-class ModelSpec(Typed):
+class ModelSpec(Network):
     """Everything that is needed to rebuild a network.
 
     Args:
@@ -86,8 +86,6 @@ class ModelSpec(Typed):
     router: RouterSpec | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("num_classes", self.num_classes), ("in_channels", self.in_channels)):
-            must(name, repr(value), type(value) is int and value >= 1, "be a whole number of at least 1")
         if not isinstance(self.name, str) or not self.stages:
             raise ValueError(f"a model needs a name and at least one stage, not {self.name!r} and {self.stages!r}")
         if self.activation not in ACTIVATIONS:
@@ -102,9 +100,7 @@ class ModelSpec(Typed):
             raise ValueError(f"stages use choice points {reached}; they must rise from 0 to {len(self.widths) - 1}")
         for number, stage in enumerate(self.stages):
             self._check_stage(number, stage)
-        object.__setattr__(self, "routing", self.space.restrict(self.routing or None).choices)
-        if self.router is not None:
-            self._check_router(self.router)
+        self.check_common()
         taps = [stage.tap for stage in self.stages if stage.tap is not None]
         if len(taps) != len(set(taps)):
             raise ValueError(f"{self.name!r} names taps twice: {taps}; give each a name of its own")
@@ -112,9 +108,6 @@ class ModelSpec(Typed):
             raise ValueError(
                 f"{self.name!r} lists {len(self.features)} feature widths; give one number, or one per width"
             )
-        if type(self.image_size) is not int:
-            raise ValueError(f"image_size is {self.image_size!r}; give the side in whole pixels")
-        self.check_size(self.image_size)
 
     def _check_stage(self, number: int, stage: StageSpec) -> None:
         expected = 1 if stage.choice is None else self.widths[stage.choice]
@@ -124,36 +117,8 @@ class ModelSpec(Typed):
         if stage.choice is None and any(earlier.choice is not None for earlier in self.stages[:number]):
             raise ValueError(f"stage {number} of {self.name!r} lies behind a choice point; set its choice")
 
-    def _check_router(self, router: RouterSpec) -> None:
-        if not self.widths:
-            raise ValueError(f"{self.name!r} has one width only, so there is nothing to route; choose another model")
-        if WidthSpace(self.routing).size == 1:
-            raise ValueError(f"routing {self.routing} leaves one path only; give the router widths to choose from")
-        heads = self.gate is not None and self.gate.slimming is not None
-        if router.kind == "gate" and router.early is None and not heads:
-            raise ValueError(f"{self.name!r} has no slimming heads; use the router slim_first, exit_first or threshold")
-        if (router.single or router.targets in ("narrowest", "correctness", "kl")) and len(
-            {len(allowed) for allowed in self.routing}
-        ) > 1:
-            raise ValueError(
-                f"routing {self.routing} has different numbers of widths at different gates; router {router.kind} with "
-                f"targets {router.targets} compares uniform paths and needs the same number everywhere"
-            )
-
-    @property
-    def space(self) -> WidthSpace:
-        return WidthSpace.full(self.widths, exit=self.router is not None and self.router.exits)
-
-    @property
-    def candidates(self) -> list[WidthPath]:
-        """What a router with a single decision chooses from: the exit if there is one, and the uniform paths of the
-        routing space, slimmest first."""
-        exits = self.router is not None and self.router.exits
-        return [self.space.exit_path] * exits + WidthSpace(self.routing).uniform
-
     @property
     def stride(self) -> int:
-        """Total stride: input pixels per pixel of the last map. The smallest image has this side."""
         total = 1
         for stage in self.stages:
             total *= stage.stride
@@ -171,39 +136,21 @@ class ModelSpec(Typed):
                 counts.append(out)
         return counts
 
-    def check_input(self, shape: Sequence[int]) -> None:
-        """Refuse inputs of a shape that the network does not take."""
-        if len(shape) != 4 or shape[1] != self.in_channels:
-            raise ValueError(
-                f"input has shape {tuple(shape)} but {self.name!r} takes [batch, {self.in_channels}, height, width]; "
-                f"reshape it, or create the model with other in_channels"
-            )
-        self.check_size(*shape[2:])
+    @property
+    def layers(self) -> tuple[StageSpec, ...]:
+        return self.stages
 
-    def check_size(self, *sides: int) -> None:
-        for side in sides:
-            if side < self.stride:
-                raise ValueError(
-                    f"image size {side} is too small for {self.name!r}, which divides it by {self.stride}; "
-                    f"use at least {self.stride} pixels"
-                )
+    def modules(self) -> Modules:
+        from dsnet.models.build import build
 
-    def without_router(self) -> ModelSpec:
-        return replace(self, router=None)
+        return build(self)
 
-    def with_routing(self, routing: Sequence[Sequence[int]]) -> ModelSpec:
-        """The same network with other width indices to choose from at each gate."""
-        return replace(self, routing=tuple(map(tuple, routing)))
 
-    def build(self) -> Supernet:
-        """The network, with fresh weights."""
-        from dsnet.models.supernet import Supernet
-
-        return Supernet(self)
+S = TypeVar("S", bound=Network)
 
 
 def customise(
-    spec: ModelSpec,
+    spec: S,
     *,
     num_classes: int | None = None,
     in_channels: int | None = None,
@@ -211,7 +158,7 @@ def customise(
     routing: Any = None,
     slimming: str | None = None,
     shared: bool | None = None,
-) -> ModelSpec:
+) -> S:
     """A copy of a spec with the given options changed; None keeps the model's default."""
     given = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
     changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
@@ -222,4 +169,4 @@ def customise(
         if spec.gate is None:
             raise ValueError(f"{spec.name!r} has no gates, so {', '.join(gate)} cannot be set; choose a ds_ model")
         changes["gate"] = replace(spec.gate, **gate)  # type: ignore[arg-type]
-    return replace(spec, **changes)
+    return replace(spec, **changes)  # type: ignore[type-var]

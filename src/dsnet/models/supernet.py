@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dsnet.manifest import Card, Manifest, Preprocessing
-from dsnet.models.build import Features, Segment, build
+from dsnet.models.build import Features, Segment
 from dsnet.models.count import FRONT, HEAD
+from dsnet.models.network import Network
 from dsnet.models.parts import LiveParts, describe
-from dsnet.models.spec import ModelSpec
 from dsnet.nn import Mix, SlimmingHead, Width, early_router, probe_head
 from dsnet.space import WidthPath, WidthSpace, is_exit
 
@@ -42,11 +42,11 @@ class Supernet(nn.Module):
         early: The early classifier and the head that reads it; None for routers without one.
     """
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: Network) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec: Any = spec  # a Network; rooms that know its kind read more of it
         self.card = Card(preprocessing=Preprocessing.for_channels(spec.in_channels))
-        self.front, segments, self.head = build(spec)
+        self.front, segments, self.head = spec.modules()
         self.segments = nn.ModuleList(segments)
         self.probe = probe_head(spec.router, spec.num_classes, len(spec.candidates))
         channels = segments[0].first.entered.max if segments else 0
@@ -249,4 +249,5 @@ class Supernet(nn.Module):
         """The manifest of this network, at its own image size or another."""
         outputs: dict[str, tuple[int, ...]] = {"logits": (self.spec.num_classes,)}
         channels = self.spec.channels
-        return describe(self, task="classification", outputs=outputs, channels=channels, image_size=image_size)
+        about = {"outputs": outputs, "channels": channels, "any_size": self.spec.any_size}
+        return describe(self, task="classification", image_size=image_size, **about)

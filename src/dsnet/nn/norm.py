@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dsnet.errors import must
-from dsnet.nn.slicing import Mix, Shape, Sliceable, Width, fill, twin
+from dsnet.nn.slicing import Mix, Shape, Sliceable, Width, fill, leading, twin
 from dsnet.schema import Typed
 from dsnet.space import Channels
 
@@ -38,14 +38,15 @@ class SliceNorm(Sliceable):
 
     prefix: Tensor
 
-    def __init__(self, channels: Channels) -> None:
+    def __init__(self, channels: Channels, eps: float = EPS) -> None:
         super().__init__()
-        self.channels = channels
+        self.channels, self.eps = channels, eps
         self.weight = nn.Parameter(torch.ones(channels.max))
         self.bias = nn.Parameter(torch.zeros(channels.max))
         prefix = torch.zeros(len(channels), channels.max, dtype=torch.bool)
-        for row, count in zip(prefix, channels.counts, strict=True):  # quicker on the meta device than a comparison
-            row[:count] = True
+        for width, row in enumerate(prefix):  # quicker on the meta device than a comparison
+            for start, stop in channels.ranges(width):
+                row[start:stop] = True
         self.register_buffer("prefix", prefix, persistent=False)  # [K, C]: true on the channels of width k
 
     def forward(self, x: Tensor, width: Width) -> Tensor:
@@ -71,59 +72,52 @@ class SliceBatchNorm2d(SliceNorm):
     running_var: Tensor
     num_batches_tracked: Tensor
 
-    def __init__(self, channels: Channels, momentum: float | None = 0.1) -> None:
-        super().__init__(channels)
+    def __init__(self, channels: Channels, momentum: float | None = 0.1, eps: float = EPS) -> None:
+        super().__init__(channels, eps)
         self.momentum = momentum  # None averages all batches with equal weight, as in torch
         # One row per width; entries beyond a row's width are never used.
         self.register_buffer("running_mean", torch.zeros(len(channels), channels.max))
         self.register_buffer("running_var", torch.ones(len(channels), channels.max))
         self.register_buffer("num_batches_tracked", torch.zeros(len(channels), dtype=torch.long))
 
+    def at(self, width: int) -> dict[str, Tensor]:
+        """The statistics and the affine parameters of a width."""
+        rows = {"running_mean": self.running_mean[width], "running_var": self.running_var[width]}
+        tensors = {**rows, "weight": self.weight, "bias": self.bias}
+        return {name: leading(tensor, self.channels, width) for name, tensor in tensors.items()}
+
     def sliced(self, x: Tensor, width: int) -> Tensor:
-        count = self.channels[width]
         momentum = 0.0
         if self.training:
             average = self.momentum is None
             momentum = 1 / (int(self.num_batches_tracked[width]) + 1) if average else self.momentum or 0.0
-        y = F.batch_norm(
-            x,
-            self.running_mean[width, :count],
-            self.running_var[width, :count],
-            self.weight[:count],
-            self.bias[:count],
-            training=self.training,
-            momentum=momentum,
-            eps=EPS,
-        )
+        held = self.at(width)
+        y = F.batch_norm(x, **held, training=self.training, momentum=momentum, eps=self.eps)
         if self.training:
             self.num_batches_tracked[width] += 1
+            if self.channels.parts:  # the statistics of a concatenation are copies
+                with torch.no_grad():
+                    self.running_mean[width].masked_scatter_(self.prefix[width], held["running_mean"])
+                    self.running_var[width].masked_scatter_(self.prefix[width], held["running_var"])
         return y
 
     def folded(self) -> tuple[Tensor, Tensor]:
         """Scale S [K, C] and shift B [K, C] of every width in eval mode, zero beyond the width."""
-        scale = self.weight * torch.rsqrt(self.running_var + EPS)
+        scale = self.weight * torch.rsqrt(self.running_var + self.eps)
         shift = self.bias - self.running_mean * scale
         return torch.where(self.prefix, scale, 0), torch.where(self.prefix, shift, 0)
 
     def mixed(self, x: Tensor, mix: Mix) -> Tensor:
         if self.training:
             raise RuntimeError("batch norm under a mix uses the statistics of each width: call net.eval() first")
-        count = self.channels[mix.widest]
-        scale, shift = (mix.weights @ rows[:, :count] for rows in self.folded())  # [B, C]
+        rows = (leading(row, self.channels, mix.widest, 1) for row in self.folded())
+        scale, shift = (mix.weights @ row for row in rows)  # [B, C]
         return x * scale[:, :, None, None] + shift[:, :, None, None]
 
     def materialise(self, *widths: int) -> nn.Module:
         (width,) = widths
-        count = self.channels[width]
-        norm = twin(self, self.weight, nn.BatchNorm2d, count, eps=EPS, momentum=self.momentum)
-        return fill(
-            norm,
-            weight=self.weight[:count],
-            bias=self.bias[:count],
-            running_mean=self.running_mean[width, :count],
-            running_var=self.running_var[width, :count],
-            num_batches_tracked=self.num_batches_tracked[width],
-        )
+        norm = twin(self, self.weight, nn.BatchNorm2d, self.channels[width], eps=self.eps, momentum=self.momentum)
+        return fill(norm, **self.at(width), num_batches_tracked=self.num_batches_tracked[width])
 
     def extra_repr(self) -> str:
         return f"{self.channels.counts}, momentum={self.momentum}"
@@ -132,8 +126,8 @@ class SliceBatchNorm2d(SliceNorm):
 class SliceGroupNorm(SliceNorm):
     """Group norm whose groups lie inside every width, so that slicing does not change their statistics."""
 
-    def __init__(self, channels: Channels, group_size: int) -> None:
-        super().__init__(channels)
+    def __init__(self, channels: Channels, group_size: int, eps: float = EPS) -> None:
+        super().__init__(channels, eps)
         self.group_size = group_size
         if bad := [count for count in channels.counts if count % group_size]:
             raise ValueError(
@@ -141,21 +135,22 @@ class SliceGroupNorm(SliceNorm):
                 f"use multiples of {group_size} or a smaller group_size"
             )
 
-    def normalise(self, x: Tensor, count: int) -> Tensor:
-        return F.group_norm(x, count // self.group_size, self.weight[:count], self.bias[:count], EPS)
+    def affine(self, width: int) -> tuple[Tensor, Tensor]:
+        return leading(self.weight, self.channels, width), leading(self.bias, self.channels, width)
 
     def sliced(self, x: Tensor, width: int) -> Tensor:
-        return self.normalise(x, self.channels[width])
+        return F.group_norm(x, self.channels[width] // self.group_size, *self.affine(width), self.eps)
 
     def mixed(self, x: Tensor, mix: Mix) -> Tensor:
-        count = self.channels[mix.widest]
-        mask = mix.weights @ self.prefix[:, :count].to(mix.weights.dtype)  # [B, C]
-        return self.normalise(x, count) * mask[:, :, None, None]
+        prefix = leading(self.prefix, self.channels, mix.widest, 1).to(mix.weights.dtype)
+        mask = mix.weights @ prefix  # [B, C]
+        return self.sliced(x, mix.widest) * mask[:, :, None, None]
 
     def materialise(self, *widths: int) -> nn.Module:
         count = self.channels[widths[0]]
-        norm = twin(self, self.weight, nn.GroupNorm, count // self.group_size, count, eps=EPS)
-        return fill(norm, weight=self.weight[:count], bias=self.bias[:count])
+        norm = twin(self, self.weight, nn.GroupNorm, count // self.group_size, count, eps=self.eps)
+        weight, bias = self.affine(widths[0])
+        return fill(norm, weight=weight, bias=bias)
 
     def extra_repr(self) -> str:
         return f"{self.channels.counts}, group_size={self.group_size}"

@@ -81,69 +81,120 @@ def fill(plain: nn.Module, **tensors: Tensor | None) -> nn.Module:
     return plain
 
 
-class SliceConv2d(Sliceable):
-    """Dense or pointwise convolution, equation (2): the leading filters and input channels."""
+def leading(tensor: Tensor, channels: Channels, width: int, dim: int = 0) -> Tensor:
+    """The channels of a width along one axis of a tensor that has those of the widest: the leading ones, or those of
+    every part of a concatenation."""
+    ranges = channels.ranges(width) if channels.parts else [(0, channels[width])]
+    if len(ranges) == 1:
+        return tensor.narrow(dim, 0, ranges[0][1])
+    return torch.cat([tensor.narrow(dim, start, stop - start) for start, stop in ranges], dim)
 
-    def __init__(self, cin: Channels, cout: Channels, kernel: int = 1, *, stride: int = 1) -> None:
+
+Pair = tuple[int, int]
+
+
+def pair(value: int | Pair) -> Pair:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
+
+
+class SliceConv2d(Sliceable):
+    """Convolution, equation (2): the leading filters and input channels. A grouped one loses whole groups, or channels
+    inside of all its groups.
+
+    padding: half of the kernel unless given. inside: the channels that each group reads, if all groups are kept.
+    """
+
+    def __init__(
+        self,
+        cin: Channels,
+        cout: Channels,
+        kernel: int | Pair = 1,
+        *,
+        stride: int | Pair = 1,
+        padding: int | Pair | None = None,
+        dilation: int | Pair = 1,
+        groups: int = 1,
+        bias: bool = False,
+        inside: Channels | None = None,
+    ) -> None:
         super().__init__()
-        self.cin, self.cout, self.kernel, self.stride = cin, cout, kernel, stride
-        self.weight = nn.Parameter(nn.Conv2d(cin.max, cout.max, kernel, bias=False).weight.detach())
+        self.inside = cin if groups == 1 else inside
+        self.cin, self.cout, self.kernel, self.stride = cin, cout, pair(kernel), pair(stride)
+        half = (self.kernel[0] // 2, self.kernel[1] // 2)
+        self.padding, self.dilation, self.groups = half if padding is None else pair(padding), pair(dilation), groups
+        conv = nn.Conv2d(cin.max, cout.max, self.kernel, groups=groups, bias=bias)
+        self.weight = nn.Parameter(conv.weight.detach())
+        self.bias = None if conv.bias is None else nn.Parameter(conv.bias.detach())
+
+    def groups_at(self, w_in: int) -> int:
+        return self.groups if self.inside is not None else self.cin[w_in] * self.groups // self.cin.max
 
     def sliced(self, w_in: Width, w_out: Width) -> Tensor:
-        return self.weight[: self.cout[index(w_out)], : self.cin[index(w_in)]]
+        rows = leading(self.weight, self.cout, index(w_out))
+        return rows if self.inside is None else leading(rows, self.inside, index(w_in), 1)
+
+    def shift(self, w_out: Width) -> Tensor | None:
+        """The bias at a width."""
+        return None if self.bias is None else leading(self.bias, self.cout, index(w_out))
 
     def forward(self, x: Tensor, w_in: Width, w_out: Width) -> Tensor:
-        return F.conv2d(x, self.sliced(w_in, w_out), stride=self.stride, padding=self.kernel // 2)
+        groups = self.groups_at(index(w_in))
+        weight, bias = self.sliced(w_in, w_out), self.shift(w_out)
+        return F.conv2d(x, weight, bias, self.stride, self.padding, self.dilation, groups)
 
     def materialise(self, *widths: int) -> nn.Module:
-        weight = self.sliced(*widths)
-        options = {"stride": self.stride, "padding": self.kernel // 2, "bias": False}
-        conv = twin(self, weight, nn.Conv2d, weight.shape[1], weight.shape[0], self.kernel, **options)
-        return fill(conv, weight=weight)
+        weight, bias = self.sliced(*widths), self.shift(widths[1])
+        options = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation, "bias": bias is not None}
+        counts = self.cin[widths[0]], self.cout[widths[1]]
+        groups = self.groups_at(widths[0])
+        conv = twin(self, weight, nn.Conv2d, *counts, self.kernel, groups=groups, **options)  # type: ignore[arg-type]
+        return fill(conv, weight=weight, bias=bias)
 
     def madds(self, shape: Shape, *widths: int) -> int:
-        pixels = out_side(shape[2], self.stride) * out_side(shape[3], self.stride)
-        return pixels * self.params(*widths)
+        height, width = self.out_sides(shape)
+        return height * width * self.weights(*widths)
+
+    def weights(self, w_in: int, w_out: int) -> int:
+        return self.kernel[0] * self.kernel[1] * self.cin[w_in] // self.groups_at(w_in) * self.cout[w_out]
 
     def params(self, *widths: int) -> int:
-        w_in, w_out = widths
-        return self.kernel**2 * self.cin[w_in] * self.cout[w_out]
+        return self.weights(*widths) + (self.cout[widths[1]] if self.bias is not None else 0)
+
+    def out_sides(self, shape: Shape) -> Pair:
+        lengths = zip(shape[2:], self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        height, width = (
+            (side + 2 * pad - by * (kernel - 1) - 1) // step + 1 for side, kernel, step, pad, by in lengths
+        )
+        return height, width
 
     def out_shape(self, shape: Shape, *widths: int) -> Shape:
-        return shape[0], self.cout[widths[1]], out_side(shape[2], self.stride), out_side(shape[3], self.stride)
+        return shape[0], self.cout[widths[1]], *self.out_sides(shape)
 
     def extra_repr(self) -> str:
         return f"{self.cin.counts} -> {self.cout.counts}, kernel={self.kernel}, stride={self.stride}"
 
 
-class SliceDepthwise(Sliceable):
-    """Depthwise convolution: one filter per channel, the leading channels."""
+class SliceDepthwise(SliceConv2d):
+    """Depthwise convolution: one filter per channel, the leading channels. It has one width."""
 
     def __init__(self, channels: Channels, kernel: int = 3, *, stride: int = 1) -> None:
-        super().__init__()
-        self.channels, self.kernel, self.stride = channels, kernel, stride
-        conv = nn.Conv2d(channels.max, channels.max, kernel, groups=channels.max, bias=False)
-        self.weight = nn.Parameter(conv.weight.detach())
+        super().__init__(channels, channels, kernel, stride=stride, groups=channels.max)
+        self.channels = channels
 
-    def forward(self, x: Tensor, width: Width) -> Tensor:
-        count = self.channels[index(width)]
-        return F.conv2d(x, self.weight[:count], stride=self.stride, padding=self.kernel // 2, groups=count)
+    def forward(self, x: Tensor, width: Width) -> Tensor:  # type: ignore[override]
+        return super().forward(x, width, width)
 
     def materialise(self, *widths: int) -> nn.Module:
-        count = self.channels[widths[0]]
-        options = {"stride": self.stride, "padding": self.kernel // 2, "groups": count, "bias": False}
-        conv = twin(self, self.weight, nn.Conv2d, count, count, self.kernel, **options)
-        return fill(conv, weight=self.weight[:count])
+        return super().materialise(*widths, *widths)
 
-    def madds(self, shape: Shape, *widths: int) -> int:
-        pixels = out_side(shape[2], self.stride) * out_side(shape[3], self.stride)
-        return pixels * self.params(*widths)
+    def weights(self, *widths: int) -> int:
+        return super().weights(*widths, *widths)
 
     def params(self, *widths: int) -> int:
-        return self.kernel**2 * self.channels[widths[0]]
+        return self.weights(*widths)
 
     def out_shape(self, shape: Shape, *widths: int) -> Shape:
-        return *shape[:2], out_side(shape[2], self.stride), out_side(shape[3], self.stride)
+        return super().out_shape(shape, *widths, *widths)
 
     def extra_repr(self) -> str:
         return f"{self.channels.counts}, kernel={self.kernel}, stride={self.stride}"
@@ -160,8 +211,8 @@ class SliceLinear(Sliceable):
         self.bias = nn.Parameter(linear.bias.detach()) if bias else None
 
     def sliced(self, w_in: Width, w_out: Width) -> tuple[Tensor, Tensor | None]:
-        rows = self.cout[index(w_out)]
-        return self.weight[:rows, : self.cin[index(w_in)]], None if self.bias is None else self.bias[:rows]
+        weight = leading(leading(self.weight, self.cout, index(w_out)), self.cin, index(w_in), 1)
+        return weight, None if self.bias is None else leading(self.bias, self.cout, index(w_out))
 
     def forward(self, x: Tensor, w_in: Width, w_out: Width) -> Tensor:
         return F.linear(x, *self.sliced(w_in, w_out))
@@ -218,23 +269,28 @@ class StandardLinear(SliceLinear):
 
 
 class GlobalPool(Sliceable):
-    """Global average pooling to a vector: the gate's encoder E, and the end of every network."""
+    """Global average pooling to a vector: the gate's encoder E, and the end of every network.
 
-    def __init__(self, channels: Channels) -> None:
+    keep: Whether the result is a map of one pixel instead.
+    """
+
+    def __init__(self, channels: Channels, *, keep: bool = False) -> None:
         super().__init__()
-        self.channels = channels
+        self.channels, self.keep = channels, keep
 
     def forward(self, x: Tensor, width: Width) -> Tensor:
-        return F.adaptive_avg_pool2d(x, 1).flatten(1)
+        pooled = F.adaptive_avg_pool2d(x, 1)
+        return pooled if self.keep else pooled.flatten(1)
 
     def materialise(self, *widths: int) -> nn.Module:
-        return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(1)).train(self.training)
+        pool = nn.AdaptiveAvgPool2d(1)
+        return (pool if self.keep else nn.Sequential(pool, nn.Flatten(1))).train(self.training)
 
     def pools(self, shape: Shape, *widths: int) -> int:
         return shape[2] * shape[3] * self.channels[widths[0]]
 
     def out_shape(self, shape: Shape, *widths: int) -> Shape:
-        return tuple(shape[:2])
+        return (*shape[:2], 1, 1) if self.keep else tuple(shape[:2])
 
 
 class GridPool(Sliceable):

@@ -67,7 +67,9 @@ def source_keys(kind: type[RunConfig], source: str | None, *, gate: bool) -> dic
         return keys if gate else {key: keys[key] for key in kind.CARRIED if key in keys}
     if gate or "model" not in kind.CARRIED:
         return {}
-    return {"model": {"name": read_description(source)["spec"]["name"]}}
+    spec = read_description(source)["spec"]
+    outline = {key: spec[key] for key in ("widths", "image_size")} if spec.get("kind") == "graph" else {}
+    return {"model": {"name": spec["name"], **outline}}
 
 
 def resumed_config(folder: Path, keys: Mapping[str, Any]) -> Any:

@@ -104,12 +104,12 @@ class Task(Protocol):
     @property
     def network(self) -> type[nn.Module]: ...
 
-    @property
-    def spec(self) -> type[Any]: ...
-
     metric: Metric
     batch: int  # number of images that are evaluated together
     fit: str  # how images are resized, for cards of older versions that do not say
+
+    def spec(self, written: object) -> type[Any]:
+        """The type of the spec that a description holds."""
 
     def open_data(self, config: Any, root: str | None = None) -> Data: ...
 
@@ -280,7 +280,7 @@ def described(folder: Path, content: Mapping[str, Any], task: str | None) -> Any
         raise CheckpointError(f"{folder} holds a network for {name}, which dsnet does not know; update dsnet")
     owner = named(name)
     written = completed(content.get("spec"))
-    spec = parse(owner.spec, written, str(folder / MODEL), error=CheckpointError, strict=True)
+    spec = parse(owner.spec(written), written, str(folder / MODEL), error=CheckpointError, strict=True)
     if plain(spec) != written:
         raise CheckpointError(f"{folder / MODEL} leaves out keys of the spec; restore it from a copy")
     try:

@@ -191,7 +191,7 @@ def everything(net: Supernet, entered: Entered) -> Tensor:
 def digest_of(net: Supernet, batches: TrainBatches, views: int, about: str) -> str:
     """The name of a network's features: other weights, images, augmentation, seed or views give another name."""
     split = batches.split
-    found = hashlib.sha256(to_json(net.spec.stages).encode())
+    found = hashlib.sha256(to_json(net.spec.layers).encode())
     found.update(repr((views, batches.seed, batches.rank, batches.world, compared(net), about)).encode())
     found.update(split.source.identity() + split.ids.numpy().tobytes())
     for name, tensor in sorted(net.state_dict().items()):

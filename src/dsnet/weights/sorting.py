@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dsnet.models import Supernet
+from dsnet.models import ModelSpec, Supernet
 from dsnet.nn import (
     Block,
     Bottleneck,
@@ -128,10 +128,12 @@ def spaces(net: Supernet) -> list[Space]:
 
 def blocks_of(net: Supernet) -> list[Block]:
     """All blocks in the order in which they run."""
+    if not isinstance(net.spec, ModelSpec):
+        raise ValueError(f"{net.spec.name} was made by `dsnet slim`, which sorts its channels; convert it again")
     blocks = list(net.front.blocks)
     for segment in net.chain:
         blocks += [segment.first, *segment.rest.blocks]
-    return blocks  # type: ignore[return-value]
+    return blocks
 
 
 def wire(block: Block, x: Space, found: list[Space]) -> Space:

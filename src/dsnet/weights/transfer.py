@@ -180,6 +180,8 @@ class _Carrier:
 
 def check_layout(source: ModelSpec, spec: ModelSpec) -> None:
     """Refuse a target whose blocks are not those of the source."""
+    if not isinstance(source, ModelSpec) or not isinstance(spec, ModelSpec):
+        raise ValueError("a network that `dsnet slim` made has no blocks to carry over; use it with dsnet train --from")
     if layout(source) != layout(spec):
         same = fitting(source)
         remedy = f"choose {' or '.join(same)}" if same else "no registered model has its layout"

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from dsnet.config import RunConfig
 from dsnet.data.config import DataConfig
 from dsnet.errors import must
-from dsnet.models import ModelSpec, model_spec
+from dsnet.models import Network, Outline, model_spec
+from dsnet.models.graph import GATE
 from dsnet.models.spec import customise
 from dsnet.schema import Typed
 from dsnet.training import IEBConfig, OptimConfig, SGSConfig
 from dsnet.training.sgs_config import BEFORE
+
+N = TypeVar("N", bound=Network)
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class ModelConfig(Typed):
         routing: Width indices that the gates may choose, one list for all gates or one for each. By default all.
         slimming: Design of the slimming heads.
         shared: Let the slimming heads read the first layer of the attention head.
+        widths: Number of widths of a network that `dsnet slim` made; set by --from.
+        image_size: Image size of such a network; set by --from.
     """
 
     name: str = "ds_mobilenet_v1_tiny"
@@ -33,11 +38,17 @@ class ModelConfig(Typed):
     routing: list[int] | list[list[int]] | None = None
     slimming: Literal["one_hot", "scalar"] | None = None
     shared: bool | None = None
+    widths: list[int] | None = None
+    image_size: int | None = None
 
     def __post_init__(self) -> None:
         self.spec()
 
-    def spec(self, *, num_classes: int = 10, in_channels: int = 3, image_size: int | None = None) -> ModelSpec:
+    def spec(self, *, num_classes: int = 10, in_channels: int = 3, image_size: int | None = None) -> Network:
+        """The network with fresh weights; of a converted one, all but its layers."""
+        if self.widths is not None and self.image_size is not None:
+            outline = Outline(self.name, tuple(self.widths), self.image_size, GATE)
+            return customise(outline, routing=self.routing, slimming=self.slimming, shared=self.shared)
         return model_spec(
             self.name,
             width=self.width,
@@ -127,12 +138,12 @@ class ClassificationConfig(RunConfig):
         """Whether this run trains a router. A static network has no widths to choose from."""
         return self.stage == "gate" or (self.stage == "both" and bool(self.model.spec().widths))
 
-    def routed(self, spec: ModelSpec) -> ModelSpec:
+    def routed(self, spec: N) -> N:
         """A supernet's spec with this run's router, routing space and gate design."""
-        model, plain = self.model, replace(spec, router=None)
+        model, plain = self.model, spec.without_router()
         customised = customise(plain, routing=model.routing, slimming=model.slimming, shared=model.shared)
         gate = customised.gate and replace(customised.gate, standardised=self.sgs.standardised)
-        return replace(customised, router=self.sgs.spec, gate=gate)
+        return replace(customised, router=self.sgs.spec, gate=gate)  # type: ignore[type-var]
 
     @property
     def run_name(self) -> str:

@@ -15,7 +15,7 @@ from dsnet.data.batches import TrainBatches, plain_batches
 from dsnet.data.dataset import Batch, Data, open_dataset
 from dsnet.data.splits import SPLITS, check_data
 from dsnet.manifest import Manifest
-from dsnet.models import ModelSpec, Supernet
+from dsnet.models import GraphSpec, ModelSpec, Network, Supernet
 from dsnet.tasks import GATE, Note, Plan, calibrated_score, card_of, check_source, ends, load
 from dsnet.tasks.classification.accuracy import METRIC, AccuracyScorer, accuracy
 from dsnet.tasks.classification.config import ClassificationConfig
@@ -43,7 +43,9 @@ class Classification:
     batch = 256
     fit = "crop"
     network = Supernet
-    spec = ModelSpec
+
+    def spec(self, written: object) -> type[Network]:
+        return GraphSpec if isinstance(written, Mapping) and written.get("kind") == "graph" else ModelSpec
 
     def open_data(self, config: ClassificationConfig, root: str | None = None) -> Data:
         """The data of a run, or the same data in the folder `root` if it was moved."""

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from dsnet.data.dataset import Data
 from dsnet.data.splits import SPLITS, check_data
-from dsnet.models import ModelSpec, Supernet
+from dsnet.models import Network, Supernet
+from dsnet.nn import SliceConv2d
 from dsnet.nn.router import of_router
 from dsnet.tasks import check_source, load
 from dsnet.tasks.classification.config import ClassificationConfig
@@ -37,7 +38,7 @@ def load_source(config: ClassificationConfig) -> Supernet:
 def transferred(source: Supernet, data: Data) -> tuple[Supernet, Account]:
     """A network for the classes, channels and image size of `data`, with the source's weights and statistics."""
     changed = {"num_classes": len(data.classes), "in_channels": data.channels, "image_size": data.image_size}
-    spec = replace(source.spec, router=None, **changed)  # type: ignore[arg-type]
+    spec = replace(source.spec, router=None, **changed)
     spec.check_size(data.image_size)
     net, account = Supernet(spec), Account()
     state = net.state_dict()
@@ -60,7 +61,7 @@ def transferred(source: Supernet, data: Data) -> tuple[Supernet, Account]:
 
 def first_weight(net: Supernet) -> str:
     """The name of the weight that reads the image."""
-    return next(name for name, _ in net.named_parameters() if name.endswith("conv.weight"))
+    return next(f"{name}.weight" for name, module in net.named_modules() if isinstance(module, SliceConv2d))
 
 
 def adapted_stem(weight: Tensor, channels: int) -> Tensor:
@@ -71,7 +72,7 @@ def adapted_stem(weight: Tensor, channels: int) -> Tensor:
     return weight.sum(1, keepdim=True).expand(-1, channels, -1, -1) / channels
 
 
-def check_gate_source(config: ClassificationConfig, spec: ModelSpec, classes: tuple[str, ...]) -> None:
+def check_gate_source(config: ClassificationConfig, spec: Network, classes: tuple[str, ...]) -> None:
     """Refuse a router of another run (`gate_from`) that does not fit this run's network."""
     if config.gate_from is None:
         return

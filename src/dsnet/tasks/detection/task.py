@@ -14,7 +14,7 @@ from dsnet.data.dataset import Data
 from dsnet.data.voc import open_detection_data
 from dsnet.errors import TrainingError, must
 from dsnet.manifest import Manifest
-from dsnet.models import eager
+from dsnet.models import ModelSpec, eager
 from dsnet.models.parts import uncalibrated
 from dsnet.prediction.answers import CONFIDENCE
 from dsnet.routing.traces import Traces
@@ -36,7 +36,9 @@ class Detection:
     batch = 32
     fit = "squeeze"
     network = Detector
-    spec = DetectorSpec
+
+    def spec(self, written: object) -> type[DetectorSpec]:
+        return DetectorSpec
 
     def open_data(self, config: DetectionConfig, root: str | None = None) -> Data:
         return open_detection_data(config.data if root is None else replace(config.data, root=root))
@@ -142,6 +144,8 @@ def has_widths(config: DetectionConfig) -> bool:
 def new_detector(config: DetectionConfig, data: Data) -> Detector:
     """Fresh neck and heads on the backbone of a classification run."""
     net = load(backbone_of(config), "classification")
+    if not isinstance(net.spec, ModelSpec):
+        raise ValueError(f"{config.backbone} was made by `dsnet slim`; detectors need a model from `dsnet models`")
     if unseen := uncalibrated(net, list(net.space.uniform)):
         raise ValueError(
             f"the batch-norm statistics of {len(unseen)} widths of {config.backbone} were never calibrated; run "

@@ -1,0 +1,153 @@
+"""dsnet slim: turn a CNN, with its weights, into a supernet that `dsnet train --from` goes on with."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from dsnet.cli.arguments import Parser
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dsnet.manifest import Preprocessing
+    from dsnet.slimming.report import SlimReport
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.usage = "dsnet slim PACKAGE.MODULE:FACTORY [--weights FILE] --out RUN"
+    model = (
+        "The network: PACKAGE.MODULE:FACTORY, a function without arguments that returns an nn.Module, or the name of a "
+        "pretrained network: efficientnet_lite0, efficientnet_lite1 or efficientnet_lite2."
+    )
+    parser.add("model", model)
+    parser.add("--weights", "Its weights: safetensors, or a torch file. Nothing in the file is run.", metavar="FILE")
+    parser.add("--out", "Folder to write. It must not hold a model yet.", required=True, metavar="RUN")
+    parser.add("--image_size", "Side of the images (default: 224, or that of the pretrained network).", type=int)
+    parser.add("--in_channels", "Channels of the images.", type=int, default=3)
+    widths = (
+        "Shares of the channels that each width keeps, slimmest first; the last is 1. A pair is for hidden and "
+        "residual channels: 0.35/0.5 0.5/0.75 1."
+    )
+    parser.add("--widths", widths, nargs="+", default=["0.25", "0.5", "0.75", "1"], metavar="SHARE")
+    cut = "Where the shared front ends: the name of a module, or a share of the MAdds (default: about 0.2)."
+    parser.add("--cut", cut, metavar="NAME|SHARE")
+    parser.add("--multiple", "Round channels to multiples of this number; 16 suits INT8.", type=int, default=8)
+    images = "Folder of images like those that the network will see. About 300 of them tell which channels matter."
+    parser.add("--images", images, metavar="FOLDER")
+    sort = "Importance that channels are sorted by (default: activation with --images, otherwise scale)."
+    parser.add("--sort", sort, choices=("activation", "scale", "l1", "none"))
+    parser.add(
+        "--mean", "Mean of the normalised images, one number per channel (default: ImageNet's).", type=float, nargs="+"
+    )
+    parser.add("--std", "Their standard deviation (default: ImageNet's).", type=float, nargs="+")
+    parser.add("--json")
+
+
+def run(args: Namespace) -> None:
+    from dataclasses import asdict, replace
+    from pathlib import Path
+
+    import torch
+
+    from dsnet.checkpoint import MODEL
+    from dsnet.errors import CheckpointError, SlimError
+    from dsnet.report.tables import print_json
+    from dsnet.slimming.network import slim_with_report
+    from dsnet.slimming.pretrained import PRETRAINED
+    from dsnet.slimming.sources import load_weights, model_from
+    from dsnet.slimming.widths import pairs, read_share
+    from dsnet.tasks import save
+
+    if (Path(args.out) / MODEL).exists():
+        raise CheckpointError(f"{args.out} already holds a model; choose another --out or remove it")
+    widths = [read_share(text) for text in args.widths]
+    pairs(widths)  # reports a wrong width before a large network is made
+    known = PRETRAINED.get(args.model)
+    size = args.image_size or (224 if known is None else known.image_size)
+    if known is not None:
+        model, name = known.model(size), args.model
+        preprocessing = known.preprocessing
+    else:
+        model, name = model_from(args.model), args.model.rpartition(":")[2].lower()
+        preprocessing = normalised(args)
+    if args.weights is not None:
+        load_weights(model, args.weights)
+    images = None if args.images is None else read_images(args.images, args.in_channels, size, preprocessing)
+    example = torch.zeros(1, args.in_channels, size, size)
+    try:
+        net, report = slim_with_report(
+            model,
+            example,
+            widths,
+            share_or_name(args.cut),
+            images=images,
+            sort=args.sort,
+            multiple=args.multiple,
+            name=name,
+        )
+    except SlimError as error:
+        raise SlimError(f"{args.model}: {error}") from error
+    net.card = replace(net.card, preprocessing=preprocessing)
+    save(net, args.out)
+    if args.json:
+        print_json({"out": str(args.out), "model": name, **asdict(report)})
+    else:
+        show(name, report, size, args.out)
+
+
+def share_or_name(text: str | None) -> str | float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return text
+
+
+def normalised(args: Namespace) -> Preprocessing:
+    from dsnet.manifest import Preprocessing
+
+    usual = Preprocessing.for_channels(args.in_channels)
+    mean, std = tuple(args.mean or usual.mean), tuple(args.std or usual.std)
+    if len(mean) != args.in_channels or len(std) != args.in_channels:
+        raise ValueError(f"--mean {mean} and --std {std} must have {args.in_channels} numbers, one per channel")
+    return Preprocessing(mean=mean, std=std)
+
+
+def read_images(folder: str, channels: int, size: int, preprocessing: Preprocessing, most: int = 300) -> Tensor:
+    """Up to 300 images of a folder, spread over it, as the network takes them."""
+    from dataclasses import asdict
+
+    import numpy as np
+    import torch
+
+    from dsnet.images import ImageFile, prepare
+    from dsnet.pictures import image_files
+
+    files = image_files([folder])
+    chosen = [files[int(place)] for place in np.linspace(0, len(files) - 1, min(most, len(files)))]
+    rows = [prepare(ImageFile(file), size=size, channels=channels, **asdict(preprocessing)) for file in chosen]
+    return torch.from_numpy(np.stack(rows))
+
+
+def show(name: str, report: SlimReport, size: int, out: str) -> None:
+    from dsnet.report.tables import human, print_table
+
+    whole = report.madds[-1]
+    print_table(
+        f"{name} at {size} px, front to {report.cut}: {report.front / whole:.0%} of the MAdds",
+        ["<width", "MAdds", "of widest"],
+        [[str(width), human(madds), f"{madds / whole:.1%}"] for width, madds in enumerate(report.madds)],
+        note=f"{report.sliceable:.0%} of the MAdds are in layers that slim widths make cheaper. The widest differs "
+        f"from the original by {report.error:.1g} of the spread of its answers.",
+    )
+    behind = [row for row in report.groups if "shared front" not in row.fixed]
+    print_table(
+        "channel groups behind the front",
+        ["<layers", "<channels", "of MAdds", "<fixed because"],
+        [[layers(row.layers), " ".join(map(str, row.channels)), f"{row.share:.1%}", row.fixed] for row in behind],
+    )
+    print(f"written to {out}; go on with: dsnet train --from {out} --data.root FOLDER")
+
+
+def layers(names: tuple[str, ...]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} + {len(names) - 1}"

@@ -1,0 +1,144 @@
+"""What the specs of all networks have in common, whatever their layers are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from dsnet.errors import must
+from dsnet.manifest import RouterSpec
+from dsnet.nn.gate import GateSpec
+from dsnet.schema import Typed
+from dsnet.space import WidthPath, WidthSpace
+
+if TYPE_CHECKING:
+    from dsnet.models.build import Modules
+    from dsnet.models.supernet import Supernet
+
+
+class Network(Typed):
+    """A network as data, which rebuilds it. The fields are those that routers, transfer and export ask for.
+
+    Args:
+        widths: Number of widths at each choice point.
+        gate: How gates are built; None for networks without gates.
+        routing: Allowed width indices at each choice point; the slimming heads have one output for each.
+        router: How the trained network chooses its widths; None if it has not learned to route.
+    """
+
+    name: str
+    widths: tuple[int, ...]
+    gate: GateSpec | None
+    num_classes: int
+    in_channels: int
+    image_size: int
+    routing: tuple[tuple[int, ...], ...]
+    router: RouterSpec | None
+
+    def check_common(self) -> None:
+        for name, value in (("num_classes", self.num_classes), ("in_channels", self.in_channels)):
+            must(name, repr(value), type(value) is int and value >= 1, "be a whole number of at least 1")
+        object.__setattr__(self, "routing", self.space.restrict(self.routing or None).choices)
+        if self.router is not None:
+            self._check_router(self.router)
+        if type(self.image_size) is not int:
+            raise ValueError(f"image_size is {self.image_size!r}; give the side in whole pixels")
+        self.check_size(self.image_size)
+
+    def _check_router(self, router: RouterSpec) -> None:
+        if not self.widths:
+            raise ValueError(f"{self.name!r} has one width only, so there is nothing to route; choose another model")
+        if WidthSpace(self.routing).size == 1:
+            raise ValueError(f"routing {self.routing} leaves one path only; give the router widths to choose from")
+        heads = self.gate is not None and self.gate.slimming is not None
+        if router.kind == "gate" and router.early is None and not heads:
+            raise ValueError(f"{self.name!r} has no slimming heads; use the router slim_first, exit_first or threshold")
+        if (router.single or router.targets in ("narrowest", "correctness", "kl")) and len(
+            {len(allowed) for allowed in self.routing}
+        ) > 1:
+            raise ValueError(
+                f"routing {self.routing} has different numbers of widths at different gates; router {router.kind} with "
+                f"targets {router.targets} compares uniform paths and needs the same number everywhere"
+            )
+
+    @property
+    def space(self) -> WidthSpace:
+        return WidthSpace.full(self.widths, exit=self.router is not None and self.router.exits)
+
+    @property
+    def candidates(self) -> list[WidthPath]:
+        """What a router with a single decision chooses from: the exit if there is one, and the uniform paths of the
+        routing space, slimmest first."""
+        exits = self.router is not None and self.router.exits
+        return [self.space.exit_path] * exits + WidthSpace(self.routing).uniform
+
+    @property
+    def stride(self) -> int:
+        """Total stride: input pixels per pixel of the last map. The smallest image has this side."""
+        return 1
+
+    @property
+    def any_size(self) -> bool:
+        """Whether the network takes images of other sizes than its own."""
+        return True
+
+    @property
+    def layers(self) -> tuple[Any, ...]:
+        """The layers as data, without everything that a router may change."""
+        return ()
+
+    def channels(self, path: WidthPath) -> list[int]:
+        """Output channels along the network, for people."""
+        return []
+
+    def check_input(self, shape: Sequence[int]) -> None:
+        """Refuse inputs of a shape that the network does not take."""
+        if len(shape) != 4 or shape[1] != self.in_channels:
+            raise ValueError(
+                f"input has shape {tuple(shape)} but {self.name!r} takes [batch, {self.in_channels}, height, width]; "
+                f"reshape it, or create the model with other in_channels"
+            )
+        self.check_size(*shape[2:])
+
+    def check_size(self, *sides: int) -> None:
+        for side in sides:
+            if side < self.stride:
+                raise ValueError(
+                    f"image size {side} is too small for {self.name!r}, which divides it by {self.stride}; "
+                    f"use at least {self.stride} pixels"
+                )
+
+    def without_router(self) -> Self:
+        return replace(self, router=None)  # type: ignore[type-var]
+
+    def with_routing(self, routing: Sequence[Sequence[int]]) -> Self:
+        """The same network with other width indices to choose from at each gate."""
+        return replace(self, routing=tuple(map(tuple, routing)))  # type: ignore[type-var]
+
+    def modules(self) -> Modules:
+        """The layers: a front, one segment per choice point, and the head."""
+        raise TypeError(f"{type(self).__name__} has no layers")
+
+    def build(self) -> Supernet:
+        """The network, with fresh weights."""
+        from dsnet.models.supernet import Supernet
+
+        return Supernet(self)
+
+
+@dataclass(frozen=True)
+class Outline(Network):
+    """What the config of a run knows of a network that has no name in the registry: everything but its layers."""
+
+    name: str
+    widths: tuple[int, ...]
+    image_size: int
+    gate: GateSpec | None = None
+    num_classes: int = 1000
+    in_channels: int = 3
+    routing: tuple[tuple[int, ...], ...] = ()
+    router: RouterSpec | None = None
+
+    def __post_init__(self) -> None:
+        self.check_common()

@@ -1,0 +1,84 @@
+"""Layers that a converted network needs so that every sample of a batch can run at its own width.
+
+In mixed mode all samples run at the widest width, and norms set the channels beyond a sample's width to zero. A
+convolution without a norm behind it gets a norm that computes the identity, which also gives it statistics for every
+width; a linear layer, and a function that is not zero at zero, gets a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import torch
+
+from dsnet.slimming.trace import Op, Traced
+
+EPS = 1e-5
+STARTS_AT_ZERO = {
+    "relu", "relu6", "silu", "hardswish", "tanh", "mish", "selu", "gelu", "abs", "sqrt", "neg", "leaky_relu", "elu",
+    "max_pool", "avg_pool", "global_max", "global_pool", "flatten", "axes", "mean", "sum", "amax",
+    "pad", "pad_channels", "resize", "crop", "take", "prelu", "shuffle", "cat", "maximum", "minimum",
+}  # fmt: skip
+
+
+def add_masks(traced: Traced, cut: int, sliced: Callable[[str], bool]) -> list[Op]:
+    """Insert what is missing behind the front. sliced: Whether a value has channels that slim widths lack.
+
+    Returns the norms that were inserted. The operations are changed in place.
+    """
+    sources: dict[str, set[str]] = {op.name: set() for op in traced.ops[: cut + 1]}
+    needed: set[str] = set()
+    for op in traced.ops[cut + 1 :]:
+        if op.dense:
+            needed |= sources[op.inputs[0]]
+        sources[op.name] = set() if not sliced(op.name) else unclean(op, sources)
+    return insert(traced, needed)
+
+
+def unclean(op: Op, sources: dict[str, set[str]]) -> set[str]:
+    """The operations whose values may leave numbers beyond a sample's width in the value of another."""
+    inputs = [sources[name] for name in op.inputs]
+    if op.kind in ("batch_norm", "group_norm"):
+        return set()
+    if op.kind in ("conv", "linear"):
+        return {op.name}
+    if op.kind == "mul" and len(inputs) == 2:
+        return set() if not all(inputs) else inputs[0] | inputs[1]
+    if op.kind in ("add", "sub") and len(inputs) == 2:
+        return inputs[0] | inputs[1]
+    if op.kind in ("mul", "div") and len(inputs) == 1 and not op.options.get("swapped"):
+        return inputs[0]
+    if op.kind in STARTS_AT_ZERO:
+        return set().union(*inputs)
+    if op.kind == "clamp" and (op.options["low"] or 0) <= 0 and (op.options["high"] or 0) >= 0:  # type: ignore[operator]
+        return inputs[0]
+    return {op.name}
+
+
+def insert(traced: Traced, needed: set[str]) -> list[Op]:
+    ops, renamed, norms = list[Op](), dict[str, str](), list[Op]()
+    for op in traced.ops:
+        op.inputs = [renamed.get(name, name) for name in op.inputs]
+        ops.append(op)
+        if op.name not in needed:
+            continue
+        on_map = op.kind == "conv" and prod(op.shape[1:]) > 1
+        follower = identity_norm(op) if on_map else Op(f"{op.name}_mask", "mask", [op.name], op.shape, place=op.place)
+        renamed[op.name] = follower.name
+        ops.append(follower)
+        if on_map:
+            norms.append(follower)
+    traced.ops = ops
+    return norms
+
+
+def identity_norm(op: Op) -> Op:
+    count = op.shape[0]
+    tensors = {
+        "weight": torch.ones(count),
+        "bias": torch.zeros(count),
+        "running_mean": torch.zeros(count),
+        "running_var": torch.full((count,), 1 - EPS),
+    }
+    return Op(f"{op.name}_norm", "batch_norm", [op.name], op.shape, {"eps": EPS}, tensors, op.place)

@@ -1,0 +1,110 @@
+"""Where a network is cut: its classifier at the end, and the gate behind the front that all widths share."""
+
+from __future__ import annotations
+
+from math import prod
+
+from dsnet.errors import SlimError
+from dsnet.slimming.groups import Groups, Layout
+from dsnet.slimming.trace import Op, Traced
+
+SHARE = 0.2  # of the MAdds that the front takes by default, or a little more
+REACH = (0.08, 0.5)  # shares among which the default is chosen
+SLIM = 0.25  # the width at which cuts are compared
+MIXING = {"take", "cat", "reshape", "shuffle", "permute", "pad_channels", "image"}  # operations that count channels
+
+
+def madds(op: Op) -> int:
+    """Multiply-adds of an operation at full width."""
+    if op.kind not in ("conv", "linear"):
+        return 0
+    return prod(op.shape[1:]) * op.tensors["weight"].numel()
+
+
+def find_classifier(traced: Traced) -> int:
+    """The number of the last convolution or linear layer. All that follows it must be functions of its answer."""
+    layers = [number for number, op in enumerate(traced.ops) if op.kind in ("conv", "linear")]
+    if not layers:
+        raise SlimError("the network has no convolution and no linear layer, so there is nothing to slim")
+    number = layers[-1]
+    behind = {op.name for op in traced.ops[number:]}
+    for op in traced.ops[number + 1 :]:
+        if op.kind in MIXING or op.tensors or not behind.issuperset(op.inputs):
+            raise SlimError(
+                f"the network ends in {op.name!r} ({op.kind}) instead of a linear layer or a convolution that gives "
+                f"the classes; give the part of it that ends there"
+            )
+    if traced.ops[number].shape[0] != traced.ops[-1].shape[0]:
+        raise SlimError(f"the last layer {traced.ops[number].name!r} does not give one number for each class")
+    return number
+
+
+def candidates(traced: Traced, classifier: int) -> list[int]:
+    """The numbers of the operations behind which a single map goes on."""
+    last = {name: number for number, op in enumerate(traced.ops) for name in op.inputs}
+    found, spent = [], 0
+    reach = last[traced.ops[0].name]  # the last operation that reads a value from before this one
+    for number, op in enumerate(traced.ops[:classifier]):
+        spent += madds(op)
+        if number and reach <= number and spent and len(op.shape) == 3 and prod(op.shape[1:]) > 1:
+            found.append(number)
+        reach = max(reach, last[op.name])
+    return found
+
+
+def find_cut(
+    traced: Traced, groups: Groups, layouts: dict[str, Layout], classifier: int, wanted: str | float | None
+) -> int:
+    """The number of the last operation of the front."""
+    places = candidates(traced, classifier)
+    if not places:
+        raise SlimError("no single map crosses any place of the network, so it cannot be cut into a front and a rest")
+    spent = [0]
+    for op in traced.ops:
+        spent.append(spent[-1] + madds(op))
+    shares = {number: spent[number + 1] / spent[-1] for number in places}
+    if isinstance(wanted, str):
+        return named_cut(traced, wanted, places, shares)
+    share = SHARE if wanted is None else wanted
+    if not 0 < share < 1:
+        raise SlimError(f"the cut is at {share} of the MAdds; give a share between 0 and 1, or the name of a module")
+    low, high = REACH if wanted is None else (0.0, 1.0)
+    near = [number for number in places if low <= shares[number] <= high] or places
+
+    def loss(number: int) -> tuple[float, int]:
+        slim = slimmest(traced, groups, layouts, number) if wanted is None else 0.0
+        return abs(shares[number] - share) + slim, -number
+
+    return min(near, key=loss)
+
+
+def named_cut(traced: Traced, name: str, places: list[int], shares: dict[int, float]) -> int:
+    inside = [
+        number for number, op in enumerate(traced.ops) if name in (op.name, op.place) or op.place.startswith(f"{name}.")
+    ]
+    if inside and inside[-1] in places:
+        return inside[-1]
+    near = [traced.ops[number] for number in places if 0.05 <= shares[number] <= 0.7]
+    known = list(dict.fromkeys(op.place or op.name for op in near))
+    what = "several maps go on behind it" if inside else "there is no such module"
+    raise SlimError(f"the network cannot be cut behind {name!r}: {what}; choose from {', '.join(known[:12])}")
+
+
+def slimmest(traced: Traced, groups: Groups, layouts: dict[str, Layout], cut: int) -> float:
+    """The share of the MAdds at a quarter of the width if the front ends here. Groups of the front stay whole."""
+    front = {group for op in traced.ops[: cut + 1] for group, _ in groups.resolve(layouts[op.name])}
+
+    def kept(name: str) -> float:
+        sizes = [(groups.size(part), part[0]) for part in groups.resolve(layouts[name])]
+        whole = sum(size for size, group in sizes if group in front or group in groups.reasons)
+        total = sum(size for size, _ in sizes)
+        return (whole + SLIM * (total - whole)) / total
+
+    spent = slim = 0.0
+    for number, op in enumerate(traced.ops):
+        cost = madds(op)
+        spent += cost
+        if cost:
+            share = kept(op.name) * (kept(op.inputs[0]) if op.options.get("groups", 1) == 1 else 1)
+            slim += cost * (share if number > cut else 1)
+    return slim / spent

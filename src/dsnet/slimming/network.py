@@ -1,0 +1,71 @@
+"""`slim`: the one function that users call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dsnet.errors import SlimError
+from dsnet.models.supernet import Supernet
+from dsnet.slimming.convert import built, check_same, plan
+from dsnet.slimming.report import SlimReport, report
+from dsnet.slimming.sort import Importance, calibrate_identities, sort_members
+from dsnet.slimming.widths import MULTIPLE, WIDTHS, Share
+
+
+def slim(
+    model: nn.Module,
+    example: Tensor,
+    widths: Sequence[Share] = WIDTHS,
+    cut: str | float | None = None,
+    *,
+    images: Tensor | None = None,
+    sort: Importance | None = None,
+    multiple: int = MULTIPLE,
+    overrides: Mapping[str, Sequence[Share]] | None = None,
+    name: str | None = None,
+) -> Supernet:
+    """Turn a CNN into a supernet. Its widest path computes what the CNN computes; narrower paths share its weights.
+
+    Args:
+        model: The CNN, with trained weights. torch.export must be able to record it.
+        example: An image [1, channels, size, size], or several. Only the shape matters.
+        widths: Shares of the channels, slimmest first, the last 1. A pair is for hidden and residual channels.
+        cut: Where the front ends that all widths share: the name of a module, or a share of the MAdds.
+        images: Some images as the network takes them, about 300; they tell which channels matter.
+        sort: Importance by which channels are sorted: `activation` (the default with images), `scale` (without), `l1`,
+            or `none`.
+        multiple: Channels are rounded to multiples of this number.
+        overrides: Shares for the channels that a layer writes, by the layer's name.
+        name: Name of the network.
+    """
+    return slim_with_report(
+        model, example, widths, cut, images=images, sort=sort, multiple=multiple, overrides=overrides, name=name
+    )[0]
+
+
+def slim_with_report(
+    model: nn.Module,
+    example: Tensor,
+    widths: Sequence[Share] = WIDTHS,
+    cut: str | float | None = None,
+    *,
+    images: Tensor | None = None,
+    sort: Importance | None = None,
+    multiple: int = MULTIPLE,
+    overrides: Mapping[str, Sequence[Share]] | None = None,
+    name: str | None = None,
+) -> tuple[Supernet, SlimReport]:
+    """`slim`, and what it found: the groups with their widths, and what is fixed and why."""
+    if images is not None and (images.dim() != 4 or images.shape[1:] != example.shape[1:] or not len(images)):
+        raise SlimError(f"images have shape {tuple(images.shape)}; give [N, {', '.join(map(str, example.shape[1:]))}]")
+    found = plan(model, example, widths, cut=cut, multiple=multiple, overrides=overrides)
+    generator = torch.Generator().manual_seed(0)
+    seen = torch.randn(4, *example.shape[1:], generator=generator) if images is None else images
+    sort_members(found, sort or ("scale" if images is None else "activation"), images)
+    calibrate_identities(found, seen)
+    net = built(found, name or type(model).__name__.lower())
+    error = check_same(model, net, example)
+    return net, report(found, net, error)

@@ -1,0 +1,468 @@
+"""What each ATen operator becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dsnet.slimming.trace import Reader, refuse, shape_of, translates
+
+UNARY = {
+    "relu": "relu",
+    "relu6": "relu6",
+    "silu": "silu",
+    "hardswish": "hardswish",
+    "hardsigmoid": "hardsigmoid",
+    "sigmoid": "sigmoid",
+    "tanh": "tanh",
+    "mish": "mish",
+    "selu": "selu",
+    "softplus": "softplus",
+    "abs": "abs",
+    "exp": "exp",
+    "sqrt": "sqrt",
+    "neg": "neg",
+}
+
+
+def pair(values: Any) -> tuple[int, int]:
+    sides = [values] if isinstance(values, int) else list(values)
+    return (sides[0], sides[-1])
+
+
+@translates(*UNARY)
+def unary(reader: Reader, node: fx.Node, x: fx.Node) -> str:
+    kind = str(node.target).removeprefix("aten.").partition(".")[0].removesuffix("_")
+    return reader.add(node, UNARY[kind], [reader.value(x, node)])
+
+
+@translates("leaky_relu")
+def leaky_relu(reader: Reader, node: fx.Node, x: fx.Node, slope: float = 0.01) -> str:
+    return reader.add(node, "leaky_relu", [reader.value(x, node)], slope=float(slope))
+
+
+@translates("elu")
+def elu(reader: Reader, node: fx.Node, x: fx.Node, alpha: float = 1.0, scale: float = 1.0, inner: float = 1.0) -> str:
+    if scale != 1 or inner != 1:
+        raise refuse(reader, node, "scales an elu; use torch.nn.ELU")
+    return reader.add(node, "elu", [reader.value(x, node)], alpha=float(alpha))
+
+
+@translates("gelu")
+def gelu(reader: Reader, node: fx.Node, x: fx.Node, *, approximate: str = "none") -> str:
+    return reader.add(node, "gelu", [reader.value(x, node)], approximate=approximate)
+
+
+@translates("hardtanh", "clamp", "clamp_min")
+def clamp(reader: Reader, node: fx.Node, x: fx.Node, low: float | None = -1.0, high: float | None = None) -> str:
+    if high is None and "hardtanh" in str(node.target):
+        high = 1.0
+    if low == 0 and high in (6, None):
+        return reader.add(node, "relu6" if high else "relu", [reader.value(x, node)])
+    ends: dict[str, Any] = {"low": None if low is None else float(low), "high": None if high is None else float(high)}
+    return reader.add(node, "clamp", [reader.value(x, node)], **ends)
+
+
+@translates("softmax", "log_softmax")
+def softmax(reader: Reader, node: fx.Node, x: fx.Node, dim: int, dtype: Any = None) -> str:
+    kind = "log_softmax" if "log_softmax" in str(node.target) else "softmax"
+    return reader.add(node, kind, [reader.value(x, node)], dim=dim % (len(shape_of(x)) + 1))
+
+
+@translates("dropout", "feature_dropout", "alpha_dropout", "contiguous", "clone", "alias", "detach", "lift_fresh_copy")
+def nothing(reader: Reader, node: fx.Node, x: fx.Node, *args: Any, **options: Any) -> str:
+    return reader.value(x, node)
+
+
+@translates("expand", "expand_as")
+def expand(reader: Reader, node: fx.Node, x: fx.Node, *args: Any, **options: Any) -> str:
+    """Sums and products repeat the axes of one pixel themselves."""
+    kinds = {str(user.target).removeprefix("aten.").partition(".")[0].removesuffix("_") for user in node.users}
+    if not kinds <= {"add", "sub", "mul", "div"} and shape_of(node) != shape_of(x):
+        raise refuse(reader, node, f"repeats a map for {', '.join(sorted(kinds))}; only sums and products repeat maps")
+    return reader.value(x, node)
+
+
+@translates("zeros_like", "ones_like")
+def constant(reader: Reader, node: fx.Node, x: fx.Node, **options: Any) -> str:
+    zeros = reader.add(node, "mul", [reader.value(x, node)], number=0.0)
+    return zeros if "zeros" in str(node.target) else reader.add(node, "add", [zeros], number=1.0)
+
+
+@translates("to", "_to_copy")
+def cast(reader: Reader, node: fx.Node, x: fx.Node, *args: Any, **options: Any) -> str:
+    if node.meta["val"].dtype != x.meta["val"].dtype:
+        raise refuse(reader, node, "changes the type of a map; compute in one type")
+    return reader.value(x, node)
+
+
+@translates("conv2d")
+def conv2d(
+    reader: Reader,
+    node: fx.Node,
+    x: fx.Node,
+    weight: fx.Node,
+    bias: fx.Node | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> str:
+    held, name = reader.tensor(weight), reader.value(x, node)
+    if held is None:
+        raise refuse(reader, node, "computes the weights of a convolution; they must be parameters")
+    stride, dilation, kernel = pair(stride), pair(dilation), (held.shape[2], held.shape[3])
+    if isinstance(padding, str):
+        total = [by * (side - 1) for side, by in zip(kernel, dilation, strict=True)] if padding == "same" else [0, 0]
+        (top, bottom), (left, right) = ((t // 2, t - t // 2) for t in total)
+        padding = (top, left)
+        if (top, left) != (bottom, right):
+            sides, (channels, height, width) = (left, right, top, bottom), shape_of(x)
+            shape = (channels, height + top + bottom, width + left + right)
+            name, padding = (
+                reader.add(
+                    node, "pad", [name], name=f"{node.name}_pad", shape=shape, sides=sides, mode="constant", value=0.0
+                ),
+                (0, 0),
+            )
+    tensors = {"weight": held, "bias": reader.tensor(bias)}
+    options: dict[str, Any] = {
+        "kernel": kernel,
+        "stride": stride,
+        "padding": pair(padding),
+        "dilation": dilation,
+        "groups": groups,
+    }
+    return reader.add(node, "conv", [name], tensors=tensors, bias=bias is not None, **options)
+
+
+@translates("linear")
+def linear(reader: Reader, node: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None = None) -> str:
+    held = reader.tensor(weight)
+    if held is None or len(shape_of(x)) != 1:
+        raise refuse(reader, node, "is a linear layer on something other than vectors; use a 1x1 convolution")
+    tensors = {"weight": held, "bias": reader.tensor(bias)}
+    return reader.add(node, "linear", [reader.value(x, node)], tensors=tensors, bias=bias is not None)
+
+
+@translates("batch_norm")
+def batch_norm(
+    reader: Reader,
+    node: fx.Node,
+    x: fx.Node,
+    weight: fx.Node | None,
+    bias: fx.Node | None,
+    mean: fx.Node | None,
+    var: fx.Node | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn: bool = True,
+) -> str:
+    means, variances = reader.tensor(mean), reader.tensor(var)
+    if training or means is None or variances is None:
+        raise refuse(reader, node, "is a batch norm without running statistics; set track_running_stats=True")
+    scale, shift = reader.tensor(weight), reader.tensor(bias)
+    tensors = {
+        "weight": torch.ones_like(means) if scale is None else scale,
+        "bias": torch.zeros_like(means) if shift is None else shift,
+        "running_mean": means,
+        "running_var": variances,
+    }
+    if len(shape_of(x)) == 1:  # as a map of one pixel
+        return vector_norm(reader, node, x, tensors, float(eps))
+    return reader.add(node, "batch_norm", [reader.value(x, node)], tensors=tensors, eps=float(eps))
+
+
+def vector_norm(reader: Reader, node: fx.Node, x: fx.Node, tensors: dict[str, Tensor], eps: float) -> str:
+    (count,) = shape_of(x)
+    as_map = reader.add(node, "axes", [reader.value(x, node)], name=f"{node.name}_map", shape=(count, 1, 1), rank=4)
+    normed = reader.add(node, "batch_norm", [as_map], shape=(count, 1, 1), tensors=tensors, eps=eps)
+    return reader.add(node, "axes", [normed], name=f"{node.name}_vector", shape=(count,), rank=2)
+
+
+@translates("group_norm", "instance_norm")
+def group_norm(reader: Reader, node: fx.Node, x: fx.Node, *args: Any) -> str:
+    channels = shape_of(x)[0]
+    if "instance_norm" in str(node.target):
+        weight, bias, mean, _, training, _, eps, _ = args
+        if mean is not None and not training:
+            raise refuse(reader, node, "is an instance norm with running statistics; set track_running_stats=False")
+        groups = channels
+    else:
+        groups, weight, bias, eps = (*args, None, None, 1e-5)[:4] if len(args) < 4 else args[:4]
+    scale, shift = reader.tensor(weight), reader.tensor(bias)
+    tensors = {
+        "weight": torch.ones(channels) if scale is None else scale,
+        "bias": torch.zeros(channels) if shift is None else shift,
+    }
+    return reader.add(
+        node, "group_norm", [reader.value(x, node)], tensors=tensors, size=channels // groups, eps=float(eps)
+    )
+
+
+@translates("prelu")
+def prelu(reader: Reader, node: fx.Node, x: fx.Node, weight: fx.Node) -> str:
+    slopes = reader.tensor(weight)
+    if slopes is None:
+        raise refuse(reader, node, "computes the slopes of a PReLU; they must be parameters")
+    return reader.add(node, "prelu", [reader.value(x, node)], tensors={"weight": slopes}, shared=slopes.numel() == 1)
+
+
+@translates("add", "sub", "rsub", "mul", "div")
+def binary(reader: Reader, node: fx.Node, a: Any, b: Any, *, alpha: float = 1, rounding_mode: str | None = None) -> str:
+    kind = str(node.target).removeprefix("aten.").partition(".")[0].removesuffix("_")
+    if kind == "rsub":
+        kind, a, b = "sub", b, a
+    if rounding_mode is not None or alpha != 1:
+        raise refuse(reader, node, f"is a {kind} with alpha or rounding_mode; write it in two steps")
+    named = [isinstance(item, fx.Node) and isinstance(reader.names.get(item), str) for item in (a, b)]
+    if all(named):
+        return reader.add(node, kind, [reader.value(a, node), reader.value(b, node)])
+    x, other = (a, b) if named[0] else (b, a)
+    held = reader.tensor(other)
+    if held is not None and held.numel() == 1:
+        other = float(held)
+    if isinstance(other, int | float):
+        side: dict[str, Any] = {} if named[0] or kind in ("add", "mul") else {"swapped": True}
+        return reader.add(node, kind, [reader.value(x, node)], number=float(other), **side)
+    if held is None or kind not in ("add", "mul") or (not named[0] and kind == "sub"):
+        raise refuse(reader, node, "combines a map with a parameter in a way that dsnet slim does not know")
+    return per_channel(reader, node, x, held, kind)
+
+
+def per_channel(reader: Reader, node: fx.Node, x: fx.Node, held: Tensor, kind: str) -> str:
+    """A product or sum with a number for each channel, as a depthwise convolution of one pixel."""
+    shape = shape_of(x)
+    numbers = held.reshape(held.shape[-3:]) if held.dim() > 3 and len(held) == 1 else held
+    if len(shape) != 3 or numbers.dim() != 3 or numbers.shape[1:] != (1, 1) or len(numbers) != shape[0]:
+        raise refuse(
+            reader,
+            node,
+            f"combines a map {list(shape)} with a parameter {list(held.shape)}; one number for each channel is known",
+        )
+    ones, values = torch.ones(shape[0]), numbers.flatten().float()
+    weight = (values if kind == "mul" else ones)[:, None, None, None]
+    tensors = {"weight": weight, "bias": values if kind == "add" else None}
+    options: dict[str, Any] = {
+        "kernel": (1, 1),
+        "stride": (1, 1),
+        "padding": (0, 0),
+        "dilation": (1, 1),
+        "groups": shape[0],
+    }
+    return reader.add(
+        node, "conv", [reader.value(x, node)], name=str(node.name), tensors=tensors, bias=kind == "add", **options
+    )
+
+
+@translates("maximum", "max", "minimum")
+def larger(reader: Reader, node: fx.Node, a: fx.Node, b: Any = None, keepdim: bool = False) -> Any:
+    if not isinstance(b, fx.Node):  # along an axis: torch returns places as well
+        return [reduced(reader, node, "amax", a, b, keepdim, shape=tuple(node.meta["val"][0].shape[1:])), ""]
+    kind = "minimum" if "minimum" in str(node.target) else "maximum"
+    return reader.add(node, kind, [reader.value(a, node), reader.value(b, node)])
+
+
+@translates("cat")
+def cat(reader: Reader, node: fx.Node, parts: Sequence[fx.Node], dim: int = 0) -> str:
+    if dim % (len(shape_of(node)) + 1) != 1:
+        raise refuse(reader, node, f"concatenates along axis {dim}; only channels (axis 1) are concatenated")
+    return reader.add(node, "cat", [reader.value(part, node) for part in parts])
+
+
+@translates("max_pool2d")
+def max_pool(
+    reader: Reader,
+    node: fx.Node,
+    x: fx.Node,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil: bool = False,
+) -> str:
+    options: dict[str, Any] = {"kernel": pair(kernel), "stride": pair(stride or kernel), "padding": pair(padding)}
+    return reader.add(node, "max_pool", [reader.value(x, node)], **options, dilation=pair(dilation), ceil=bool(ceil))
+
+
+@translates("avg_pool2d")
+def avg_pool(
+    reader: Reader,
+    node: fx.Node,
+    x: fx.Node,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil: bool = False,
+    include: bool = True,
+    divisor: int | None = None,
+) -> str:
+    name, sides = reader.value(x, node), pair(kernel)
+    if shape_of(node)[1:] == (1, 1) and sides == shape_of(x)[1:] and pair(padding) == (0, 0) and divisor is None:
+        return reader.add(node, "global_pool", [name], keep=True)  # the same at this size, and known at others
+    if divisor is not None:
+        raise refuse(reader, node, "is an average pool with divisor_override; use a plain one")
+    options: dict[str, Any] = {"kernel": sides, "stride": pair(stride or kernel), "padding": pair(padding)}
+    return reader.add(node, "avg_pool", [name], **options, ceil=bool(ceil), include=bool(include))
+
+
+@translates("adaptive_avg_pool2d", "adaptive_max_pool2d")
+def adaptive_pool(reader: Reader, node: fx.Node, x: fx.Node, size: Any) -> Any:
+    name, sides, (channels, *before) = reader.value(x, node), pair(size), shape_of(x)
+    average, shape = "avg" in str(node.target), (channels, *sides)
+    if sides == (1, 1) and average:
+        return reader.add(node, "global_pool", [name], keep=True)
+    if sides == (1, 1):
+        return [reader.add(node, "global_max", [name], shape=shape), ""]  # torch returns places as well
+    steps = (before[0] // sides[0], before[1] // sides[1])
+    if (steps[0] * sides[0], steps[1] * sides[1]) != tuple(before):
+        raise refuse(reader, node, f"pools a map {before} to {sides}, which does not divide it; choose another size")
+    options: dict[str, Any] = {"kernel": steps, "stride": steps, "padding": (0, 0), "ceil": False}
+    if not average:
+        return [reader.add(node, "max_pool", [name], shape=shape, **options, dilation=(1, 1)), ""]
+    return name if steps == (1, 1) else reader.add(node, "avg_pool", [name], **options, include=True)
+
+
+@translates("mean")
+def mean(reader: Reader, node: fx.Node, x: fx.Node, dims: Any = None, keepdim: bool = False, dtype: Any = None) -> str:
+    return reduced(reader, node, "mean", x, dims, keepdim)
+
+
+@translates("sum", "amax")
+def total(reader: Reader, node: fx.Node, x: fx.Node, dims: Any = None, keepdim: bool = False, dtype: Any = None) -> str:
+    return reduced(reader, node, "amax" if "amax" in str(node.target) else "sum", x, dims, keepdim)
+
+
+def reduced(reader: Reader, node: fx.Node, kind: str, x: fx.Node, dims: Any, keep: bool, **more: Any) -> str:
+    rank = len(shape_of(x)) + 1
+    axes = sorted(dim % rank for dim in ([dims] if isinstance(dims, int) else dims or range(rank)))
+    name = reader.value(x, node)
+    if kind == "mean" and rank == 4 and axes == [2, 3]:
+        return reader.add(node, "global_pool", [name], keep=keep)
+    if 0 in axes:
+        raise refuse(reader, node, "averages over the images of a batch; every image must have an answer of its own")
+    return reader.add(node, kind, [name], dims=tuple(axes), keep=keep, **more)
+
+
+@translates("view", "reshape", "flatten", "squeeze", "unsqueeze", "_unsafe_view", "unflatten")
+def reshape(reader: Reader, node: fx.Node, x: fx.Node, *args: Any) -> str:
+    name, before, after = reader.value(x, node), shape_of(x), shape_of(node)
+    if node.meta["val"].shape[0] != x.meta["val"].shape[0]:
+        raise refuse(reader, node, "moves values between the images of a batch; keep the first axis as it is")
+    if before == after:
+        return name
+    if (len(after) == 1 and before[0] == after[0]) or (len(before) == 1 and after == (*before, *after[1:])):
+        return reader.add(node, "axes", [name], rank=len(after) + 1)
+    if before[:1] == after[:1] and all(side == 1 for side in (*before[1:], *after[1:])):
+        return reader.add(node, "axes", [name], rank=len(after) + 1)
+    if len(after) == 1:
+        return reader.add(node, "flatten", [name])
+    made = next(op for op in reader.ops if op.name == name)
+    if made.kind in ("mean", "sum", "amax") and made.options["dims"] == (1,) and after == (1, *before):
+        return reader.add(node, made.kind, made.inputs, dims=(1,), keep=True)
+    if (shuffled := shuffle(reader, name, after)) is not None:
+        source, groups = shuffled
+        return reader.add(node, "shuffle", [source], groups=groups)
+    return reader.add(node, "reshape", [name], sizes=after)
+
+
+def shuffle(reader: Reader, name: str, after: tuple[int, ...]) -> tuple[str, int] | None:
+    """The map that is shuffled if a reshape ends a shuffle of channels, and the number of groups; None if not."""
+    ops = {op.name: op for op in reader.ops}
+    turned = ops[name]
+    if turned.kind != "permute" or turned.options["order"] != (0, 2, 1, 3, 4):
+        return None
+    opened = ops[turned.inputs[0]]
+    if opened.kind != "reshape" or ops[opened.inputs[0]].shape != after or opened.shape[2:] != after[1:]:
+        return None
+    return opened.inputs[0], opened.shape[0]
+
+
+@translates("transpose", "permute")
+def permute(reader: Reader, node: fx.Node, x: fx.Node, *args: Any) -> str:
+    rank = len(shape_of(x)) + 1
+    if "permute" in str(node.target):
+        order = [axis % rank for axis in args[0]]
+    else:
+        order = list(range(rank))
+        one, other = (axis % rank for axis in args)
+        order[one], order[other] = order[other], order[one]
+    if order[0] != 0:
+        raise refuse(reader, node, "moves the axis of the batch; keep it first")
+    return reader.add(node, "permute", [reader.value(x, node)], order=tuple(order))
+
+
+@translates("chunk", "split", "split_with_sizes", "tensor_split")
+def split(reader: Reader, node: fx.Node, x: fx.Node, sizes: Any, dim: int = 0) -> list[str]:
+    if dim % (len(shape_of(x)) + 1) != 1:
+        raise refuse(reader, node, f"splits axis {dim}; only channels (axis 1) are split")
+    name, found, start = reader.value(x, node), [], 0
+    for number, piece in enumerate(node.meta["val"]):
+        count = int(piece.shape[1])
+        shape = tuple(int(side) for side in piece.shape[1:])
+        found.append(
+            reader.add(node, "take", [name], name=f"{node.name}_{number}", shape=shape, start=start, stop=start + count)
+        )
+        start += count
+    return found
+
+
+@translates("slice")
+def slicing(
+    reader: Reader,
+    node: fx.Node,
+    x: fx.Node,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> str:
+    axis, name = dim % (len(shape_of(x)) + 1), reader.value(x, node)
+    if shape_of(node) == shape_of(x):
+        return name
+    if axis == 0:
+        raise refuse(reader, node, "takes some images of a batch; every image must have an answer of its own")
+    length = shape_of(x)[axis - 1]
+    begin = min(start + length if start is not None and start < 0 else start or 0, length)
+    stop = begin + (shape_of(node)[axis - 1] - 1) * step + 1
+    if axis == 1 and step == 1:
+        return reader.add(node, "take", [name], start=begin, stop=stop)
+    return reader.add(node, "crop", [name], axis=axis, start=begin, stop=stop, step=step)
+
+
+@translates("pad", "constant_pad_nd")
+def pad(
+    reader: Reader, node: fx.Node, x: fx.Node, sides: Sequence[int], mode: Any = "constant", value: float | None = None
+) -> str:
+    if isinstance(mode, int | float):
+        mode, value = "constant", float(mode)
+    name, given = reader.value(x, node), (*sides, 0, 0, 0, 0)[:6]
+    if any(given[:4]):
+        channels, height, width = shape_of(x)
+        left, right, top, bottom = given[:4]
+        shape = (channels, height + top + bottom, width + left + right)
+        options: dict[str, Any] = {"sides": (left, right, top, bottom), "mode": str(mode), "value": float(value or 0)}
+        name = reader.add(node, "pad", [name], name=f"{node.name}_map", shape=shape, **options)
+    if any(given[4:]):
+        if mode != "constant" or value:
+            raise refuse(reader, node, f"pads channels with mode {mode}; only zeros are known")
+        name = reader.add(node, "pad_channels", [name], before=given[4], behind=given[5])
+    return name
+
+
+@translates("upsample_bilinear2d", "upsample_nearest2d", "upsample_bicubic2d")
+def resize(reader: Reader, node: fx.Node, x: fx.Node, size: Any, *args: Any) -> str:
+    kind = str(node.target).removeprefix("aten.upsample_").partition("2d")[0]
+    align, scales = (False, args[0]) if kind == "nearest" else (bool(args[0]), args[1])
+    factors = None if scales is None else tuple(float(scale) for scale in scales)
+    sides = shape_of(node)[1:]
+    before = shape_of(x)[1:]
+    if factors is None and all(side % old == 0 for side, old in zip(sides, before, strict=True)):
+        factors = tuple(side / old for side, old in zip(sides, before, strict=True))
+    options: dict[str, Any] = {"mode": kind, "align": align}
+    options |= {"size": sides} if factors is None else {"scale": factors}
+    return reader.add(node, "resize", [reader.value(x, node)], **options)

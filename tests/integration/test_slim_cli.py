@@ -1,0 +1,74 @@
+"""The way from a CNN to a routed network by the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from dsnet.cli import main
+from dsnet.tasks import load
+from support.cnns import Residual, lively
+
+FACTORY = "support.cnns:Residual"
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A converted network, with the weights of a file."""
+    folder = tmp_path_factory.mktemp("slim")
+    torch.manual_seed(0)
+    torch.save(lively(Residual()).state_dict(), folder / "weights.pth")
+    words = ["--weights", str(folder / "weights.pth"), "--image-size", "16", "--widths", "0.3/0.6", "1"]
+    assert main(["slim", FACTORY, *words, "--out", str(folder / "start")]) == 0
+    return folder / "start"
+
+
+def test_the_folder_holds_the_network(start: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    model, x = lively(Residual()), torch.randn(2, 3, 16, 16)
+    net = load(start)
+    with torch.no_grad():
+        assert torch.allclose(net(x, (1,)), model(x), atol=1e-5)
+    capsys.readouterr()
+    assert main(["info", str(start), "--json"]) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert (about["model"], about["image_size"], about["num_classes"]) == ("residual", 16, 5)
+    assert [row["share"] < 1 for row in about["widths"]] == [True, False]
+
+
+def test_wrong_words_end_with_one_line(start: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, error in (
+        ([FACTORY, "--out", str(start)], "already holds a model"),
+        (["support.cnns:conv", "--out", "new"], "needs the arguments cin, cout"),
+        ([FACTORY, "--widths", "half", "1", "--out", "new"], "width 'half' is not understood"),
+        ([FACTORY, "--weights", "none.pth", "--out", "new"], "none.pth does not exist"),
+        ([FACTORY, "--image_size", "16", "--mean", "0.5", "--out", "new"], "must have 3 numbers"),
+        ([FACTORY, "--image_size", "16", "--cut", "nowhere", "--out", "new"], f"{FACTORY}: the network cannot be cut"),
+    ):
+        assert main(["slim", *words]) == 2
+        said = capsys.readouterr().err
+        assert error in said
+        assert said.count("\n") == 1
+    assert not Path("new").exists()
+
+
+@pytest.mark.slow
+def test_a_converted_network_is_trained_evaluated_exported_and_run(start: Path, tmp_path: Path) -> None:
+    run, short = str(tmp_path / "run"), ["--optim.epochs", "1", "--sgs_optim.epochs", "1"]
+    assert main(["train", "--from", str(start), "--out", run, *short]) == 0
+    net = load(run)
+    assert net.spec.router is not None
+    assert net.spec.kind == "graph"
+    for words in (["eval", run], ["recalibrate", run], ["export", run], ["export", run, "--bundle"]):
+        assert main(words) == 0
+    again = ["train", "--from", run, "--stage", "gate", "--sgs.router", "gate", "--out", str(tmp_path / "gate")]
+    assert main([*again, *short[2:]]) == 0
+    pixels = str(tmp_path / "grey.png")
+    from PIL import Image
+
+    Image.new("L", (16, 16), 90).save(pixels)
+    for model in (run, f"{run}/model.onnx", f"{run}/bundle"):
+        assert main(["predict", model, pixels]) == 0

@@ -1,0 +1,128 @@
+"""Conversion of CNNs: the widest path is the original, and the laws of all networks hold at every width."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from dsnet.export.bundle import export_bundle
+from dsnet.export.dynamic import export_onnx
+from dsnet.models import DynamicRunner, Supernet, count, extract
+from dsnet.nn import Gate, SliceBatchNorm2d
+from dsnet.opening import open_runner
+from dsnet.slimming.network import slim
+from dsnet.slimming.sort import Importance
+from dsnet.tasks import load, save
+from support.cnns import CNNS, SIZE, lively
+from support.networks import assert_close
+
+WIDTHS = (0.3, 0.6, 1)
+
+
+def example() -> Tensor:
+    return torch.zeros(1, 3, SIZE, SIZE)
+
+
+def noise(count: int = 3) -> Tensor:
+    return torch.randn(count, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
+
+
+@cache
+def original(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return lively(CNNS[name]())
+
+
+@cache
+def converted(name: str) -> Supernet:
+    return slim(original(name), example(), WIDTHS, sort="none")
+
+
+@cache
+def disturbed(name: str) -> Supernet:
+    """Other statistics at every width, and a gate that does something: laws on equal rows would prove nothing."""
+    net = copy.deepcopy(converted(name))
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(2)
+        for module in net.modules():
+            if isinstance(module, SliceBatchNorm2d):
+                module.running_mean += 0.2 * torch.randn_like(module.running_mean)
+                module.running_var *= torch.rand_like(module.running_var) + 0.5
+                module.num_batches_tracked.fill_(1)
+            if isinstance(module, Gate):
+                module.expand.weight.normal_(0, 0.3)
+                module.expand.bias.normal_(0, 0.3)  # type: ignore[union-attr]
+    return net
+
+
+@pytest.mark.parametrize("name", CNNS)
+def test_the_widest_path_is_the_original(name: str) -> None:
+    """Before and after channels are sorted, which changes what slim widths keep."""
+    model, nets = original(name), [converted(name), slim(original(name), example(), WIDTHS, images=noise(20))]
+    with torch.no_grad():
+        wanted = model(noise())
+        assert wanted.std(0).min() > 1e-3  # the network tells images apart
+        for net in nets:
+            assert_close(net(noise(), net.space.widest), wanted, 1e-4)
+        slimmest = [net(noise(), net.space.slimmest) for net in nets]
+        assert (slimmest[0] - slimmest[1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("sort", ["scale", "l1"])
+@pytest.mark.parametrize("name", ["residual", "grouped"])
+def test_every_importance_keeps_the_function(name: str, sort: Importance) -> None:
+    net = slim(original(name), example(), WIDTHS, sort=sort)
+    with torch.no_grad():
+        assert_close(net(noise(), net.space.widest), original(name)(noise()), 1e-4)
+
+
+@pytest.mark.parametrize("name", CNNS)
+def test_sliced_equals_extracted_equals_mixed(name: str) -> None:
+    net = copy.deepcopy(disturbed(name)).double()
+    x = noise().double()
+    with torch.no_grad():
+        alone = [net(x, path) for path in net.space]
+        for path, wanted in zip(net.space, alone, strict=True):
+            for fold in (False, True):
+                assert_close(extract(net, path, fold=fold)(x), wanted)
+        mixed, _, _ = net.forward_mixed(x, lambda point, scores: torch.eye(3).double())
+        assert_close(mixed, torch.stack([rows[number] for number, rows in enumerate(alone)]))
+        assert len({float(rows.sum()) for rows in alone}) == len(alone)  # widths differ
+
+
+@pytest.mark.parametrize("name", CNNS)
+def test_costs_are_those_of_the_flop_counter_and_of_extracted_networks(name: str) -> None:
+    net = converted(name)
+    table = count(net)
+    for path in net.space:
+        with FlopCounterMode(display=False) as counter:
+            net(noise(1), path)
+        assert table.cost(path).layers == counter.get_total_flops() // 2
+        assert table.params(path) == sum(p.numel() for p in extract(net, path).parameters())
+    costs = [table.madds(path) for path in net.space]
+    assert costs == sorted(set(costs))
+
+
+@pytest.mark.parametrize("name", CNNS)
+def test_files_hold_the_whole_network(name: str, tmp_path: Path) -> None:
+    """Saved and loaded, cached, one ONNX file, and a bundle."""
+    net = disturbed(name)
+    save(net, tmp_path)
+    again = load(tmp_path)
+    assert again.spec == net.spec
+    export_onnx(net, tmp_path / "model.onnx")
+    export_bundle(net, tmp_path / "bundle")
+    runners = [DynamicRunner(net), open_runner(tmp_path / "model.onnx"), open_runner(tmp_path / "bundle")]
+    x = noise(1)
+    with torch.no_grad():
+        for path in net.space:
+            wanted = net(x, path)
+            assert torch.equal(again(x, path), wanted)
+            for runner in runners:
+                assert_close(torch.as_tensor(runner(x, path=path).logits), wanted, 1e-4)
