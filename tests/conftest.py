@@ -17,6 +17,7 @@ import torch
 
 from dsnet import latency
 from dsnet.report.figures import SWITCH
+from support import counted as counts
 from support import runs
 
 torch.set_num_threads(1)
@@ -71,6 +72,12 @@ def reproduced(shared: Path) -> Path:
     return runs.made_once(shared / "reproduced", runs.reproduce)
 
 
+@pytest.fixture
+def counted(request: pytest.FixtureRequest) -> counts.Counted:
+    """Keeps how often a law was tried, for docs/reliability.md; see tests/support/counted.py."""
+    return counts.counter_of(request.node)
+
+
 # CPU time: it says more than a clock, which also counts what other programs do on the machine.
 
 CPU = pytest.StashKey[float]()
@@ -78,6 +85,7 @@ CPU = pytest.StashKey[float]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu-minutes", type=float, help="Fail if the session takes more CPU time than this.")
+    parser.addoption("--counts", action="store_true", help="Keep what counted tests find, for docs/reliability.md.")
 
 
 def cpu_seconds() -> float:
@@ -117,3 +125,5 @@ class Gate:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Gate())
+    if config.getoption("--counts"):
+        config.pluginmanager.register(counts.Counter())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import dsnet
 from dsnet.advise import advise
 from dsnet.results import Bench, Evaluation, read
+from support import counted as counts
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -82,3 +84,26 @@ def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "api" / "index.html").read_text()
     assert all(f'id="dsnet.{name}' in page for name in ("models.create_model", "opening.open_runner"))
+
+
+def test_the_table_of_reliability_is_what_was_counted() -> None:
+    rows = counts.stored()
+    text = counts.PAGE.read_text()
+    assert text == counts.page(text, rows), "run pytest --counts with any test"
+    for row in rows:
+        file, _, test = row["made"]["command"].split()[1].partition("::")
+        assert f"def {test.partition('[')[0]}(" in (ROOT / file).read_text(), test
+
+
+def test_counts_break_loudly_and_render(request: pytest.FixtureRequest) -> None:
+    counted = counts.counter_of(request.node)
+    with pytest.raises(AssertionError, match="broken 2 of 9 times, first by \\['a', 'b'\\]"):
+        counted("it holds", 9, ["a", "b"])
+    assert not request.node.user_properties
+    counted("it holds", 1200, [], kept_whole=1000)
+    ((_, row),) = request.node.user_properties
+    shown = counts.page(f"before\n{counts.MARK}| stale |", [json.loads(str(row))])
+    assert "| it holds | 1,200 | broken 0 times; 1,000 kept whole | `pytest tests/unit/" in shown
+    assert "stale" not in shown
+    assert shown.startswith("before\n")
+    request.node.user_properties.clear()  # this test is not counted
