@@ -18,9 +18,10 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from dsnet.errors import CheckpointError
-from dsnet.files import digest, write_whole
+from dsnet.files import digest, read_limited, write_whole
+from dsnet.limits import allow
 from dsnet.manifest import Card
-from dsnet.schema import parse, plain
+from dsnet.schema import parse, plain, shortened
 from dsnet.version import __version__
 
 WEIGHTS = "model.safetensors"
@@ -96,7 +97,7 @@ def read_description(folder: str | os.PathLike[str]) -> dict[str, Any]:
         remedy = "run `dsnet import` for foreign weights" if folder.is_file() else "give the folder that dsnet wrote"
         raise CheckpointError(f"{folder} is not a model folder: there is no {MODEL} in it; {remedy}")
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(read_limited(file, "json"))
         stated = content.pop("digest")
         written = content["format"], content["dsnet"], content["weights"]["sha256"], content["weights"]["bytes"]
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
@@ -174,21 +175,35 @@ def check_tensors(file: Path, given: Mapping[str, Tensor], expected: Mapping[str
 def _read_weights(folder: Path, stated: Mapping[str, Any]) -> dict[str, Tensor]:
     """Read the weights whose digest the description holds. An interrupted save leaves them next to the old ones."""
     file = folder / WEIGHTS
-    contents = [candidate.read_bytes() for candidate in (file, folder / INCOMING) if candidate.is_file()]
-    if not contents:
+    found = [candidate for candidate in (file, folder / INCOMING) if candidate.is_file()]
+    if not found:
         raise CheckpointError(f"{file} is missing; copy it beside {MODEL}")
-    data = next((data for data in contents if digest(data) == stated["sha256"]), None)
-    if data is None and len(contents[0]) != stated["bytes"]:
+    sizes = [candidate.stat().st_size for candidate in found]
+    if stated["bytes"] not in sizes:
         raise CheckpointError(
-            f"{file} has {len(contents[0])} bytes but {stated['bytes']} were written; "
+            f"{file} has {sizes[0]} bytes but {shortened(stated['bytes'])} were written; "
             f"it is truncated or was replaced, restore it from a copy"
         )
+    contents = (one.read_bytes() for one, size in zip(found, sizes, strict=True) if size == stated["bytes"])
+    data = next((data for data in contents if digest(data) == stated["sha256"]), None)
     if data is None:
         raise CheckpointError(f"{file} does not match its digest, it was damaged; restore it from a copy")
+    check_header(file, data[:8], len(data))
     try:
         return safetensors.torch.load(data)
-    except SafetensorError as error:
+    except (SafetensorError, KeyError) as error:  # a KeyError is a type that torch does not have
         raise CheckpointError(f"{file} is not a safetensors file ({error})") from error
+
+
+def check_header(file: Path, first: bytes, whole: int) -> None:
+    """Refuse a safetensors file whose list of tensors is too long.
+
+    first: The file's first 8 bytes, which say how long it is. whole: Bytes of the file; if the list would be longer than
+        that, safetensors refuses it.
+    """
+    if (size := int.from_bytes(first, "little")) > whole:
+        return
+    allow("header", size, f"{file}: the size of its list of tensors in bytes is", error=CheckpointError)
 
 
 def _canonical(content: Mapping[str, Any]) -> bytes:

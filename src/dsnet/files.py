@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from dsnet.limits import allow
+
 LOCK = ".lock"  # the file in a folder that the process which holds the folder has locked
 
 
@@ -32,6 +34,12 @@ def write_whole(file: Path, data: bytes) -> None:
         raise OSError(
             error.errno, f"cannot write {file} ({error.strerror}); what was there before is untouched"
         ) from error
+
+
+def read_limited(file: Path, name: str) -> bytes:
+    """The content of a file, unless it is larger than the limit of this name."""
+    allow(name, file.stat().st_size, f"the size of {file} in bytes is")
+    return file.read_bytes()
 
 
 def digest(data: bytes) -> str:

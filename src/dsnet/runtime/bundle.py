@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dsnet.errors import CheckpointError
+from dsnet.files import read_limited
 from dsnet.latency import cores
 from dsnet.latency.pieces import piece_times
 from dsnet.manifest import Manifest, Policy, from_metadata
 from dsnet.routing.parts import Fork, Outputs, Routed, Step
 from dsnet.routing.pieces import Costs
 from dsnet.routing.policy import Prices
-from dsnet.runtime.engine import ONNX_RUNTIME, Engine, Session, contiguous, finite, runtime_of
+from dsnet.runtime.engine import ONNX_RUNTIME, Engine, Session, contiguous, runtime_of
 from dsnet.runtime.runner import GroupedRunner
 
 BUNDLE, WEIGHTS = "manifest.json", "weights.bin"
@@ -31,9 +32,9 @@ T = TypeVar("T")
 def open_bundle(folder: Path, threads: int = 0, *, engine: Engine | None = None) -> GroupedRunner:
     """Open a bundle: a folder of parts that share one file of weights, for batches."""
     try:
-        about = json.loads((folder / BUNDLE).read_text())
+        about = json.loads(read_limited(folder / BUNDLE, "json"))
         held = (folder / WEIGHTS).stat().st_size
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{folder} is not a bundle ({error}); make one with `dsnet export`") from error
     manifest = from_metadata(folder, about if isinstance(about, dict) else {})
     if str(held) != about.get("weights"):
@@ -118,10 +119,10 @@ class BundleParts:
     def finish(self, left: Outputs) -> Outputs:
         names = list(self.manifest.outputs)
         if all(name in left for name in names):
-            return {name: finite(left[name]) for name in names}
+            return {name: left[name] for name in names}
         slots = [slot.name.removeprefix("in_") for slot in self._session("finish").get_inputs()]
         outputs = self._run("finish", *(left[name] for name in slots))
-        return {name: finite(outputs[name]) for name in names}
+        return {name: outputs[name] for name in names}
 
     def cat(self, parts: list[np.ndarray]) -> np.ndarray:
         return np.concatenate(parts)

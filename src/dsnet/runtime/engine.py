@@ -75,9 +75,3 @@ def runtime_of(manifest: Manifest, engine: Engine | None = None) -> str:
 
 def contiguous(x: Any) -> np.ndarray:
     return np.ascontiguousarray(as_array(x))
-
-
-def finite(answer: np.ndarray) -> np.ndarray:
-    if not np.isfinite(answer).all():
-        raise ValueError("the network's answer is not finite; check the inputs for extremely large values")
-    return answer

@@ -16,7 +16,7 @@ from dsnet.routing.parts import Outputs, Routed
 from dsnet.routing.policy import Prices, decide
 from dsnet.routing.route import combined
 from dsnet.runtime.bundle import BUNDLE, open_bundle
-from dsnet.runtime.engine import ONNX_RUNTIME, Engine, contiguous, finite, runtime_of
+from dsnet.runtime.engine import ONNX_RUNTIME, Engine, contiguous, runtime_of
 from dsnet.runtime.runner import Runner
 from dsnet.space import WidthPath, Window, is_exit
 
@@ -78,7 +78,7 @@ class FileRunner(Runner):
         else:
             rows = [self._decided(image, policy, prices, names) for image in self._singles(x)]
         *answers, paths, madds, scores = map(stacked, zip(*rows, strict=True))
-        outputs = dict(zip(self.manifest.outputs, (finite(answer[:, 0]) for answer in answers), strict=True))
+        outputs = dict(zip(self.manifest.outputs, (answer[:, 0] for answer in answers), strict=True))
         return Routed(outputs, paths, madds, self._by_decision(scores[:, 0]))
 
     def _knobs(self, policy: Policy) -> dict[str, np.ndarray]:
@@ -154,14 +154,14 @@ class FileRunner(Runner):
         names = list(manifest.outputs)
         if manifest.kind == "static" and not manifest.raw:
             found = self.session.run(names, {IMAGE: contiguous(x)})
-            return [dict(zip(names, map(finite, found), strict=True))] * len(paths), None
+            return [dict(zip(names, found, strict=True))] * len(paths), None
         extra = ["router_scores"] if scored and manifest.router is not None and not manifest.router.probes else []
         answers: list[Outputs] = []
         images = self._singles(x)
         for path in paths:
             rows = self._each(images, knobs(manifest, manifest.defaults, path), [*names, *extra])
             columns = [np.concatenate(column) for column in zip(*rows, strict=True)]
-            answers.append(dict(zip(names, map(finite, columns[: len(names)]), strict=True)))
+            answers.append(dict(zip(names, columns[: len(names)], strict=True)))
             scores = columns[-1] if extra else None
         if scored and not extra:
             scores = np.concatenate(
