@@ -21,7 +21,7 @@ from dsnet.errors import CheckpointError
 from dsnet.files import digest, read_limited, write_whole
 from dsnet.limits import allow
 from dsnet.manifest import Card
-from dsnet.schema import parse, plain, shortened
+from dsnet.schema import clipped, parse, plain, shortened
 from dsnet.version import __version__
 
 WEIGHTS = "model.safetensors"
@@ -108,7 +108,8 @@ def read_description(folder: str | os.PathLike[str]) -> dict[str, Any]:
         raise CheckpointError(f"{file} does not match its digest, it was damaged or edited; restore it from a copy")
     if written[0] != FORMAT:
         raise CheckpointError(
-            f"{file} has format {written[0]!r} but dsnet {__version__} reads {FORMAT}; load it with dsnet {written[1]}"
+            f"{file} has format {shortened(written[0])} but dsnet {__version__} reads {FORMAT}; load it with dsnet "
+            f"{clipped(str(written[1]), 40)}"
         )
     return content
 
@@ -116,7 +117,7 @@ def read_description(folder: str | os.PathLike[str]) -> dict[str, Any]:
 def task_in(content: Mapping[str, Any]) -> str:
     """The task of the network that a description belongs to."""
     spec = content.get("spec")
-    return str(spec.get("task", "classification")) if isinstance(spec, Mapping) else "classification"
+    return clipped(str(spec.get("task", "classification")), 80) if isinstance(spec, Mapping) else "classification"
 
 
 def card_in(folder: Path, content: Mapping[str, Any], *, fit: str) -> Card:
@@ -198,8 +199,8 @@ def _read_weights(folder: Path, stated: Mapping[str, Any]) -> dict[str, Tensor]:
 def check_header(file: Path, first: bytes, whole: int) -> None:
     """Refuse a safetensors file whose list of tensors is too long.
 
-    first: The file's first 8 bytes, which say how long it is. whole: Bytes of the file; if the list would be longer than
-        that, safetensors refuses it.
+    first: The file's first 8 bytes, which say how long it is. whole: Bytes of the file. safetensors itself refuses a
+        list that would be longer.
     """
     if (size := int.from_bytes(first, "little")) > whole:
         return

@@ -16,7 +16,7 @@ from dsnet.cost import CostTable
 from dsnet.errors import CheckpointError, must
 from dsnet.limits import allow
 from dsnet.results import Evaluation
-from dsnet.schema import Typed, parse_json, to_json
+from dsnet.schema import Typed, clipped, parse_json, to_json
 from dsnet.space import WidthPath, WidthSpace, Window, path_name
 
 FORMAT = 3
@@ -307,7 +307,11 @@ class Manifest(Typed):
             for space in (self.space, *(router.routing for router in self.routers)):
                 must("the paths of the network", path_name(space.widest), within(space, whole), "have costs")
         for row in self.widths:
-            must("a path of the list of widths", row.path, row.path in self.table.space, "have a cost")
+            good = row.path in self.table.space and len(row.channels) >= len(row.path)
+            must("a path of the list of widths", row.path, good, "have a cost, and channels at each choice point")
+            must(
+                "the parts of a width", list(row.parts), row.parts.keys() == self.widths[0].parts.keys(), "be the same"
+            )
 
     @property
     def image_size(self) -> int:
@@ -362,7 +366,9 @@ class Manifest(Typed):
         try:
             path = [int(part) for part in text.split(",")] if text else []
         except ValueError:
-            raise ValueError(f"path {text!r} is not a list of width indices; write for example 0,1,2,3") from None
+            raise ValueError(
+                f"path {clipped(text, 80)!r} is not a list of width indices; write for example 0,1,2,3"
+            ) from None
         return self.space.validate(path)
 
     def check_input(self, shape: Sequence[int]) -> None:
@@ -422,7 +428,7 @@ def from_metadata(where: object, entries: Mapping[str, Any]) -> Manifest:
     """Read the manifest of a file; refuses files that dsnet did not write, or wrote in another format."""
     if (stated := entries.get("dsnet.format")) != str(FORMAT):
         raise CheckpointError(
-            f"{where} is of format {stated}, this dsnet reads {FORMAT}; export it again"
+            f"{where} is of format {clipped(str(stated), 40)}, this dsnet reads {FORMAT}; export it again"
             if stated is not None
             else f"{where} was not written by dsnet: it has no model card; make one with `dsnet export`"
         )

@@ -90,7 +90,7 @@ def parse_json(
     """Build a record from JSON text, like `parse`."""
     try:
         data = json.loads(text)
-    except (ValueError, RecursionError) as reason:
+    except (ValueError, TypeError, RecursionError) as reason:  # a TypeError if it is no text
         words = f"{where or 'the text'} is truncated or not JSON ({reason})"
         raise error("; ".join(part for part in (words, remedy) if part)) from None
     return parse(kind, data, where, error=error, remedy=remedy)
@@ -125,7 +125,7 @@ def problem(error: ValidationError, kind: Any, data: object) -> str:
     first = error.errors(include_url=False)[0]
     name, place = first["type"], first["loc"]
     if name == "value_error":
-        return str(first["ctx"]["error"])
+        return clipped(str(first["ctx"]["error"]))
     if name in ("unexpected_keyword_argument", "extra_forbidden"):
         return unknown_key(dotted(place), list(known_keys(kind)))
     if name in ("missing", "missing_argument"):
@@ -196,12 +196,18 @@ def dotted(place: Sequence[int | str]) -> str:
     return text
 
 
+def clipped(text: str, most: int = 600) -> str:
+    """A text of unknown origin for a message: in one line, and not too long."""
+    text = "".join(each if each.isprintable() else " " for each in text[: most + 1])
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def shortened(value: object) -> str:
     try:
         text = repr(value)
     except (RecursionError, ValueError):  # nested too deeply, or a number with thousands of digits
         text = f"a {type(value).__name__}"
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return clipped(text, 80)
 
 
 def known_keys(kind: Any, prefix: str = "") -> Iterator[str]:

@@ -143,7 +143,7 @@ def finish(graph: Graph, name: str, inputs: Sequence[Any], outputs: Sequence[Any
 
 
 def sound(graph: Graph, manifest: Manifest, knobs: Sequence[str] = ()) -> str | None:
-    """Whether each image of the batch can be answered, bool [B]: its pixels, and the budget, are finite and not extreme.
+    """Whether each image of the batch can be answered, bool [B]: its pixels and the budget are finite and not extreme.
     None if nothing can be wrong."""
     found = []
     if not manifest.raw:  # pixels in bytes are always sound

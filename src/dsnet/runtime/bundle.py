@@ -20,8 +20,9 @@ from dsnet.manifest import Manifest, Policy, from_metadata
 from dsnet.routing.parts import Fork, Outputs, Routed, Step
 from dsnet.routing.pieces import Costs
 from dsnet.routing.policy import Prices
-from dsnet.runtime.engine import ONNX_RUNTIME, Engine, Session, contiguous, runtime_of
+from dsnet.runtime.engine import ONNX_RUNTIME, Engine, Session, contiguous, run, runtime_of
 from dsnet.runtime.runner import GroupedRunner
+from dsnet.schema import clipped
 
 BUNDLE, WEIGHTS = "manifest.json", "weights.bin"
 EXIT_LOGITS = "exit_logits"  # output of a part: the answer of the early classifier
@@ -37,10 +38,8 @@ def open_bundle(folder: Path, threads: int = 0, *, engine: Engine | None = None)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{folder} is not a bundle ({error}); make one with `dsnet export`") from error
     manifest = from_metadata(folder, about if isinstance(about, dict) else {})
-    if str(held) != about.get("weights"):
-        raise CheckpointError(
-            f"{folder / WEIGHTS} has {held} bytes instead of {about.get('weights')}; copy the bundle again"
-        )
+    if str(held) != (stated := clipped(str(about.get("weights")), 40)):
+        raise CheckpointError(f"{folder / WEIGHTS} has {held} bytes instead of {stated}; copy the bundle again")
     engine = engine or ONNX_RUNTIME
     parts = BundleParts(folder, manifest, threads, about.get("id", ""), engine)
     runner = BundleRunner(parts, runtime_of(manifest, engine))
@@ -162,7 +161,7 @@ class BundleParts:
         session = self._session(name)
         slots, outputs = session.get_inputs(), [slot.name for slot in session.get_outputs()]
         feed = {slot.name: held for slot, held in zip(slots, inputs, strict=True)}
-        return dict(zip(outputs, session.run(outputs, feed), strict=True))
+        return dict(zip(outputs, run(session, self.folder / f"{name}.onnx", outputs, feed), strict=True))
 
 
 def call(task: Callable[[], T]) -> T:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dsnet.errors import RoutingError
+from dsnet.errors import CheckpointError, RoutingError
 from dsnet.latency import cores
 from dsnet.manifest import Manifest, Policy, from_metadata
 from dsnet.routing.budgets import lambdas
@@ -16,8 +16,9 @@ from dsnet.routing.parts import Outputs, Routed
 from dsnet.routing.policy import Prices, decide
 from dsnet.routing.route import combined
 from dsnet.runtime.bundle import BUNDLE, open_bundle
-from dsnet.runtime.engine import ONNX_RUNTIME, Engine, contiguous, runtime_of
+from dsnet.runtime.engine import ONNX_RUNTIME, Engine, contiguous, run, runtime_of
 from dsnet.runtime.runner import Runner
+from dsnet.schema import shortened
 from dsnet.space import WidthPath, Window, is_exit
 
 IMAGE, BUDGET, MAX_WIDTH, PIN = "image", "budget", "max_width", "pin"
@@ -48,12 +49,27 @@ class FileRunner(Runner):
         self.file = Path(file)
         self.session = engine.open(self.file, threads)
         self._manifest = from_metadata(self.file, self.session.get_modelmeta().custom_metadata_map)
+        self._check_graph()
         self.runtime = runtime_of(self._manifest, engine)
         self.place, self._threads = str(self.file), threads or cores()
         router = self._manifest.router
         budgets = router.budgets if router is not None and BUDGET in self._manifest.inputs else ()
         self._lambdas = lambdas(budgets, self._manifest.table) if budgets else None
         self._fed: tuple[Policy, dict[str, np.ndarray]] | None = None
+
+    def _check_graph(self) -> None:
+        """Refuse a file whose graph is not the one that its manifest describes."""
+        manifest = self._manifest
+        routed = ["path", "madds"] if manifest.kind == "dynamic" else []
+        inputs, outputs = (
+            {slot.name for slot in found} for found in (self.session.get_inputs(), self.session.get_outputs())
+        )
+        scores = {"router_scores"} if manifest.routes else set()
+        if inputs != set(manifest.inputs) or outputs != {*manifest.outputs, *routed, *scores}:
+            raise CheckpointError(
+                f"{self.file} has the inputs {shortened(sorted(inputs))} and outputs {shortened(sorted(outputs))}, "
+                f"which are not those of its model card; export it again"
+            )
 
     @property
     def manifest(self) -> Manifest:
@@ -112,7 +128,7 @@ class FileRunner(Runner):
         pin what it decided otherwise."""
         router, free = prices.router, (FREE,) * self.manifest.points
 
-        def run(pin: WidthPath) -> tuple[list[np.ndarray], WidthPath, np.ndarray]:
+        def pinned(pin: WidthPath) -> tuple[list[np.ndarray], WidthPath, np.ndarray]:
             ((*answers, path, _, scores),) = self._each([image], knobs(self.manifest, policy, pin), names)
             return answers, tuple(path.tolist()), scores
 
@@ -128,14 +144,14 @@ class FileRunner(Runner):
                     return (*path[:point], width, *free[point + 1 :])
             return path
 
-        answers, path, scores = run(free)
+        answers, path, scores = pinned(free)
         for _ in free:
             if (pin := decided(path, scores)) == path:
                 break
-            answers, path, seen = run(pin)
+            answers, path, seen = pinned(pin)
             scores = scores if router.probes else seen  # a pinned path is not probed
             if router.spec.exits and not is_exit(path):  # nor is its answer combined with that of the exit
-                keys, (exit, _, _) = list(self.manifest.outputs), run(router.candidates[0])
+                keys, (exit, _, _) = list(self.manifest.outputs), pinned(router.candidates[0])
                 alone, early = (dict(zip(keys, found, strict=True)) for found in (answers, exit))
                 answers = list(combined(router, path, early, alone).values())
         return [*answers, np.array(path, np.int64), np.array(prices.spent(path), np.int64), scores]
@@ -153,7 +169,7 @@ class FileRunner(Runner):
         manifest, scores = self.manifest, None
         names = list(manifest.outputs)
         if manifest.kind == "static" and not manifest.raw:
-            found = self.session.run(names, {IMAGE: contiguous(x)})
+            found = run(self.session, self.file, names, {IMAGE: contiguous(x)})
             return [dict(zip(names, found, strict=True))] * len(paths), None
         extra = ["router_scores"] if scored and manifest.router is not None and not manifest.router.probes else []
         answers: list[Outputs] = []
@@ -186,7 +202,7 @@ class FileRunner(Runner):
         self, images: Sequence[np.ndarray], feed: Mapping[str, np.ndarray], outputs: Sequence[str]
     ) -> list[list[np.ndarray]]:
         """Run the images one by one, and return the outputs of each."""
-        return [self.session.run(list(outputs), {IMAGE: image, **feed}) for image in images]
+        return [run(self.session, self.file, list(outputs), {IMAGE: image, **feed}) for image in images]
 
 
 def knobs(manifest: Manifest, policy: Policy, pin: WidthPath = ()) -> dict[str, np.ndarray]:

@@ -51,7 +51,7 @@ def read_tensors(file: str | os.PathLike[str], weights: Weights = "model") -> di
             raise CheckpointError(
                 f"{file}: tensor {name!r} is sparse, quantised or without data; only dense ones are read"
             )
-    # A tensor may repeat a few numbers of the file, so that it takes any amount of memory as soon as it is computed with.
+    # A tensor may repeat a few numbers of the file, and take any amount of memory as soon as it is computed with.
     check_growth(file, sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
