@@ -184,3 +184,10 @@ def test_costs_of_paths_without_end() -> None:
     routers = tuple((Cost(),) * len(step) for step in steps)
     with pytest.raises(ValueError, match="the number of paths is 10,000,000,000, and the limit is 1,000,000"):
         CostTable(32, Cost(1), steps, routers, heads, Cost(1))
+
+
+def test_the_documentation_lists_every_limit() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
+    for name, most in LIMITS.items():
+        line = next(line for line in text.splitlines() if f"`{PREFIX}{name.upper()}`" in line and line.startswith("|"))
+        assert f"{most:,}" in line
