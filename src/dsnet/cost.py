@@ -17,6 +17,9 @@ from dsnet.schema import Typed
 from dsnet.space import WidthPath, WidthSpace, is_exit
 
 
+MOST = 2**52  # of a cost: sums of costs fit into the 64 bits of an array
+
+
 @dataclass(frozen=True)
 class Cost(Typed):
     """Cost of a part of a network.
@@ -32,8 +35,8 @@ class Cost(Typed):
     params: int = 0
 
     def __post_init__(self) -> None:
-        least = min(self.layers, self.pools, self.params)
-        must("a cost", least, least >= 0, "be at least 0")
+        for count in (self.layers, self.pools, self.params):
+            must("a cost", count, 0 <= count <= MOST, "lie between 0 and 2^52")
 
     @property
     def madds(self) -> int:
