@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from dsnet.errors import CheckpointError
+from dsnet.limits import allow
 
 LOCK = ".lock"  # the file in a folder that the process which holds the folder has locked
 TEMPORARY = ".tmp"
@@ -100,13 +101,19 @@ def settled(head: Path, read: Callable[[bytes], T]) -> T:
     If that fails and another process has replaced the head in the meantime, the new head is read.
     """
     while True:
-        content = head.read_bytes()
+        content = read_limited(head, "json")
         try:
             return read(content)
         except (OSError, CheckpointError):
             if head.is_file() and head.read_bytes() != content:
                 continue
             raise
+
+
+def read_limited(file: Path, name: str) -> bytes:
+    """The content of a file, unless it is larger than the limit of this name."""
+    allow(name, file.stat().st_size, f"the size of {file} in bytes is")
+    return file.read_bytes()
 
 
 def digest(data: bytes) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from dsnet.errors import must
+from dsnet.limits import allow
 from dsnet.manifest import RouterSpec
 from dsnet.nn.gate import ACTIVATIONS, Activation, GateSpec
 from dsnet.nn.norm import NormSpec
@@ -49,7 +51,9 @@ class StageSpec(Typed):
         Channels.of(self.out)
         for name in ("repeats", "stride", "kernel", "expansion"):
             value = getattr(self, name)
-            must(f"{name} of a {self.block} stage", repr(value), type(value) is int and value >= 1, "be at least 1")
+            must(f"{name} of a {self.block} stage", value, type(value) is int and value >= 1, "be at least 1")
+        allow("blocks", self.repeats, f"repeats of a {self.block} stage is")
+        allow("channels", max(Channels.of(self.out)), f"the width of a {self.block} stage is")
         must(f"kernel of a {self.block} stage", self.kernel, self.kernel % 2 == 1, "be odd")
         if self.block == "bottleneck" and any(count % self.expansion for count in Channels.of(self.out)):
             raise ValueError(f"bottleneck channels {self.out} are not multiples of the expansion {self.expansion}")
@@ -88,6 +92,7 @@ class ModelSpec(Typed):
     def __post_init__(self) -> None:
         for name, value in (("num_classes", self.num_classes), ("in_channels", self.in_channels)):
             must(name, repr(value), type(value) is int and value >= 1, "be a whole number of at least 1")
+        self._check_sizes()
         if not isinstance(self.name, str) or not self.stages:
             raise ValueError(f"a model needs a name and at least one stage, not {self.name!r} and {self.stages!r}")
         if self.activation not in ACTIVATIONS:
@@ -115,6 +120,15 @@ class ModelSpec(Typed):
         if type(self.image_size) is not int:
             raise ValueError(f"image_size is {self.image_size!r}; give the side in whole pixels")
         self.check_size(self.image_size)
+
+    def _check_sizes(self) -> None:
+        allow("classes", self.num_classes, "num_classes is")
+        allow("channels", self.in_channels, "in_channels is")
+        allow("blocks", sum(stage.repeats for stage in self.stages), "the number of blocks is")
+        for count in self.widths:
+            must("the number of widths of a choice point", count, count >= 1, "be at least 1")
+            allow("widths", count, "the number of widths of a choice point is")
+        allow("paths", prod(self.widths), "the number of paths is")
 
     def _check_stage(self, number: int, stage: StageSpec) -> None:
         expected = 1 if stage.choice is None else self.widths[stage.choice]
@@ -182,6 +196,7 @@ class ModelSpec(Typed):
 
     def check_size(self, *sides: int) -> None:
         for side in sides:
+            allow("image_size", side, f"the image size of {self.name!r} is")
             if side < self.stride:
                 raise ValueError(
                     f"image size {side} is too small for {self.name!r}, which divides it by {self.stride}; "

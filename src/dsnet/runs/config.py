@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from dsnet.checkpoint import MODEL, read_description
+from dsnet.checkpoint import MODEL
 from dsnet.config import CONFIG, RunConfig, packaged, read_yaml, resolve
-from dsnet.tasks import read_config
+from dsnet.tasks import blank, read_config
 
 
 def as_yaml(config: RunConfig) -> str:
@@ -67,7 +67,7 @@ def source_keys(kind: type[RunConfig], source: str | None, *, gate: bool) -> dic
         return keys if gate else {key: keys[key] for key in kind.CARRIED if key in keys}
     if gate or "model" not in kind.CARRIED:
         return {}
-    return {"model": {"name": read_description(source)["spec"]["name"]}}
+    return {"model": {"name": blank(source).spec.name}}
 
 
 def resumed_config(folder: Path, keys: Mapping[str, Any]) -> Any:

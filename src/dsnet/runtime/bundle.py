@@ -24,7 +24,7 @@ from dsnet.manifest import Manifest, Policy, from_metadata
 from dsnet.routing.parts import Fork, Outputs, Routed, Step
 from dsnet.routing.pieces import Costs
 from dsnet.routing.policy import Prices
-from dsnet.runtime.engine import ONNX_RUNTIME, Engine, Session, contiguous, finite, runtime_of
+from dsnet.runtime.engine import ONNX_RUNTIME, Engine, Session, contiguous, run, runtime_of
 from dsnet.runtime.runner import GroupedRunner
 
 BUNDLE, WEIGHTS = "manifest.json", "weights.bin"
@@ -153,10 +153,10 @@ class BundleParts:
     def finish(self, left: Outputs) -> Outputs:
         names = list(self.manifest.outputs)
         if all(name in left for name in names):
-            return {name: finite(left[name]) for name in names}
+            return {name: left[name] for name in names}
         slots = [slot.name.removeprefix("in_") for slot in self._session("finish").get_inputs()]
         outputs = self._run("finish", *(left[name] for name in slots))
-        return {name: finite(outputs[name]) for name in names}
+        return {name: outputs[name] for name in names}
 
     def cat(self, parts: list[np.ndarray]) -> np.ndarray:
         return np.concatenate(parts)
@@ -202,7 +202,7 @@ class BundleParts:
         session = self._session(name)
         slots, outputs = session.get_inputs(), [slot.name for slot in session.get_outputs()]
         feed = {slot.name: held for slot, held in zip(slots, inputs, strict=True)}
-        return dict(zip(outputs, session.run(outputs, feed), strict=True))
+        return dict(zip(outputs, run(session, self.folder / f"{name}.onnx", outputs, feed), strict=True))
 
 
 def call(task: Callable[[], T]) -> T:
