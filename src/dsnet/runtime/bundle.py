@@ -26,6 +26,7 @@ from dsnet.routing.pieces import Costs
 from dsnet.routing.policy import Prices
 from dsnet.runtime.engine import ONNX_RUNTIME, Engine, Session, contiguous, run, runtime_of
 from dsnet.runtime.runner import GroupedRunner
+from dsnet.schema import shortened
 
 BUNDLE, WEIGHTS = "manifest.json", "weights.bin"
 PARTS = "parts-"  # what names of the folders with the files begin with
@@ -59,6 +60,8 @@ def described(folder: Path, content: bytes) -> tuple[Path, Manifest, dict[str, s
         about = json.loads(content)
         manifest = from_metadata(folder, about if isinstance(about, dict) else {})
         place, digests, whole = folder / about["parts"], dict(about["files"]), matches_digest(about)
+        if strange := [name for name in (about["parts"], *digests) if Path(name).name != name]:
+            raise ValueError(f"{shortened(strange[0])} is not the name of a file in it")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -188,7 +191,7 @@ class BundleParts:
             if name not in self.sessions:
                 file = self.place / f"{name}.onnx"
                 try:
-                    check_file(file, self.digests[file.name])
+                    check_file(file, self.digests.get(file.name, ""))
                     self.sessions[name] = self.engine.open(file, 1)
                 except (CheckpointError, KeyError) as error:
                     if not self._replaced():
