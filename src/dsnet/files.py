@@ -112,7 +112,7 @@ def settled(head: Path, read: Callable[[bytes], T]) -> T:
 
 def read_limited(file: Path, name: str) -> bytes:
     """The content of a file, unless it is larger than the limit of this name."""
-    allow(name, file.stat().st_size, f"the size of {file} in bytes is")
+    allow(name, file.stat().st_size, f"the size of {file} in bytes is", error=CheckpointError)
     return file.read_bytes()
 
 

@@ -12,6 +12,7 @@ import random
 import resource
 import signal
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -66,7 +67,9 @@ def received(case: Callable[[], object]) -> str:
     """What becomes of a file: "accepted", "refused: why", or what broke the law."""
     signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
     try:
-        case()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # libraries warn about what they then refuse
+            case()
     except REFUSALS as error:
         text = str(error)
         good = "\n" not in text.strip() and 0 < len(text) <= LONGEST
