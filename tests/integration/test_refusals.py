@@ -18,6 +18,7 @@ from dsnet.files import with_digest
 from support.counted import Counted
 
 NINES = "9" * 5000
+TRIALS = 20
 
 
 def described(spec: object) -> str:
@@ -124,12 +125,12 @@ def test_ctrl_c_at_any_moment_of_the_start(counted: Counted) -> None:
     begin = time.monotonic()
     start().communicate()
     whole, broken, done = time.monotonic() - begin, [], 0
-    for trial in range(40):
+    for trial in range(TRIALS):
         process = start()
-        time.sleep(whole * trial / 40)
+        time.sleep(whole * trial / TRIALS)
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=120)
         done += process.returncode == 0  # it had ended before
         if process.returncode not in (0, 130) or told:
             broken.append((trial, process.returncode, told[-300:]))
-    counted("Ctrl-C while a command starts ends it with code 130 and without a word", 40, broken, had_ended=done)
+    counted("Ctrl-C while a command starts ends it with code 130 and without a word", TRIALS, broken, had_ended=done)
