@@ -60,7 +60,7 @@ def described(folder: Path, content: bytes) -> tuple[Path, Manifest, dict[str, s
         about = json.loads(content)
         manifest = from_metadata(folder, about if isinstance(about, dict) else {})
         place, digests, whole = folder / about["parts"], dict(about["files"]), matches_digest(about)
-        if strange := [name for name in (about["parts"], *digests) if Path(name).name != name]:
+        if strange := [name for name in (about["parts"], *digests) if Path(name).name != name or len(name) > 255]:
             raise ValueError(f"{shortened(strange[0])} is not the name of a file in it")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, CheckpointError):
