@@ -13,7 +13,7 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import torch
 import dsnet
 from dsnet.files import size_of
 from dsnet.latency.measure import noise
-from dsnet.latency.timing import interleaved, machine, ratio, summary
+from dsnet.latency.timing import machine, ratio, summary
 from dsnet.report.tables import human, markdown_table
 from dsnet.runtime import bundle, seal
 from dsnet.runtime.onnx import open_onnx
@@ -52,10 +52,18 @@ def trusting(where: Path) -> None:
         used(where)
 
 
-def processor_seconds(call: Callable[..., Any], *given: Any) -> float:
-    begun = time.process_time()
-    call(*given)
-    return time.process_time() - begun
+def in_turns(calls: Mapping[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
+    """Processor seconds of each call, in an order that rotates; a first round warms up."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    order = list(calls)
+    for round in range(repeats + 1):
+        for name in order:
+            begun = time.process_time()
+            calls[name]()
+            if round:
+                times[name].append(time.process_time() - begun)
+        order.append(order.pop(0))
+    return times
 
 
 def measured(name: str, folder: Path, repeats: int) -> list[dict[str, Any]]:
@@ -67,7 +75,7 @@ def measured(name: str, folder: Path, repeats: int) -> list[dict[str, Any]]:
         ("bundle", dsnet.export_bundle(net, folder / name)),
     ):
         calls = {CHECKED: partial(used, place), TRUSTED: partial(trusting, place), AGAIN: partial(trusting, place)}
-        times = interleaved(calls, repeats, warmup=1, clock=processor_seconds)
+        times = in_turns(calls, repeats)
         ratios = {key: ratio(times[key], times[TRUSTED]) for key in (CHECKED, AGAIN)}
         typical = {key: summary(found).p50 for key, found in times.items()}
         rows.append({"model": name, "kind": kind, "bytes": size_of(place), "milliseconds": typical, "ratios": ratios})

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dsnet.data.augment import AugmentConfig
 from dsnet.data.config import DataConfig
-from dsnet.data.dataset import Batch, Loader
+from dsnet.data.dataset import Batch, Loader, Split
 from dsnet.data.sources import Arrays
 from dsnet.models import Supernet, create_model
 from dsnet.training import EMA, IEB, Drawn, IEBConfig, OptimConfig, make_optimizer
@@ -43,9 +43,9 @@ class SeparateIEB(IEB):
         return losses
 
 
-def load(loader: Loader, step: int, batch: int) -> Batch:
-    start = step * batch % (len(loader.source) - batch)
-    return loader(torch.arange(start, start + batch), step)
+def load(split: Split, step: int, batch: int) -> Batch:
+    start = step * batch % (len(split) - batch)
+    return split.load(split.ids[start : start + batch], seed=step)
 
 
 def main() -> None:
@@ -64,6 +64,7 @@ def main() -> None:
     source = Arrays(pixels, torch.randint(0, 10, (len(pixels),)))
     augment = AugmentConfig(crop="pad", flip=True)
     loader = Loader(source, DataConfig(augment=augment), args.size, (0.5,) * 3, (0.25,) * 3)
+    split = Split(loader, torch.arange(len(source)))
     inner = [path for path in net.space if path not in (net.space.slimmest, net.space.widest)]
     times: dict[str, list[float]] = {"shared": [], "separate": [], "separate again": []}
     outside: list[float] = []
@@ -73,13 +74,13 @@ def main() -> None:
         for name in order:
             stage = stages[name.removesuffix(" again")]
             began = time.perf_counter()
-            batch = load(loader, step, args.batch)
+            batch = load(split, step, args.batch)
             loaded = time.perf_counter()
             optimizer.zero_grad(set_to_none=True)
             torch.stack(list(stage(batch.images, batch.labels, drawn, ema.net).values())).sum().backward()
             computed = time.perf_counter()
             optimizer.step()
-            ema.update(net, step)
+            ema.update(step)
             ended = time.perf_counter()
             if step > 0:  # the first round warms up
                 times[name].append(ended - began)

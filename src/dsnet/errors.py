@@ -6,7 +6,7 @@ from importlib import import_module
 from types import ModuleType
 
 # What the extra `train` brings and the light install leaves out, by the names under which it is imported.
-TRAIN = ("torch", "safetensors", "huggingface_hub", "yaml", "jinja2", "kornia", "sklearn", "matplotlib", "onnx")
+TRAIN = ("torch", "safetensors", "huggingface_hub", "yaml", "jinja2", "sklearn", "matplotlib", "onnx")
 
 
 class CheckpointError(ValueError):

@@ -101,11 +101,11 @@ def settled(head: Path, read: Callable[[bytes], T]) -> T:
     If that fails and another process has replaced the head in the meantime, the new head is read.
     """
     while True:
-        content = read_limited(head, "json")
+        version, content = _version(head)
         try:
             return read(content)
         except (OSError, CheckpointError):
-            if head.is_file() and head.read_bytes() != content:
+            if head.is_file() and _version(head) != (version, content):
                 continue
             raise
 
@@ -114,6 +114,14 @@ def read_limited(file: Path, name: str) -> bytes:
     """The content of a file, unless it is larger than the limit of this name."""
     allow(name, file.stat().st_size, f"the size of {file} in bytes is", error=CheckpointError)
     return file.read_bytes()
+
+
+def _version(head: Path) -> tuple[tuple[int, int], bytes]:
+    """What tells a head from one that replaced it, be its content the same again; and its content."""
+    with head.open("rb") as stream:
+        found = os.fstat(stream.fileno())
+        allow("json", found.st_size, f"the size of {head} in bytes is", error=CheckpointError)
+        return (found.st_ino, found.st_mtime_ns), stream.read()
 
 
 def digest(data: bytes) -> str:

@@ -24,10 +24,11 @@ class Killed(BaseException):
 
 
 @contextmanager
-def killed_at(number: int) -> Iterator[list[str]]:
+def killed_at(number: int, fault: BaseException | None = None) -> Iterator[list[str]]:
     """Operations on files run until the given one; that one and all later ones fail, as after a SIGKILL.
 
     Gives the operations that were asked for. A handler of the dying process may try to clean up, but cannot.
+    fault: what the operation raises instead, once, so that handlers can clean up: KeyboardInterrupt, or a full disk.
     """
     asked: list[str] = []
     descriptors: set[int] = set()  # the system closes them when the process ends, which frees their locks
@@ -35,7 +36,9 @@ def killed_at(number: int) -> Iterator[list[str]]:
     def wrapped(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def operation(*args: Any, **options: Any) -> Any:
             asked.append(f"{name} {args[0]}")
-            if len(asked) > number:
+            if fault is not None and len(asked) == number + 1:
+                raise fault
+            if fault is None and len(asked) > number:
                 raise Killed
             found = real(*args, **options)
             if name == "open":
@@ -54,7 +57,7 @@ def killed_at(number: int) -> Iterator[list[str]]:
             patch.setattr(os, name, wrapped(name, getattr(os, name)))
         patch.setattr(io, "open", wrapped("open", io.open))
         patch.setattr(os, "close", close)
-        with suppress(Killed):
+        with suppress(Killed, KeyboardInterrupt, OSError, ValueError):
             yield asked
     for descriptor in descriptors:
         os.close(descriptor)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import multiprocessing
 import os
 import signal
@@ -19,8 +20,8 @@ import torch
 from dsnet.data.augment import Augment, AugmentConfig
 from dsnet.data.batches import TrainBatches, plain_batches
 from dsnet.data.config import DataConfig
-from dsnet.data.dataset import open_dataset, stratified
-from dsnet.data.sources import FASHION_MNIST
+from dsnet.data.dataset import Loader, open_dataset, stratified
+from dsnet.data.sources import FASHION_MNIST, Arrays
 from dsnet.errors import DataError
 from dsnet.images import normalise, prepare, read_image
 from support.folders import make_folder
@@ -181,15 +182,40 @@ def test_batches_depend_on_seed_and_epoch_alone(kind: str, tmp_path: Path) -> No
 
 def test_augmentation_differs_from_image_to_image() -> None:
     for channels in (1, 3):
-        same = torch.rand(1, channels, 24, 24).expand(12, -1, -1, -1)
+        same = torch.randint(0, 256, (1, channels, 24, 24), dtype=torch.uint8).expand(12, -1, -1, -1).contiguous()
+        source = Arrays(same, torch.zeros(12, dtype=torch.long))
         for config in (
-            AugmentConfig(randaugment=2),
+            AugmentConfig(randaugment=8),
+            AugmentConfig(colour=0.5),
             AugmentConfig(crop="pad"),
             AugmentConfig(crop="resized"),
+            AugmentConfig(erasing=1.0),
             AugmentConfig(flip=True),
         ):
-            found = {Augment(config, 24)(same, seed)[k].numpy().tobytes() for seed in range(3) for k in range(12)}
+            load = Loader(source, DataConfig(augment=config), 24, (0.5,) * channels, (0.25,) * channels)
+            found = {image.numpy().tobytes() for seed in range(3) for image in load(torch.arange(12), seed).images}
             assert len(found) >= (2 if config.flip else 12), config
+            assert torch.equal(load(torch.arange(12), 1).images, load(torch.arange(12), 1).images)
+            assert torch.equal(load(torch.arange(12), None).images, same)
+
+
+def test_crops_and_flips_draw_as_in_earlier_versions() -> None:
+    """So that a run can be repeated: the digest was taken from kornia's RandomCrop and RandomHorizontalFlip."""
+    images = (torch.arange(6 * 3 * 12 * 12) * 37 % 251).view(6, 3, 12, 12).to(torch.uint8)
+    augment = Augment(AugmentConfig(crop="pad", pad=3, flip=True), 12)
+    found = b"".join(augment.batch(images, seed).numpy().tobytes() for seed in range(5))
+    assert hashlib.sha256(found).hexdigest().startswith("2ce223d0e6cb616a")
+
+
+def test_erasing_replaces_a_rectangle_of_some_images() -> None:
+    images = torch.full((200, 3, 20, 20), 7, dtype=torch.uint8)
+    changed = (Augment(AugmentConfig(erasing=0.25), 20, (0.5,) * 3, (0.2,) * 3).batch(images, 0) != images).any(1)
+    assert 0.15 < changed.flatten(1).any(1).float().mean() < 0.35
+    for one in changed[changed.flatten(1).any(1)]:
+        rows, columns = one.any(1).nonzero(), one.any(0).nonzero()
+        height, width = (int(found.max() - found.min() + 1) for found in (rows, columns))
+        assert 0.9 * height * width <= one.sum() <= 0.5 * 400
+        assert 0.15 < height / width < 7
 
 
 def test_padding_moves_images_of_folders_too(tmp_path: Path) -> None:
@@ -213,10 +239,39 @@ def test_a_killed_loading_process_gets_a_clear_error(tmp_path: Path) -> None:
     data = open_dataset(DataConfig("folder", root=str(make_folder(tmp_path / "images")), image_size=20))
     batches = plain_batches(data.train, 1, workers=1)
     next(batches)
-    for child in multiprocessing.active_children():
-        os.kill(child.pid, signal.SIGKILL)
-    with pytest.raises(DataError, match=r"a data-loading process was killed.*lower data.workers"):
+    (child,) = multiprocessing.active_children()
+
+    def kill() -> None:
+        os.kill(child.pid, signal.SIGKILL)  # the error comes wherever the main process is
+        time.sleep(30)
         list(batches)
+
+    with pytest.raises(DataError, match=r"a data-loading process was killed.*lower data.workers"):
+        kill()
+    assert len(list(plain_batches(data.train, 1, workers=1))) == len(data.train)  # by a new process
+
+
+def test_loading_processes_live_as_long_as_their_split(tmp_path: Path) -> None:
+    data = open_dataset(DataConfig("folder", root=str(make_folder(tmp_path / "images")), image_size=20))
+    seen = set()
+    for epoch in range(3):
+        for _ in TrainBatches(data.train, 4, seed=0, workers=1).epoch(epoch, start=1):
+            seen |= {child.pid for child in multiprocessing.active_children()}
+            if epoch == 1:
+                break  # an epoch that is left early does not disturb the next one
+    assert len(seen) == 1
+    both = zip(*(plain_batches(data.train, 4, workers=1) for _ in range(2)), strict=True)  # two at the same time
+    assert all(torch.equal(one.images, other.images) for one, other in both)
+    del data, both
+    assert not multiprocessing.active_children()
+
+
+def test_a_loading_process_that_hangs_gets_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsnet.data.batches.TIMEOUT", 1)
+    data = open_dataset(DataConfig())
+    monkeypatch.setattr(type(data.train.loader), "__call__", lambda *_: time.sleep(60))
+    with pytest.raises(DataError, match="gave no batch for 1 seconds"):
+        list(plain_batches(data.train, 100, workers=1))
 
 
 FOLLOWED = """

@@ -65,16 +65,6 @@ def test_suppression_is_the_greedy_one(seed: int, threshold: float) -> None:
     assert nms(boxes.numpy(), scores.numpy(), threshold).tolist() == suppressed_one_by_one(boxes, threshold)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_suppression_agrees_with_kornias(seed: int) -> None:
-    from kornia.geometry.bbox import nms as kornia_nms
-
-    boxes = random_boxes(200, seed).float()
-    scores = torch.rand(200, generator=torch.Generator().manual_seed(seed)).sort(descending=True).values
-    theirs = kornia_nms(boxes, scores, 0.3)
-    assert nms(boxes.numpy(), scores.numpy(), 0.3).nonzero()[0].tolist() == sorted(theirs.tolist())
-
-
 def test_suppression_wants_sorted_scores() -> None:
     with pytest.raises(ValueError, match="sort boxes"):
         nms(random_boxes(3).numpy(), np.array([0.1, 0.9, 0.5]), 0.5)

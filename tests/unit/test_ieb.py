@@ -148,11 +148,11 @@ def test_the_moving_average_warms_up_and_copies_counters() -> None:
     with torch.no_grad():
         for tensor in net.state_dict().values():
             tensor.add_(1)
-    ema.update(net, step=0)  # decay (1 + 0) / (10 + 0)
+    ema.update(step=0)  # decay (1 + 0) / (10 + 0)
     for name, value in ema.net.state_dict().items():
         expected = before[name] + (0.9 if value.is_floating_point() else 1)
         assert torch.allclose(value, expected, atol=1e-5), name
-    ema.update(net, step=10**6)  # the momentum itself
+    ema.update(step=10**6)  # the momentum itself
     name = "head.classifier.weight"
     expected = before[name] + 0.9 + 0.01 * 0.1
     assert torch.allclose(ema.net.state_dict()[name], expected, atol=1e-5)

@@ -49,7 +49,7 @@ ROOMS = [
 
 # Rooms that a light install has: what they import, wherever in the file, does without these packages.
 LIGHT = [*(room for line in ROOMS[: ROOMS.index(["nn"])] for room in line)]
-HEAVY = {"torch", "torchvision", "onnx", "safetensors", "kornia", "sklearn"}
+HEAVY = {"torch", "torchvision", "onnx", "safetensors", "sklearn"}
 
 
 def modules_of(file: Path) -> set[str]:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from PIL import Image
-from torch import Tensor, nn
+import torch.nn.functional as F
+from PIL import Image, ImageEnhance
+from torch import Tensor
 
+from dsnet.data.randaugment import STRONGEST, RandAugment
 from dsnet.errors import must
 from dsnet.images import to_array
 from dsnet.schema import Typed
+
+ERASED = 0.02, 1 / 3  # smallest and largest share of the area that is erased
+RATIO = 0.3, 1 / 0.3  # of the height of an erased rectangle to its width
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,8 @@ class AugmentConfig(Typed):
         flip: Flip half of the images horizontally.
         colour: Strength of brightness, contrast and saturation jitter, from 0 to 1.
         randaugment: Number of RandAugment operations per image.
-        magnitude: Strength of RandAugment, from 1 to 29.
+        magnitude: Strength of RandAugment, from 0 to 10.
+        magnitude_std: Standard deviation of that strength from operation to operation.
         erasing: Share of the images in which a random rectangle is erased.
     """
 
@@ -36,7 +44,8 @@ class AugmentConfig(Typed):
     flip: bool = False
     colour: float = 0.0
     randaugment: int = 0
-    magnitude: int = 9
+    magnitude: float = 9
+    magnitude_std: float = 0.5
     erasing: float = 0.0
 
     def __post_init__(self) -> None:
@@ -46,55 +55,88 @@ class AugmentConfig(Typed):
             raise ValueError(f"augment.scale is {self.scale}; give rising shares of the area in (0, 1]")
         must("augment.erasing", self.erasing, 0 <= self.erasing <= 1, "lie in [0, 1]")
         must("augment.colour", self.colour, 0 <= self.colour <= 1, "lie in [0, 1]")
-        must("augment.magnitude", self.magnitude, 1 <= self.magnitude <= 29, "lie in [1, 29]")
+        must("augment.magnitude", self.magnitude, 0 <= self.magnitude <= STRONGEST, f"lie in [0, {STRONGEST:g}]")
+        must("augment.magnitude_std", self.magnitude_std, self.magnitude_std >= 0, "be at least 0")
         must("augment.pad", self.pad, self.pad >= 0, "be at least 0")
         must("augment.randaugment", self.randaugment, self.randaugment >= 0, "be at least 0")
 
 
 class Augment:
-    """Applies kornia's transforms to float images [B, C, S, S] in 0..1. The result depends only on images and seed."""
+    """Augments uint8 images: some steps image by image, the others on whole batches. Both depend on their seed only.
 
-    def __init__(self, config: AugmentConfig, size: int, *, crop: bool = True) -> None:
-        from kornia import augmentation as K
-
-        steps: list[nn.Module] = []
-        if crop and config.crop == "pad" and config.pad:
-            steps.append(K.RandomCrop((size, size), padding=config.pad, cropping_mode="slice"))
-        if crop and config.crop == "resized":
-            steps.append(K.RandomResizedCrop((size, size), scale=config.scale, cropping_mode="resample"))
-        if config.flip:
-            steps.append(K.RandomHorizontalFlip())
-        if config.randaugment:
-            steps.append(EachImage(K.auto.RandAugment(n=config.randaugment, m=config.magnitude)))
-        if config.colour:
-            steps.append(K.ColorJitter(config.colour, config.colour, config.colour))
-        if config.erasing:
-            steps.append(K.RandomErasing(p=config.erasing))
-        self.steps = nn.Sequential(*steps)
-
-    def __call__(self, images: Tensor, seed: int) -> Tensor:
-        if not self.steps:
-            return images
-        with torch.random.fork_rng(devices=[]), torch.no_grad():  # kornia draws from the global generator
-            torch.manual_seed(seed)
-            return self.steps(images)
-
-
-class EachImage(nn.Module):
-    """Draws a kornia policy for every image of a batch. Without this, kornia draws it once per call.
-
-    The policies expect three channels, so grey images are expanded for them.
+    mean, std: Statistics of the pixels as shares of 255, with which erased rectangles are filled.
     """
 
-    def __init__(self, policy: nn.Module) -> None:
-        super().__init__()
-        self.policy = policy
+    def __init__(
+        self, config: AugmentConfig, size: int, mean: Sequence[float] = (0.5,), std: Sequence[float] = (0.25,)
+    ) -> None:
+        self.config, self.size, self.mean, self.std = config, size, mean, std
+        self.random = RandAugment(config.randaugment, config.magnitude, config.magnitude_std, fill=fill_of(mean))
 
-    def forward(self, images: Tensor) -> Tensor:
-        grey = images.shape[1] == 1
-        coloured = images.expand(-1, 3, -1, -1) if grey else images
-        changed = torch.cat([self.policy(image[None]) for image in coloured])
-        return changed[:, :1] if grey else changed
+    def picture(self, image: Image.Image, rng: random.Random) -> Image.Image:
+        """RandAugment and colour jitter of one RGB image."""
+        if self.config.randaugment:
+            image = self.random(image, rng)
+        if self.config.colour:
+            image = jittered(image, self.config.colour, rng)
+        return image
+
+    @property
+    def by_picture(self) -> bool:
+        """Whether images have to be changed one by one."""
+        return bool(self.config.randaugment or self.config.colour)
+
+    def batch(self, images: Tensor, seed: int) -> Tensor:
+        """Padded crop, flip and erasing of images [B, C, S, S]."""
+        config, generator = self.config, torch.Generator().manual_seed(seed)
+        if config.crop == "pad" and config.pad:
+            images = moved(images, config.pad, generator)
+        if config.flip:
+            chosen = torch.rand(len(images), generator=generator) < 0.5
+            images = torch.where(chosen[:, None, None, None], images.flip(3), images)
+        if config.erasing:
+            images = self.erased(images, generator)
+        return images
+
+    def erased(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Fill a random rectangle of some images with noise: a share of ERASED of the area, a ratio of RATIO."""
+        images, side = images.clone(), self.size
+        for image, chance in zip(images, torch.rand(len(images), generator=generator).tolist(), strict=True):
+            if chance >= self.config.erasing:
+                continue
+            share, ratio, top, left = torch.rand(4, generator=generator).tolist()
+            area = side**2 * (ERASED[0] + share * (ERASED[1] - ERASED[0]))
+            ratio = RATIO[0] * (RATIO[1] / RATIO[0]) ** ratio
+            height, width = (min(side, round((area * r) ** 0.5)) for r in (ratio, 1 / ratio))
+            y, x = int(top * (side - height + 1)), int(left * (side - width + 1))
+            mean, std = (255 * torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+            noise = torch.randn(len(image), height, width, generator=generator) * std + mean
+            image[:, y : y + height, x : x + width] = noise.round().clamp(0, 255).byte()
+        return images
+
+
+def fill_of(mean: Sequence[float]) -> tuple[int, int, int]:
+    """The mean colour of the pixels."""
+    red, green, blue = (round(255 * value) for value in (tuple(mean) * 3)[:3])
+    return red, green, blue
+
+
+def moved(images: Tensor, pad: int, generator: torch.Generator) -> Tensor:
+    """A random crop of each image behind a black border of `pad` pixels."""
+    side = images.shape[2]
+    padded = F.pad(images, (pad, pad, pad, pad))
+    left, top = ((torch.rand(len(images), generator=generator) * (2 * pad + 1)).long() for _ in range(2))
+    windows = padded.unfold(2, side, 1).unfold(3, side, 1)  # a view [B, C, 2 * pad + 1, 2 * pad + 1, S, S]
+    return windows[torch.arange(len(images)), :, top, left]
+
+
+def jittered(image: Image.Image, strength: float, rng: random.Random) -> Image.Image:
+    """Change brightness, contrast and saturation by random factors, in random order."""
+    changes = [ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color]
+    rng.shuffle(changes)
+    for change in changes:
+        image = change(image).enhance(1 + rng.uniform(-strength, strength))
+    return image
 
 
 def to_tensor(image: Image.Image) -> Tensor:
@@ -102,12 +144,13 @@ def to_tensor(image: Image.Image) -> Tensor:
 
 
 def to_float(images: Tensor) -> Tensor:
-    return images.float() / 255
+    return images.float().div_(255)
 
 
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Images less their mean, in units of their standard deviation."""
     shape = (1, -1, 1, 1)
-    return (images - images.new_tensor(mean).view(shape)) / images.new_tensor(std).view(shape)
+    return images.sub(images.new_tensor(mean).view(shape)).div_(images.new_tensor(std).view(shape))
 
 
 def to_pixels(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:

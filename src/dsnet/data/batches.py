@@ -7,19 +7,20 @@ import os
 import signal
 import threading
 import zlib
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from types import FrameType
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
-from dsnet.data.dataset import Batch, Split
+from dsnet.data.dataset import Batch, BatchLoader, Split
 from dsnet.errors import DataError
+
+TIMEOUT = 600  # seconds without a batch after which loading has failed
 
 
 def seed_of(*parts: int) -> int:
@@ -124,47 +125,98 @@ class PlainImages:
 Job = tuple[Tensor, int | None]
 
 
-def load_all(split: Split, jobs: list[Job], workers: int) -> Iterator[Batch]:
+def load_all(split: Split, jobs: list[Job], workers: int, device: torch.device | None = None) -> Iterator[Batch]:
     """The batches of all jobs in order, loaded in this process or ahead of time by `workers` others."""
-    if not workers:
-        yield from (split.load(ids, seed=seed) for ids, seed in jobs)
+    loaded = Pool.of(split, workers).batches(jobs) if workers else (split.loader(ids, seed) for ids, seed in jobs)
+    for batch in loaded:
+        yield split.finished(batch, device)
+
+
+class Pool:
+    """Processes that load batches of a split. They live as long as the split, so that no epoch has to start them."""
+
+    @staticmethod
+    def of(split: Split, workers: int) -> Pool:
+        """The pool of a split, started when it is first asked for; another one while that loads for somebody else."""
+        pool = split.pools.get(workers)
+        if pool is None or pool.busy or pool.broken:
+            pool = split.pools[workers] = Pool(split.loader, workers)
+        return pool
+
+    def __init__(self, loader: BatchLoader, workers: int) -> None:
+        self.jobs: list[tuple[np.ndarray, int | None]] = []
+        self.busy = self.broken = False
+        self.loader = DataLoader(
+            Jobs(loader),
+            batch_size=None,  # an item is a whole batch
+            sampler=self.jobs,
+            num_workers=workers,
+            persistent_workers=True,
+            pin_memory=torch.cuda.is_available(),
+            timeout=TIMEOUT,
+            worker_init_fn=set_up_worker,
+            generator=torch.Generator(),  # or the loader would draw from the global one
+        )
+
+    def batches(self, jobs: list[Job]) -> Iterator[Batch]:
+        self.jobs[:] = [(ids.numpy(), seed) for ids, seed in jobs]
+        self.busy = True
+        try:
+            loaded = iter(self.loader)
+            name_killed_processes()
+            for batch in loaded:
+                if isinstance(batch, Exception):
+                    raise batch
+                yield batch
+        except (RuntimeError, DataError) as error:
+            self.broken = True  # nobody uses these processes again
+            raise error if isinstance(error, DataError) else DataError(trouble(error)) from error
+        finally:
+            self.busy = False
+
+
+def name_killed_processes() -> None:
+    """Let the signal of a killed process raise an error of one line. The DataLoader's own has several."""
+    theirs = signal.getsignal(signal.SIGCHLD)
+    if not callable(theirs) or theirs.__name__ == "ours" or threading.current_thread() is not threading.main_thread():
         return
-    pool = ProcessPoolExecutor(workers, initializer=_set_up_worker, initargs=(split,))
-    try:
-        ahead: deque[Future[Arrays]] = deque()
-        for ids, seed in jobs:
-            ahead.append(pool.submit(_load, ids.numpy(), seed))
-            if len(ahead) > 2 * workers:
-                yield _batch(ahead.popleft().result())
-        while ahead:
-            yield _batch(ahead.popleft().result())
-    except BrokenProcessPool as error:
-        raise DataError(
-            "a data-loading process was killed, often for lack of memory; lower data.workers and resume the run"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
+
+    def ours(number: int, frame: FrameType | None) -> None:
+        try:
+            theirs(number, frame)
+        except RuntimeError as error:
+            raise DataError(trouble(error)) from error
+
+    signal.signal(signal.SIGCHLD, ours)
 
 
-# Workers send batches as arrays. A tensor would be fetched from the worker's memory, and the worker may have ended.
-Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]
-_split: Split | None = None  # the split that a worker process loads from
+def trouble(error: RuntimeError) -> str:
+    """What happened to the loading processes, in one line."""
+    if "timed out" in str(error):
+        return (
+            f"the data-loading processes gave no batch for {TIMEOUT} seconds; see whether the disk or network file "
+            f"system answers, and resume the run"
+        )
+    if "exited unexpectedly" in str(error) or "is killed by signal" in str(error):
+        return "a data-loading process was killed, often for lack of memory; lower data.workers and resume the run"
+    return f"a data-loading process failed: {' '.join(str(error).split())}"
 
 
-def _load(ids: np.ndarray, seed: int | None) -> Arrays:
-    assert _split is not None
-    batch = _split.load(torch.from_numpy(ids), seed=seed)
-    return batch.images.numpy(), batch.labels.numpy(), batch.ids.numpy(), batch.skipped
+class Jobs(Dataset[Batch | Exception]):
+    """A dataset whose items are batches. An error is an item too: the DataLoader would wrap it in a traceback."""
+
+    def __init__(self, loader: BatchLoader) -> None:
+        self.loader = loader
+
+    def __getitem__(self, job: tuple[np.ndarray, int | None]) -> Batch | Exception:
+        ids, seed = job
+        try:
+            return self.loader(torch.from_numpy(ids), seed)
+        except Exception as error:
+            return error
 
 
-def _batch(arrays: Arrays) -> Batch:
-    images, labels, ids, skipped = arrays
-    return Batch(torch.from_numpy(images), torch.from_numpy(labels), torch.from_numpy(ids), skipped)
-
-
-def _set_up_worker(split: Split) -> None:
-    global _split
-    _split = split
+def set_up_worker(number: int) -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which saves first

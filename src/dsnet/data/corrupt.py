@@ -14,7 +14,6 @@ import torch
 from PIL import Image, ImageFilter
 from torch import Tensor
 
-from dsnet.data.augment import normalise, to_float, to_pixels
 from dsnet.data.dataset import Batch, BatchLoader, Data, Source, Split
 
 
@@ -63,28 +62,32 @@ class CorruptLoader:
 
     loader: BatchLoader
     corruption: Corruption
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
     seed: int
 
     @property
     def source(self) -> Source:
         return self.loader.source
 
+    @property
+    def mean(self) -> tuple[float, ...]:
+        return self.loader.mean
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        return self.loader.std
+
     def __call__(self, ids: Tensor, seed: int | None) -> Batch:
         batch = self.loader(ids, seed)
-        pixels = to_pixels(batch.images, self.mean, self.std).numpy()
         numbers = batch.ids.tolist()
-        changed = [self.corruption(own, (self.seed, number)) for own, number in zip(pixels, numbers, strict=True)]
-        if not changed:
-            return batch
-        images = to_float(torch.from_numpy(np.stack(changed)))
-        return replace(batch, images=normalise(images, self.mean, self.std))
+        changed = [
+            self.corruption(own, (self.seed, number)) for own, number in zip(batch.images.numpy(), numbers, strict=True)
+        ]
+        return replace(batch, images=torch.from_numpy(np.stack(changed))) if changed else batch
 
 
 def corrupted(data: Data, split: str, corruption: Corruption, seed: int = 0) -> Data:
     """The same data with the images of one split corrupted."""
     clean = data.split(split)
-    loader = CorruptLoader(clean.loader, corruption, data.mean, data.std, seed)
+    loader = CorruptLoader(clean.loader, corruption, seed)
     changed: dict[str, Any] = {split: Split(loader, clean.ids)}
     return replace(data, **changed)

@@ -9,10 +9,10 @@ import hashlib
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from dsnet.data.config import DataConfig, Reading
 from dsnet.data.folders import open_folder
 from dsnet.data.sources import Arrays, Files, open_source, statistics
 from dsnet.errors import DataError
-from dsnet.images import Fit, ImageError, ImageFile, Interpolation, centre_crop, random_crop
+from dsnet.images import Fit, ImageError, ImageFile, Interpolation, centre_crop, random_crop, to_array
 
 TRUSTED = 100  # calibration images; fewer leave an uncertainty of more than 6 points at an accuracy of 90 %
 SKIPPING = "--data.on_corrupt skip passes over files that are damaged or have more than data.max_pixels pixels"
@@ -32,8 +32,9 @@ SKIPPING = "--data.on_corrupt skip passes over files that are damaged or have mo
 
 @dataclass(frozen=True)
 class Batch:
-    """Normalised images [B, C, S, S] with their labels and sample numbers [B], and the files that were skipped.
+    """Images [B, C, S, S] with their labels and sample numbers [B], and the files that were skipped.
 
+    A loader gives pixels in uint8; `Split.finished` normalises them.
     labels: Classes [B], or objects [B, G, 6] as `boxes` describes them.
     """
 
@@ -41,6 +42,10 @@ class Batch:
     labels: Tensor
     ids: Tensor
     skipped: tuple[str, ...] = ()
+
+    def pin_memory(self) -> Batch:
+        """The batch in memory from which a GPU copies while the program goes on."""
+        return Batch(self.images.pin_memory(), self.labels.pin_memory(), self.ids, self.skipped)
 
 
 class Source(Protocol):
@@ -58,20 +63,30 @@ class Source(Protocol):
 
 
 class BatchLoader(Protocol):
-    """Loads samples of a source as a batch. With a seed the images are augmented, with None they are not."""
+    """Loads samples of a source as a batch of pixels. With a seed the images are augmented, with None they are not."""
 
     @property
     def source(self) -> Source: ...
+
+    @property
+    def mean(self) -> tuple[float, ...]: ...
+
+    @property
+    def std(self) -> tuple[float, ...]: ...
 
     def __call__(self, ids: Tensor, seed: int | None) -> Batch: ...
 
 
 @dataclass(frozen=True)
 class Split:
-    """Some samples of a source. `loader` turns sample numbers into a batch; it can be pickled for other processes."""
+    """Some samples of a source. `loader` turns sample numbers into a batch; it can be pickled for other processes.
+
+    pools: Processes that load batches (see `batches`), which end with the split.
+    """
 
     loader: BatchLoader
     ids: Tensor
+    pools: dict[int, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def source(self) -> Source:
@@ -85,8 +100,14 @@ class Split:
         return [file for number in self.ids.tolist() if (file := self.source.file(number)) is not None]
 
     def load(self, ids: Tensor, *, seed: int | None = None) -> Batch:
-        """Load samples as a batch. With a seed the images are augmented."""
-        return self.loader(ids, seed)
+        """Load samples as a batch of network inputs. With a seed the images are augmented."""
+        return self.finished(self.loader(ids, seed))
+
+    def finished(self, batch: Batch, device: torch.device | None = None) -> Batch:
+        """The batch with normalised images, on a device. Pixels go there as bytes, a quarter of the size."""
+        pixels = batch.images.to(device, non_blocking=True)
+        images = normalise(to_float(pixels), self.loader.mean, self.loader.std)
+        return Batch(images, batch.labels.to(device, non_blocking=True), batch.ids, batch.skipped)
 
 
 @dataclass(frozen=True)
@@ -131,9 +152,12 @@ class Data:
     def fingerprint(self) -> str:
         """A digest of the images and labels in each split. It does not depend on where the files are stored."""
         digest = hashlib.sha256(repr((self.classes, self.image_size)).encode())
+        identities: dict[int, bytes] = {}
         for split in (self.train, self.calibration, self.test):
             digest.update(split.ids.numpy().tobytes())
-            digest.update(split.source.identity())
+            source = split.source
+            identities[id(source)] = identities.get(id(source)) or source.identity()
+            digest.update(identities[id(source)])
         return digest.hexdigest()
 
 
@@ -144,7 +168,7 @@ def read_files(
     options: Reading,
     size: int,
 ) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-    """Read samples as images [B, 3, S, S] in 0..1. A damaged file is an error or is skipped, as `options` say.
+    """Read samples as uint8 images [B, 3, S, S]. A damaged file is an error or is skipped, as `options` say.
 
     fit: Turns the image of a sample number into a square of `size`.
     Returns the images, the numbers of the samples that could be read, and the files that could not.
@@ -162,12 +186,12 @@ def read_files(
         images.append(to_tensor(square))
         read.append(number)
     pixels = torch.stack(images) if images else torch.zeros(0, 3, size, size, dtype=torch.uint8)
-    return to_float(pixels), torch.tensor(read, dtype=torch.long), tuple(skipped)
+    return pixels, torch.tensor(read, dtype=torch.long), tuple(skipped)
 
 
 @dataclass(frozen=True)
 class Loader:
-    """Decodes, crops, augments and normalises images with labels. A batch depends only on sample numbers and seed."""
+    """Decodes, crops and augments images with labels. A batch depends only on sample numbers and seed."""
 
     source: Arrays | Files
     config: DataConfig
@@ -176,26 +200,40 @@ class Loader:
     std: tuple[float, ...]
 
     def __call__(self, ids: Tensor, seed: int | None) -> Batch:
-        source, augment = self.source, self.config.augment
-        skipped: tuple[str, ...] = ()
+        source, skipped = self.source, tuple[str, ...]()
         if isinstance(source, Arrays):
-            images = to_float(source.images[ids])
+            images = source.images[ids]
+            if seed is not None and (self.augment.by_picture or self.config.augment.crop == "resized"):
+                images = torch.stack([self.changed(image, int(n), seed) for image, n in zip(images, ids, strict=True)])
         else:
-            fit = partial(self.cropped, seed)
-            images, ids, skipped = read_files(ids, source.file, fit, self.config, self.size)
+            images, ids, skipped = read_files(ids, source.file, partial(self.fitted, seed), self.config, self.size)
         if seed is not None and len(images):
-            # A resized crop of a file was already taken at full resolution, in `cropped`.
-            crop = isinstance(source, Arrays) or augment.crop == "pad"
-            images = Augment(augment, self.size, crop=crop)(images, seed)
-        return Batch(normalise(images, self.mean, self.std), source.labels[ids], ids, skipped)
+            images = self.augment.batch(images, seed)
+        return Batch(images, source.labels[ids], ids, skipped)
 
-    def cropped(self, seed: int | None, number: int, image: ImageFile) -> Image.Image:
-        """Crop a file at its full resolution. The seed of a random crop depends on the sample number."""
+    @property
+    def augment(self) -> Augment:
+        return Augment(self.config.augment, self.size, self.mean, self.std)
+
+    def changed(self, pixels: Tensor, number: int, seed: int) -> Tensor:
+        """An augmented image [C, S, S] of an array; a grey one is coloured for as long as that takes."""
+        image = Image.fromarray(pixels.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
+        return torch.tensor(to_array(self.fitted(seed, number, image), len(pixels)))
+
+    def fitted(self, seed: int | None, number: int, image: Image.Image | ImageFile) -> Image.Image:
+        """A square of the image, cropped at full resolution. What is random depends on the seed and sample number."""
         config, interpolation = self.config, self.config.interpolation
-        if seed is None or config.augment.crop != "resized":
+        if seed is None:
             return centre_crop(image, self.size, crop=config.crop_ratio, interpolation=interpolation)
         rng = random.Random(f"{seed}/{number}")
-        return random_crop(image, self.size, scale=config.augment.scale, rng=rng, interpolation=interpolation)
+        if config.augment.crop == "resized":
+            scale = config.augment.scale
+            square = random_crop(image, self.size, scale=scale, rng=rng, interpolation=interpolation)
+        elif isinstance(image, ImageFile):
+            square = centre_crop(image, self.size, crop=config.crop_ratio, interpolation=interpolation)
+        else:
+            square = image
+        return self.augment.picture(square, rng)
 
 
 def open_dataset(config: DataConfig, default_size: int = 224) -> Data:
@@ -273,10 +311,11 @@ def stratified(
     generator = torch.Generator().manual_seed(seed)
     groups = {"the training split": ids}
     if labels is not None:
-        classes = labels[ids]
+        present, counts = labels[ids].unique(return_counts=True)
+        sorted_ids = ids[labels[ids].argsort(stable=True)]
         groups = {
-            f"the class {names[label] if names else label}": ids[classes == label]
-            for label in classes.unique().tolist()
+            f"the class {names[label] if names else label}": group
+            for label, group in zip(present.tolist(), sorted_ids.split(counts.tolist()), strict=True)
         }
     taken = []
     for name, group in groups.items():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -19,8 +19,7 @@ SPLITS = ("train", "calibration", *VALIDATION, "test")
 SHOWN = 20  # how many files an error lists
 
 
-@dataclass(frozen=True)
-class Labelled:
+class Labelled(NamedTuple):
     """A file, the name of its class, and its split."""
 
     file: str
@@ -65,11 +64,20 @@ def class_folders(folder: Path) -> list[str]:
 
 
 def images_below(folder: Path) -> list[str]:
-    return sorted(
-        str(file)
-        for file in folder.rglob("*")
-        if file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()
-    )
+    """The image files below a folder, in alphabetical order."""
+    return sorted(below(str(folder))) if folder.is_dir() else []
+
+
+def below(folder: str) -> list[str]:
+    """Image files in any order. A directory entry knows its kind, so that no file has to be looked at."""
+    found: list[str] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                found += below(entry.path)
+            elif entry.name.lower().endswith(SUFFIXES) and not entry.name.startswith(".") and entry.is_file():
+                found.append(entry.path)
+    return found
 
 
 def read_labels(labels: Path, root: Path | None) -> Raw:
@@ -138,7 +146,11 @@ def ordered(names: Iterable[str]) -> list[str]:
 
 def as_raw(rows: Sequence[Labelled], names: Sequence[str], root: Path, places: dict[str, str]) -> Raw:
     """The splits of labelled files. places: What to call each split in messages."""
-    counts = {split: sum(row.split == split for row in rows) for split in SPLITS}
+    parts: dict[str, list[Labelled]] = {split: [] for split in SPLITS}
+    for row in rows:
+        parts[row.split].append(row)
+    counts = {split: len(part) for split, part in parts.items()}
+    held = {split: {row.label for row in part} for split, part in parts.items()}
     calibration, test = ["calibration"], [split for split in (*VALIDATION, "test") if counts[split]]
     if "test" in test:
         calibration += [split for split in test if split in VALIDATION]
@@ -148,14 +160,13 @@ def as_raw(rows: Sequence[Labelled], names: Sequence[str], root: Path, places: d
     number = {name: label for label, name in enumerate(names)}
 
     def files(splits: Sequence[str]) -> Files | None:
-        mine = [row for row in rows if row.split in splits]
+        mine = parts[splits[0]] if len(splits) == 1 else [row for row in rows if row.split in splits]
         if not mine:
             return None
         return Files(tuple(row.file for row in mine), torch.tensor([number[row.label] for row in mine]), root)
 
-    learned = {row.label for row in rows if row.split == "train"}
     for split in (*calibration, *test):
-        if strange := sorted({row.label for row in rows if row.split == split} - learned):
+        if strange := sorted(held[split] - held["train"]):
             raise DataError(
                 f"{places[split]}: {these(strange)} no training images, so the network cannot learn "
                 f"{'them' if len(strange) > 1 else 'it'}; add training images, correct the name, or take "
@@ -163,7 +174,8 @@ def as_raw(rows: Sequence[Labelled], names: Sequence[str], root: Path, places: d
             )
     train, warnings = files(["train"]), []
     assert train is not None
-    if test and (absent := [name for name in names if name not in {row.label for row in rows if row.split in test}]):
+    tested = {label for split in test for label in held[split]}
+    if test and (absent := [name for name in names if name not in tested]):
         warnings.append(
             f"{these(absent)} no test images in {places[test[0]]}, so evaluation says nothing about "
             f"{'them' if len(absent) > 1 else 'it'}; add some"

@@ -65,7 +65,10 @@ class Files:
 
     def identity(self) -> bytes:
         """The labels and the file names below the root as bytes, for the fingerprint of the data."""
-        names = "\n".join(os.path.relpath(file, self.root) for file in self.files)
+        prefix = f"{self.root}{os.sep}"
+        names = "\n".join(
+            file[len(prefix) :] if file.startswith(prefix) else os.path.relpath(file, self.root) for file in self.files
+        )
         return self.labels.numpy().tobytes() + names.encode()
 
 

@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dsnet.data.augment import normalise
 from dsnet.data.boxes import BoxAugmentConfig, augment, inside, padded, resized
 from dsnet.data.config import Reading
 from dsnet.data.dataset import Batch, Data, Split, few_to_calibrate, read_files, stratified
@@ -223,10 +222,12 @@ def objects_of(annotation: Annotation, classes: Sequence[str]) -> Tensor:
 
 @dataclass(frozen=True)
 class BoxLoader:
-    """Decodes, augments, resizes and normalises images with boxes. A batch depends only on sample numbers and seed."""
+    """Decodes, augments and resizes images with boxes. A batch depends only on sample numbers and seed."""
 
     source: Records
     config: DetectionDataConfig
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
 
     def __call__(self, ids: Tensor, seed: int | None) -> Batch:
         """Load images [B, 3, S, S]. Labels are objects [B, G, 6]: corners as shares, class (-1 pads), difficult."""
@@ -238,7 +239,7 @@ class BoxLoader:
             return square
 
         images, kept, skipped = read_files(ids, self.source.file, fit, self.config, self.config.image_size)
-        return Batch(normalise(images, IMAGENET_MEAN, IMAGENET_STD), padded(objects), kept, skipped)
+        return Batch(images, padded(objects), kept, skipped)
 
     def fitted(self, image: ImageFile, number: int, seed: int | None) -> tuple[Image.Image, Tensor]:
         """Turn an image into a square, with the corners of its objects as shares of the side."""

@@ -68,10 +68,9 @@ def export_bundle(
             about = write_bundle(PartWriter(net.parts(), manifest, int8), manifest, fresh)
             sync_folder(fresh)
             write_whole(folder / BUNDLE, about)  # from here on the new bundle is opened
-        except BaseException:
-            shutil.rmtree(fresh)
-            raise
-        tidy(folder, fresh.name)
+        finally:
+            with suppress(CheckpointError):
+                tidy(folder, parts_of(folder))
     return folder
 
 

@@ -26,6 +26,7 @@ from dsnet.tasks import Plan
 from dsnet.training import Interrupted, Loop
 from dsnet.training.display import make_display
 from dsnet.training.distributed import barrier, device, process_group, rank, world
+from dsnet.training.memory import keep_memory
 
 N = TypeVar("N", bound=nn.Module)
 
@@ -47,6 +48,7 @@ def train(
     """
     if config.threads:
         torch.set_num_threads(config.threads)
+    keep_memory()
     task = tasks.named(config.task)
     run = RunFolder(folder, task)
     with removed_if_empty(folder), process_group(), ExitStack() as until_the_end:

@@ -51,7 +51,7 @@ class FileRunner(Runner):
         self.session, digest = open_checked(engine, self.file, threads)
         self._manifest = from_metadata(self.file, self.session.get_modelmeta().custom_metadata_map)
         if not digest:  # nor is it of a format that had none
-            raise CheckpointError(f"{self.file} has no digest, another program wrote or cut it; export it again")
+            raise CheckpointError(f"{self.file} has no digest, it was cut, or dsnet did not write it; export it again")
         self._check_graph()
         self.runtime = runtime_of(self._manifest, engine)
         self.place, self._threads = str(self.file), threads or cores()

@@ -24,21 +24,23 @@ class EMA(Generic[N]):
     def __init__(self, online: N, momentum: float) -> None:
         self.net = copy.deepcopy(online).eval().requires_grad_(False)
         self.momentum = momentum
+        # The tensors themselves: training, loading a state and averaging statistics change them in place.
+        # Frozen parameters stay equal.
+        frozen = {name for name, parameter in online.named_parameters() if not parameter.requires_grad}
+        current = {name: tensor for name, tensor in online.state_dict().items() if name not in frozen}
+        average = {name: tensor for name, tensor in self.net.state_dict().items() if name not in frozen}
+        floats = [name for name, tensor in average.items() if tensor.is_floating_point()]
+        self.averaged = [average[name] for name in floats], [current[name] for name in floats]
+        others = [name for name in average if name not in set(floats)]
+        self.copied = [average[name] for name in others], [current[name] for name in others]
 
     @torch.no_grad()
-    def update(self, online: N, step: int) -> None:
+    def update(self, step: int) -> None:
         """Move towards the online network after its optimizer step number `step`, counted from 0."""
         decay = min(self.momentum, (1 + step) / (10 + step))
-        averages: list[Tensor] = []
-        values: list[Tensor] = []
-        current = online.state_dict()
-        for name, average in self.net.state_dict().items():
-            if average.is_floating_point():
-                averages.append(average)
-                values.append(current[name])
-            else:
-                average.copy_(current[name])
-        torch._foreach_lerp_(averages, values, 1 - decay)
+        torch._foreach_lerp_(*self.averaged, 1 - decay)
+        if self.copied[0]:
+            torch._foreach_copy_(*self.copied)
 
 
 def batch_norms(net: nn.Module) -> list[SliceBatchNorm2d]:

@@ -190,7 +190,7 @@ class Loop(Generic[N]):
         values = self.shared_losses(sums)
         if self.finite_gradients():
             self.scaler.step(self.optimizer)
-            self.ema.update(self.net, progress.step)
+            self.ema.update(progress.step)
         self.scaler.update()
         progress.step += 1
         for name, value in values.items():

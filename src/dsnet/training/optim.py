@@ -31,7 +31,9 @@ class OptimConfig(Typed):
         momentum: Momentum of SGD.
         nesterov: Use Nesterov momentum in SGD, which looks one step ahead.
         betas: Decay of the averages of the gradient and of its square, for AdamW.
-        weight_decay: Weight decay of all weights except those of gates.
+        weight_decay: Weight decay, of what `decay` names.
+        decay: Which weights decay: all but those of gates, or dense: weights of dense convolutions and linear layers
+            only, as in the slimmable networks that the paper follows.
         schedule: How the learning rate falls: cosine down to final * lr, exponential by gamma in every epoch, or steps
             by gamma at every milestone.
         warmup_epochs: Number of epochs over which the learning rate rises from zero.
@@ -58,6 +60,7 @@ class OptimConfig(Typed):
     nesterov: bool = True
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 1e-4
+    decay: Literal["all", "dense"] = "all"
     schedule: Literal["cosine", "exponential", "steps"] = "cosine"
     warmup_epochs: float | None = 2.0
     warmup_steps: int | None = None
@@ -101,6 +104,8 @@ class OptimConfig(Typed):
             raise ValueError(f"optim.schedule {self.schedule!r} is unknown; choose cosine, exponential or steps")
         if (self.schedule == "steps") != bool(self.milestones) or list(self.milestones) != sorted(self.milestones):
             raise ValueError(f"optim.milestones {self.milestones} must rise, and belong to optim.schedule steps")
+        if self.decay not in ("all", "dense"):
+            raise ValueError(f"optim.decay {self.decay!r} is unknown; choose all or dense")
         if self.amp not in ("none", "bf16", "fp16"):
             raise ValueError(f"optim.amp {self.amp!r} is unknown; choose none, bf16 or fp16")
         if self.name == "sgd" and self.nesterov and self.momentum == 0:
@@ -148,13 +153,20 @@ def learning_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float
 
 def make_optimizer(module: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     """The optimiser of all parameters that require gradients, without weight decay in gates and routers."""
-    in_gates = {id(p) for gate in module.modules() if isinstance(gate, Gate | ScoringHead) for p in gate.parameters()}
+    spared = {id(p) for gate in module.modules() if isinstance(gate, Gate | ScoringHead) for p in gate.parameters()}
     trained = [p for p in module.parameters() if p.requires_grad]
+    if config.decay == "dense":
+        spared |= {id(p) for p in trained if not dense(p)}
     groups = [
-        {"params": [p for p in trained if id(p) not in in_gates], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if id(p) in in_gates], "weight_decay": 0.0},
+        {"params": [p for p in trained if id(p) not in spared], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if id(p) in spared], "weight_decay": 0.0},
     ]
     nonempty = [group for group in groups if group["params"]]
     if config.name == "adamw":
         return torch.optim.AdamW(nonempty, lr=config.lr, betas=config.betas)
     return torch.optim.SGD(nonempty, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)
+
+
+def dense(weight: nn.Parameter) -> bool:
+    """Whether a parameter is the weight of a linear layer or of a convolution that mixes channels."""
+    return weight.dim() == 2 or (weight.dim() == 4 and weight.shape[1] > 1)
