@@ -62,7 +62,7 @@ def check(name: str, size: int, data: Path, most: int) -> dict[str, object]:
     right = worst = spread = 0.0
     for start in range(0, len(chosen), 16):
         part = chosen[start : start + 16]
-        x = torch.from_numpy(np.stack([prepare(ImageFile(file), **about) for file in part]))  # type: ignore[arg-type]
+        x = torch.from_numpy(np.stack([prepare(ImageFile(file), **about) for file in part]))
         ours, theirs = net(x, net.space.widest), original(x)
         worst = max(worst, float((ours - theirs).abs().max()))
         spread = max(spread, float(theirs.max() - theirs.min()))

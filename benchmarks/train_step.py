@@ -28,7 +28,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dsnet.data.dataset import Batch
+from dsnet.data.batches import TrainBatches
+from dsnet.data.config import DataConfig
+from dsnet.data.dataset import Loader, Split
+from dsnet.data.sources import Arrays
 from dsnet.latency.timing import machine
 from dsnet.models import create_model
 from dsnet.schema import plain
@@ -76,15 +79,11 @@ def reads() -> Iterator[list[str]]:
             setattr(torch.Tensor, name, method)
 
 
-class Random:
-    """Batches of noise, for the training loop."""
-
-    def __init__(self, batch: int, size: int) -> None:
-        self.batch_size, self.split = batch, range(batch)
-        self.one = Batch(torch.randn(batch, 3, size, size), torch.randint(0, 10, (batch,)), torch.arange(batch))
-
-    def __len__(self) -> int:
-        return 1
+def noise(batch: int, size: int) -> TrainBatches:
+    """One batch of noise, for the training loop."""
+    source = Arrays(torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8), torch.randint(0, 10, (batch,)))
+    loader = Loader(source, DataConfig(), size, (0.5,) * 3, (0.25,) * 3)
+    return TrainBatches(Split(loader, torch.arange(batch)), batch, seed=0)
 
 
 def stage_of(model: str) -> IEB:
@@ -97,14 +96,15 @@ def timed(model: str, steps: int) -> float:
     torch.set_num_threads(1)
     batch, size = TIMED[model]
     with tempfile.TemporaryDirectory() as folder:
-        batches = Random(batch, size)
+        batches = noise(batch, size)
+        (one,) = batches.epoch(0)
         loop: Loop[Any] = Loop(
             stage_of(model), batches, OptimConfig(epochs=1000), folder=Path(folder), seed=0, momentum=0.99
         )
         spent = []
         for _ in range(steps):
             began = time.process_time()
-            loop.step(batches.one)
+            loop.step(one)
             spent.append(time.process_time() - began)
     return 1000 * median(spent[2:])
 
@@ -118,11 +118,12 @@ def counted(model: str) -> dict[str, int]:
         losses = stage(images, labels, stage.draw(random.Random(0)), teacher)
         torch.stack(list(losses.values())).sum().backward()
     with tempfile.TemporaryDirectory() as folder:
-        batches = Random(2, 64)
+        batches = noise(2, 64)
+        (one,) = batches.epoch(0)
         loop: Loop[Any] = Loop(stage, batches, OptimConfig(epochs=1000), folder=Path(folder), seed=0, momentum=0.99)
-        loop.step(batches.one)
+        loop.step(one)
         with Operators() as whole, reads() as read:
-            loop.step(batches.one)
+            loop.step(one)
     return {"operators": found.calls, "operators of the whole step": whole.calls, "reads": len(read)}
 
 

@@ -19,9 +19,19 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from dsnet.errors import CheckpointError
-from dsnet.files import digest, file_digest, matches_digest, settled, sync_folder, with_digest, write_whole
+from dsnet.files import (
+    digest,
+    file_digest,
+    matches_digest,
+    read_limited,
+    settled,
+    sync_folder,
+    with_digest,
+    write_whole,
+)
+from dsnet.limits import allow
 from dsnet.manifest import Card
-from dsnet.schema import parse, plain
+from dsnet.schema import clipped, parse, plain, shortened
 from dsnet.version import __version__
 
 WEIGHTS = "model.safetensors"
@@ -107,7 +117,7 @@ def read_model(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def read_description(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Read and verify the model.json of a model folder."""
     file = _head(Path(folder))
-    return _parsed(file, file.read_bytes())
+    return _parsed(file, read_limited(file, "json"))
 
 
 def _head(folder: Path) -> Path:
@@ -132,7 +142,8 @@ def _parsed(file: Path, data: bytes) -> dict[str, Any]:
         raise CheckpointError(f"{file} does not match its digest, it was damaged or edited; restore it from a copy")
     if written[0] != FORMAT:
         raise CheckpointError(
-            f"{file} has format {written[0]!r} but dsnet {__version__} reads {FORMAT}; load it with dsnet {written[1]}"
+            f"{file} has format {shortened(written[0])} but dsnet {__version__} reads {FORMAT}; load it with dsnet "
+            f"{clipped(str(written[1]), 40)}"
         )
     return content
 
@@ -140,7 +151,7 @@ def _parsed(file: Path, data: bytes) -> dict[str, Any]:
 def task_in(content: Mapping[str, Any]) -> str:
     """The task of the network that a description belongs to."""
     spec = content.get("spec")
-    return str(spec.get("task", "classification")) if isinstance(spec, Mapping) else "classification"
+    return clipped(str(spec.get("task", "classification")), 80) if isinstance(spec, Mapping) else "classification"
 
 
 def card_in(folder: Path, content: Mapping[str, Any], *, fit: str) -> Card:
@@ -198,24 +209,36 @@ def check_tensors(file: Path, given: Mapping[str, Tensor], expected: Mapping[str
 
 def _read_weights(folder: Path, stated: Mapping[str, Any]) -> dict[str, Tensor]:
     """Read the weights whose digest the description holds. They may still wait beside the old ones."""
-    file, held = folder / WEIGHTS, None
+    file, sizes = folder / WEIGHTS, list[int]()
     for candidate in (folder / INCOMING, file):  # in this order, because the first one may be moved to the other
         with contextlib.suppress(FileNotFoundError):
-            held = candidate.read_bytes()
-            if digest(held) == stated["sha256"]:
+            sizes.append(candidate.stat().st_size)
+            if sizes[-1] == stated["bytes"] and digest(held := candidate.read_bytes()) == stated["sha256"]:
                 return _tensors(file, held)
-    if not file.is_file() or held is None:
+    if not file.is_file() or not sizes:
         raise CheckpointError(f"{file} is missing; copy it beside {MODEL}")
-    if len(held) != stated["bytes"]:
+    if sizes[-1] != stated["bytes"]:
         raise CheckpointError(
-            f"{file} has {len(held)} bytes but {stated['bytes']} were written; "
+            f"{file} has {sizes[-1]} bytes but {shortened(stated['bytes'])} were written; "
             f"it is truncated or was replaced, restore it from a copy"
         )
     raise CheckpointError(f"{file} does not match its digest, it was damaged; restore it from a copy")
 
 
 def _tensors(file: Path, data: bytes) -> dict[str, Tensor]:
+    check_header(file, data[:8], len(data))
     try:
         return safetensors.torch.load(data)
-    except SafetensorError as error:
+    except (SafetensorError, KeyError) as error:  # a KeyError is a type that torch does not have
         raise CheckpointError(f"{file} is not a safetensors file ({error})") from error
+
+
+def check_header(file: Path, first: bytes, whole: int) -> None:
+    """Refuse a safetensors file whose list of tensors is too long.
+
+    first: The file's first 8 bytes, which say how long it is. whole: Bytes of the file. safetensors itself refuses a
+        list that would be longer.
+    """
+    if (size := int.from_bytes(first, "little")) > whole:
+        return
+    allow("header", size, f"{file}: the size of its list of tensors in bytes is", error=CheckpointError)

@@ -19,7 +19,9 @@ import yaml
 
 from dsnet.data.config import Reading
 from dsnet.errors import must
-from dsnet.schema import Typed, members, parse
+from dsnet.files import read_limited
+from dsnet.limits import allow
+from dsnet.schema import Typed, members, parse, shortened
 from dsnet.training import OptimConfig
 
 CONFIG = "config.yaml"
@@ -139,15 +141,48 @@ def read_run(kind: type[T], file: Path) -> T:
 
 def read_yaml(file: Path) -> dict[str, Any]:
     """Read the keys in a YAML file."""
+    text = read_limited(file, "yaml")
     try:
-        content = yaml.load(file.read_text(encoding="utf-8"), Loader)  # a SafeLoader
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not a YAML file ({' '.join(str(error).split())})") from None
+        content = from_yaml(text.decode(), Loader)
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"{file} is not a YAML file that can be read ({' '.join(str(error).split())})") from None
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise ValueError(f"{file}: the config is {content!r}; it must be a YAML file of `key: value` lines")
+        raise ValueError(f"{file}: the config is {shortened(content)}; it must be a YAML file of `key: value` lines")
     return content
+
+
+def from_yaml(text: str, kind: type[yaml.BaseLoader] | type[yaml.SafeLoader]) -> Any:
+    """Read YAML, unless its aliases would repeat so much that it takes all memory when it is written out."""
+    loader = kind(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        allow("values", written_out(node), "the number of values, with aliases written out, is")
+        return loader.construct_document(node)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    finally:
+        loader.dispose()
+
+
+def written_out(node: yaml.Node) -> int:
+    """Number of values in a tree of YAML, where an alias counts as what it stands for."""
+    sizes: dict[int, int] = {}  # of each node that was seen; 0 while it is being counted
+
+    def size(node: yaml.Node) -> int:
+        if id(node) in sizes:
+            if not sizes[id(node)]:
+                raise ValueError("an alias stands inside of what it stands for")
+            return sizes[id(node)]
+        sizes[id(node)], children = 0, node.value if isinstance(node, yaml.CollectionNode) else []
+        parts = (part for child in children for part in (child if isinstance(child, tuple) else (child,)))
+        sizes[id(node)] = 1 + sum(map(size, parts))
+        return sizes[id(node)]
+
+    return size(node)
 
 
 def from_text(kind: Any, text: str) -> Any:
@@ -156,11 +191,11 @@ def from_text(kind: Any, text: str) -> Any:
     if text == "null" and NoneType in parts:
         return None
     if any(part is str or get_origin(part) is Literal for part in parts):
-        return int(text) if int in parts and text.isdecimal() else text
+        return int(text) if int in parts and text.isdecimal() and len(text) < 20 else text
     loader = yaml.BaseLoader if list[str] in parts else Loader  # both load plain values only
     try:
-        return yaml.load(text, loader)
-    except yaml.YAMLError:
+        return from_yaml(text, loader)
+    except (yaml.YAMLError, ValueError):  # a ValueError is a number with thousands of digits
         return text
 
 

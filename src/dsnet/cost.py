@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
+from dsnet.errors import must
+from dsnet.limits import allow
 from dsnet.schema import Typed
 from dsnet.space import WidthPath, WidthSpace, is_exit
+
+MOST = 2**52  # of a cost: sums of costs fit into the 64 bits of an array
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,10 @@ class Cost(Typed):
     layers: int = 0
     pools: int = 0
     params: int = 0
+
+    def __post_init__(self) -> None:
+        for count in (self.layers, self.pools, self.params):
+            must("a cost", count, 0 <= count <= MOST, "lie between 0 and 2^52")
 
     @property
     def madds(self) -> int:
@@ -63,6 +72,23 @@ class CostTable(Typed):
     probe: Cost | None = None
     probed: WidthPath = ()
     exit: Cost | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse tables that are not of one shape: segment i takes the widths that segment i - 1 gives."""
+        widths = [1]
+        for step, router in zip(self.steps, self.routers, strict=False):
+            must("the widths into a segment", len(step), len(step) == len(router) == widths[-1], f"be {widths[-1]}")
+            widths.append(len(step[0]))
+            allow("widths", widths[-1], "the number of widths of a choice point is")
+            must(
+                "the widths out of a segment", widths[-1], {len(row) for row in step} == {widths[-1]} != {0}, "be equal"
+            )
+        good = len(self.routers) == len(self.steps) and len(self.heads) == widths[-1]
+        must("the number of heads and routers", (len(self.heads), len(self.routers)), good, "fit the steps")
+        allow("paths", prod(widths), "the number of paths is")
+        if self.probe is not None:
+            must("the probed path", self.probed, self.probed in self.space, "be one of the network")
+        must("MAdds of the widest path", self.widest, self.widest > 0, "be positive")
 
     @cached_property
     def space(self) -> WidthSpace:

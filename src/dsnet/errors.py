@@ -40,7 +40,7 @@ class TrainingError(ValueError):
 def must(name: str, value: object, holds: bool, limit: str) -> None:
     """Raise a ValueError that names the value and the limit unless `holds`: must("lr", lr, lr > 0, "be positive")."""
     if not holds:
-        raise ValueError(f"{name} is {value}; it must {limit}")
+        raise ValueError(f"{name} is {str(value)[:200]}; it must {limit}")
 
 
 def what_to_install(error: ImportError) -> str | None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from dsnet.errors import CheckpointError
+from dsnet.limits import allow
 
 LOCK = ".lock"  # the file in a folder that the process which holds the folder has locked
 TEMPORARY = ".tmp"
@@ -109,10 +110,17 @@ def settled(head: Path, read: Callable[[bytes], T]) -> T:
             raise
 
 
+def read_limited(file: Path, name: str) -> bytes:
+    """The content of a file, unless it is larger than the limit of this name."""
+    allow(name, file.stat().st_size, f"the size of {file} in bytes is", error=CheckpointError)
+    return file.read_bytes()
+
+
 def _version(head: Path) -> tuple[tuple[int, int], bytes]:
     """What tells a head from one that replaced it, be its content the same again; and its content."""
     with head.open("rb") as stream:
         found = os.fstat(stream.fileno())
+        allow("json", found.st_size, f"the size of {head} in bytes is", error=CheckpointError)
         return (found.st_ino, found.st_mtime_ns), stream.read()
 
 

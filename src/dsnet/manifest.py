@@ -5,16 +5,19 @@ A live network builds its manifest, an exported file carries it in its metadata,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, Literal
 
 from dsnet.cost import CostTable
 from dsnet.errors import CheckpointError, must
+from dsnet.limits import allow
 from dsnet.results import Evaluation
-from dsnet.schema import Typed, parse_json, to_json
-from dsnet.space import WidthPath, WidthSpace, Window
+from dsnet.schema import Typed, clipped, parse_json, to_json
+from dsnet.space import WidthPath, WidthSpace, Window, path_name
 
 FORMAT = 3
 KEY = "dsnet.manifest"  # its key in an ONNX file's metadata
@@ -41,10 +44,8 @@ class Preprocessing(Typed):
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", tuple(map(float, self.mean)))
         object.__setattr__(self, "std", tuple(map(float, self.std)))
-        if len(self.mean) != len(self.std) or min(self.std) <= 0:
-            raise ValueError(
-                f"preprocessing needs one mean and one positive std per channel, not {self.mean}, {self.std}"
-            )
+        good = 0 < len(self.mean) == len(self.std) and all_finite(*self.mean, *self.std) and min(self.std) > 0
+        must("preprocessing", (self.mean, self.std), good, "have one mean and one positive std per channel")
         must("preprocessing crop", self.crop, 0 < self.crop <= 1, "lie in (0, 1]")
         if self.interpolation not in ("nearest", "bilinear", "bicubic"):
             raise ValueError(f"interpolation {self.interpolation!r} is unknown; choose nearest, bilinear or bicubic")
@@ -78,6 +79,12 @@ class Budget(Typed):
         check_window(self.window)
         for name, kind in (("madds", float), ("lam", float), ("accuracy", float), ("image_size", int)):
             object.__setattr__(self, name, kind(getattr(self, name)))  # plain numbers, also from numpy
+        must("the MAdds of a budget", self.madds, all_finite(self.madds) and self.madds > 0, "be a positive number")
+        must("the lambda of a budget", self.lam, all_finite(self.lam), "be finite")
+
+
+def all_finite(*values: float) -> bool:
+    return all(map(math.isfinite, values))
 
 
 def check_window(window: Window | None) -> None:
@@ -171,6 +178,17 @@ class Router(Typed):
     budgets: tuple[Budget, ...] = ()
     combine: tuple[tuple[float, float], ...] = ()
 
+    def __post_init__(self) -> None:
+        points, exits = len(self.routing), self.spec.exits
+        must("the number of choice points of a router", points, points >= 1, "be at least 1")
+        must("the exit of a routing space", self.routing.exit, self.routing.exit == exits, f"be {exits}")
+        widths = len(self.routing.uniform) if exits else 0
+        good = not self.combine or (len(self.combine) == widths and all_finite(*chain(*self.combine)))
+        must("combine", self.combine, good, f"be finite, with one pair for each of {widths} widths")
+        ends = [row.window[1] for row in self.budgets if row.window is not None]
+        last = self.windows[-1][1]
+        must("the last position of a window", max(ends, default=0), max(ends, default=0) <= last, f"be at most {last}")
+
     @property
     def probes(self) -> bool:
         return self.spec.probes
@@ -212,6 +230,8 @@ class Policy(Typed):
 
     def __post_init__(self) -> None:
         check_window(self.window)
+        must("lambda", self.lam, all_finite(self.lam), "be finite")
+        must("the share of a policy", self.share, self.share is None or 0 <= self.share < math.inf, "be at least 0")
 
 
 @dataclass(frozen=True)
@@ -268,6 +288,31 @@ class Manifest(Typed):
     digest: str = "0" * 64
     format: int = FORMAT
 
+    def __post_init__(self) -> None:
+        """Refuse a manifest whose parts are not of one network, or whose sizes are beyond the limits."""
+        must("the number of image sizes", len(self.sizes), len(self.sizes) >= 1, "be at least 1")
+        tables = [table.image_size for table in self.costs]
+        must("the list of image sizes", self.sizes, list(self.sizes) == tables, f"be that of the costs, {tables}")
+        for size in (*self.sizes, self.min_size):
+            must("an image size", size, size >= 1, "be at least 1")
+            allow("image_size", size, "an image size is")
+        allow("channels", self.in_channels, "in_channels is")
+        channels = len(self.preprocessing.mean)
+        must("in_channels", self.in_channels, self.in_channels == channels, f"be that of the preprocessing, {channels}")
+        must("the number of classes", len(self.classes), len(self.classes) in (0, self.num_classes), "be num_classes")
+        good = bool(self.outputs) and all(min(shape, default=1) >= 0 for shape in self.outputs.values())
+        must("outputs", self.outputs, good, "be names with shapes that are not negative")
+        for table in self.costs:
+            whole = WidthSpace(table.space.choices, exit=self.space.exit or table.space.exit)
+            for space in (self.space, *(router.routing for router in self.routers)):
+                must("the paths of the network", path_name(space.widest), within(space, whole), "have costs")
+        for row in self.widths:
+            good = row.path in self.table.space and len(row.channels) >= len(row.path)
+            must("a path of the list of widths", row.path, good, "have a cost, and channels at each choice point")
+            must(
+                "the parts of a width", list(row.parts), row.parts.keys() == self.widths[0].parts.keys(), "be the same"
+            )
+
     @property
     def image_size(self) -> int:
         """Side in pixels of the images that the network was trained or exported for."""
@@ -321,7 +366,9 @@ class Manifest(Typed):
         try:
             path = [int(part) for part in text.split(",")] if text else []
         except ValueError:
-            raise ValueError(f"path {text!r} is not a list of width indices; write for example 0,1,2,3") from None
+            raise ValueError(
+                f"path {clipped(text, 80)!r} is not a list of width indices; write for example 0,1,2,3"
+            ) from None
         return self.space.validate(path)
 
     def check_input(self, shape: Sequence[int]) -> None:
@@ -343,6 +390,15 @@ class Manifest(Typed):
                 f"input is {shape[2]} x {shape[3]} pixels but this {self.model} takes {sizes}; "
                 f"resize it, or export again with --image_size"
             )
+
+
+def within(space: WidthSpace, whole: WidthSpace) -> bool:
+    """Whether all widths of a space are among those of another one."""
+    if len(space) != len(whole):
+        return False
+    if whole.exit and space.slimmest == whole.exit_path:  # the exit alone
+        return True
+    return all(set(mine) <= set(others) for mine, others in zip(space.choices, whole.choices, strict=True))
 
 
 def must_reach(model: str, side: int, least: int) -> None:
@@ -372,7 +428,7 @@ def from_metadata(where: object, entries: Mapping[str, Any]) -> Manifest:
     """Read the manifest of a file; refuses files that dsnet did not write, or wrote in another format."""
     if (stated := entries.get("dsnet.format")) != str(FORMAT):
         raise CheckpointError(
-            f"{where} is of format {stated}, this dsnet reads {FORMAT}; export it again"
+            f"{where} is of format {clipped(str(stated), 40)}, this dsnet reads {FORMAT}; export it again"
             if stated is not None
             else f"{where} was not written by dsnet: it has no model card; make one with `dsnet export`"
         )

@@ -43,7 +43,13 @@ METAVARS: dict[Any, str] = {int: "N", float: "X", bool: "true|false"}
 
 
 class Typed:
-    """Base class of the dataclasses that `parse` reads; unknown keys are refused."""
+    """Base class of the dataclasses that `parse` reads; unknown keys are refused, and so are NaN and infinity."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Measured(Typed):
+    """A record whose numbers may be NaN or infinite: the accuracy of a class without images is NaN."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=True)
 
@@ -65,6 +71,7 @@ def parse(
     With `strict`, neither booleans nor text are accepted as numbers.
     """
     try:
+        check_plain(data)
         if strict:  # through JSON, because strict validation of Python data refuses lists where tuples are declared
             return adapter(kind).validate_json(json.dumps(data, default=str), strict=True)
         return adapter(kind).validate_python(data)
@@ -73,6 +80,8 @@ def parse(
         raise error(f"{where}: {words}" if where else words) from None
     except RecursionError:
         raise error(f"{where or kind.__name__} is nested too deeply; restore it from a copy") from None
+    except (OverflowError, ValueError) as reason:
+        raise error("; ".join(part for part in (f"{where or kind.__name__}: {reason}", remedy) if part)) from None
 
 
 def parse_json(
@@ -81,10 +90,25 @@ def parse_json(
     """Build a record from JSON text, like `parse`."""
     try:
         data = json.loads(text)
-    except (ValueError, RecursionError) as reason:
+    except (ValueError, TypeError, RecursionError) as reason:  # a TypeError if it is no text
         words = f"{where or 'the text'} is truncated or not JSON ({reason})"
         raise error("; ".join(part for part in (words, remedy) if part)) from None
     return parse(kind, data, where, error=error, remedy=remedy)
+
+
+def check_plain(data: object) -> None:
+    """Refuse keys that are not text, and whole numbers of more than 64 bits, which no size or seed has."""
+    rest = [data]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, dict):
+            if other := [key for key in value if not isinstance(key, str)]:
+                raise ValueError(f"a key is {shortened(other[0])}; it must be text")
+            rest += value.values()
+        elif isinstance(value, list | tuple):
+            rest += value
+        elif isinstance(value, int) and value.bit_length() > 63:
+            raise ValueError(f"a whole number has {value.bit_length()} bits; the limit is 63")
 
 
 def plain(record: Any) -> Any:
@@ -101,7 +125,7 @@ def problem(error: ValidationError, kind: Any, data: object) -> str:
     first = error.errors(include_url=False)[0]
     name, place = first["type"], first["loc"]
     if name == "value_error":
-        return str(first["ctx"]["error"])
+        return clipped(str(first["ctx"]["error"]))
     if name in ("unexpected_keyword_argument", "extra_forbidden"):
         return unknown_key(dotted(place), list(known_keys(kind)))
     if name in ("missing", "missing_argument"):
@@ -172,9 +196,18 @@ def dotted(place: Sequence[int | str]) -> str:
     return text
 
 
+def clipped(text: str, most: int = 600) -> str:
+    """A text of unknown origin for a message: in one line, and not too long."""
+    text = "".join(each if each.isprintable() else " " for each in text[: most + 1])
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def shortened(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deeply, or a number with thousands of digits
+        text = f"a {type(value).__name__}"
+    return clipped(text, 80)
 
 
 def known_keys(kind: Any, prefix: str = "") -> Iterator[str]:

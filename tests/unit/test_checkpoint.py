@@ -203,7 +203,7 @@ def test_integers_in_place_of_weights_are_refused(folder: Path) -> None:
 
 def test_a_save_that_fails_or_is_cut_short_leaves_a_model_that_loads(folder: Path, monkeypatch) -> None:
     net = dsnet.load(folder)
-    net.card = replace(CARD, budgets=(Budget(float("nan"), 0.0, 0.0, 32),))
+    net.card = replace(CARD, budgets=(Budget(1e6, 0.0, float("nan"), 32),))
     with pytest.raises(ValueError, match="nothing was saved"):
         dsnet.save(net, folder)
     assert dsnet.load(folder).card == CARD

@@ -42,11 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [underscored(word) for word in (sys.argv[1:] if argv is None else argv)]
     if not words or words[0] not in COMMANDS:
         return without_command(words)
-    from dsnet.cli.arguments import Parser
-
     name, *words = words
-    parser = Parser(prog=f"dsnet {name}", description=COMMANDS[name])
     try:
+        from dsnet.cli.arguments import Parser
+
+        parser = Parser(prog=f"dsnet {name}", description=COMMANDS[name])
         module = import_module(f"dsnet.cli.{MODULES.get(name, name)}")
         module.add_arguments(parser)
         if hasattr(module, "add_flags"):  # flags that depend on the other arguments
@@ -58,15 +58,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever reads the output, such as `head`, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would complain at its end
         return 128 + 13
-    except (ValueError, OSError, ImportError) as error:
-        sentence = what_to_install(error) if isinstance(error, ImportError) else str(error)
-        if sentence is None or os.environ.get("DSNET_DEBUG"):
+    except (Exception, KeyboardInterrupt) as error:
+        if interrupted(error):
+            return 130
+        if (sentence := explained(error)) is None or os.environ.get("DSNET_DEBUG"):
             raise
-        print(f"{parser.prog}: error: {sentence}", file=sys.stderr)
+        print(f"dsnet {name}: error: {sentence}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130
     return code or 0
+
+
+def interrupted(error: BaseException | None) -> bool:
+    """Whether Ctrl-C led to an error. A module may raise another one if it is interrupted while it is imported."""
+    return error is not None and (isinstance(error, KeyboardInterrupt) or interrupted(error.__context__))
+
+
+def explained(error: BaseException) -> str | None:
+    """What a user is told about an error; None for a bug."""
+    match error:
+        case ImportError():
+            return what_to_install(error)
+        case MemoryError():
+            return (
+                f"there is not enough memory ({error or 'no size given'}); close other programs, or use a smaller model"
+            )
+        case ValueError() | OSError():
+            return str(error)
+    return None
 
 
 def without_command(words: Sequence[str]) -> int:

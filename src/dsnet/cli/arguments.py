@@ -10,7 +10,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
 
-from dsnet.schema import unknown_key
+from dsnet.schema import shortened, unknown_key
 
 # Options that several commands share. A command may replace the help text of any of them.
 SHARED: dict[str, dict[str, Any]] = {
@@ -140,7 +140,7 @@ def number(kind: type[int] | type[float], text: str, *, several: bool) -> float:
         return kind(text)
     except ValueError:
         hint = NUMBERS[kind][1] + (", or several of them with spaces between" if several else "")
-        raise argparse.ArgumentTypeError(f"is {text!r}; it must be {hint}") from None
+        raise argparse.ArgumentTypeError(f"is {shortened(text)}; it must be {hint}") from None
 
 
 def word(choices: Sequence[str], text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Literal
 from dsnet.data.augment import AugmentConfig
 from dsnet.errors import must
 from dsnet.images import MAX_PIXELS, Interpolation
+from dsnet.limits import allow
 from dsnet.schema import Typed
 
 EMBEDDED = ("digits", "cluttered_digits")
@@ -93,6 +94,7 @@ class DataConfig(Reading):
             raise ValueError(f"data.calibration is {self.calibration}; give a share between 0 and 0.9")
         size = self.image_size
         must("data.image_size", size, size is None or size >= 1, "be at least 1, or null")
+        allow("image_size", size or 1, "data.image_size is")
         must("data.crop_ratio", self.crop_ratio, 0 < self.crop_ratio <= 1, "be a share in (0, 1]")
 
     @property

@@ -20,6 +20,7 @@ from dsnet.data.dataset import Batch, Data, Split, few_to_calibrate, read_files,
 from dsnet.data.sources import IMAGENET_MEAN, IMAGENET_STD
 from dsnet.errors import DataError, must
 from dsnet.images import MAX_PIXELS, ImageFile, Interpolation
+from dsnet.limits import allow
 
 VOC_CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
@@ -67,6 +68,7 @@ class DetectionDataConfig(Reading):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        allow("image_size", self.image_size, "data.image_size is")
         if self.image_size < 64:
             raise ValueError(f"data.image_size is {self.image_size}; a detector needs at least 64 pixels")
         share = self.calibration_share

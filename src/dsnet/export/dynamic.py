@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from dsnet.manifest import Manifest, exported, to_metadata
 from dsnet.models.parts import weights_digest
 from dsnet.results import Evaluation
 from dsnet.routing.budgets import policy_for
-from dsnet.runtime.onnx import FREE, IMAGE, PIN
+from dsnet.runtime.onnx import BUDGET, FREE, IMAGE, PIN
+from dsnet.runtime.runner import EXTREME
 from dsnet.runtime.seal import sealed
 from dsnet.space import EXIT, WidthPath, WidthSpace, is_exit
 from dsnet.version import __version__
@@ -142,6 +143,32 @@ def finish(graph: Graph, name: str, inputs: Sequence[Any], outputs: Sequence[Any
     )
 
 
+def sound(graph: Graph, manifest: Manifest, knobs: Sequence[str] = ()) -> str | None:
+    """Whether each image of the batch can be answered, bool [B]: its pixels and the budget are finite and not extreme.
+    None if nothing can be wrong."""
+    found = []
+    if not manifest.raw:  # pixels in bytes are always sound
+        squares = graph.op("ReduceSumSquare", IMAGE, graph.constant([1, 2, 3]), keepdims=0)
+        most = EXTREME**2 * manifest.in_channels * manifest.image_size**2
+        found.append(graph.op("Less", squares, graph.constant(most, np.float32)))
+    if BUDGET in knobs:
+        found.append(graph.op("Less", BUDGET, graph.constant(EXTREME, np.float32)))
+    return None if not found else found[0] if len(found) == 1 else graph.op("And", *found)
+
+
+def signed(graph: Graph, manifest: Manifest, outputs: Mapping[str, str], sound: str | None) -> None:
+    """Write the outputs of a file. The answers of an image that is not sound are NaN, which callers can tell: a router
+    would choose something for it, and rounding to codes would hide what is wrong."""
+    for name, output in outputs.items():
+        held = graph.real(output)
+        if sound is None or name not in manifest.outputs:
+            graph.nodes.append(helper.make_node("Identity", [held], [name]))
+            continue
+        sides = graph.constant([-1, *(1 for _ in manifest.outputs[name])])
+        each = graph.op("Reshape", sound, sides)
+        graph.nodes.append(helper.make_node("Where", [each, held, graph.constant(np.nan, np.float32)], [name]))
+
+
 def static_model(writer: PartWriter, path: WidthPath) -> onnx.ModelProto:
     """One sub-network for batches of any size, or for one picture, with sliced and folded weights."""
     graph, manifest, live = writer.blank(shared=False), writer.manifest, writer.live
@@ -153,8 +180,7 @@ def static_model(writer: PartWriter, path: WidthPath) -> onnx.ModelProto:
     else:
         names = writer.front(graph, x)
         answers = writer.finish(graph, {**writer.left_of(0, names), **writer.follow(graph, path, names)})
-    for name in manifest.outputs:
-        graph.nodes.append(helper.make_node("Identity", [graph.real(answers[name])], [name]))
+    signed(graph, manifest, answers, sound(graph, manifest))
     outputs = [helper.make_tensor_value_info(name, FLOAT, [batch, *shape]) for name, shape in manifest.outputs.items()]
     return finish(graph, manifest.model, [image], outputs)
 
@@ -172,10 +198,10 @@ class DynamicWriter(DecisionWriter):
         shapes = {"path": [self.manifest.points], "madds": [], "router_scores": [1, scores]}
         shapes |= {name: [1, *shape] for name, shape in self.manifest.outputs.items()}
         infos = []
-        for name, output in outputs.items():
-            self.graph.nodes.append(helper.make_node("Identity", [self.graph.real(output)], [name]))
+        for name in outputs:
             kind = INT if name in ("path", "madds") else FLOAT
             infos.append(helper.make_tensor_value_info(name, kind, shapes[name]))
+        signed(self.graph, self.manifest, outputs, sound(self.graph, self.manifest, [knob.name for knob in knobs]))
         return finish(self.graph, self.manifest.model, [image, *knobs], infos)
 
     def write_gates(self, names: list[str]) -> dict[str, str]:

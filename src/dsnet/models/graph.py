@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dsnet.limits import allow
 from dsnet.manifest import RouterSpec
 from dsnet.models.build import Modules, Segment, Stack
 from dsnet.models.network import Network
@@ -83,6 +84,10 @@ class GraphSpec(Network):
     kind: Literal["graph"] = "graph"
 
     def __post_init__(self) -> None:
+        self.check_limits()
+        allow("nodes", len(self.nodes), "the number of nodes is")
+        for sizes in self.groups:
+            allow("channels", max(sizes, default=0), "the size of a channel group is")
         known = {"image"}
         for node in self.nodes:
             if node.op not in OPS and node.op not in LAYERS:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING, Any, Self
 
 from dsnet.errors import must
+from dsnet.limits import allow
 from dsnet.manifest import RouterSpec
 from dsnet.nn.gate import GateSpec
 from dsnet.schema import Typed
@@ -36,9 +38,18 @@ class Network(Typed):
     routing: tuple[tuple[int, ...], ...]
     router: RouterSpec | None
 
-    def check_common(self) -> None:
+    def check_limits(self) -> None:
+        """Refuse sizes that would take too long or too much memory, before anything else looks at them."""
         for name, value in (("num_classes", self.num_classes), ("in_channels", self.in_channels)):
             must(name, repr(value), type(value) is int and value >= 1, "be a whole number of at least 1")
+        allow("classes", self.num_classes, "num_classes is")
+        allow("channels", self.in_channels, "in_channels is")
+        for count in self.widths:
+            must("the number of widths of a choice point", count, count >= 1, "be at least 1")
+            allow("widths", count, "the number of widths of a choice point is")
+        allow("paths", prod(self.widths), "the number of paths is")
+
+    def check_common(self) -> None:
         object.__setattr__(self, "routing", self.space.restrict(self.routing or None).choices)
         if self.router is not None:
             self._check_router(self.router)
@@ -103,6 +114,7 @@ class Network(Typed):
 
     def check_size(self, *sides: int) -> None:
         for side in sides:
+            allow("image_size", side, f"the image size of {self.name!r} is")
             if side < self.stride:
                 raise ValueError(
                     f"image size {side} is too small for {self.name!r}, which divides it by {self.stride}; "

@@ -171,6 +171,7 @@ class EagerRunner(LiveRunner):
 
     def check_input(self, x: Any) -> None:
         self.manifest.check_input(x.shape)
+        self._check_pixels(x)
 
     @torch.no_grad()
     def _run(self, *args: Any, **options: Any) -> Routed:

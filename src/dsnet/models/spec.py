@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dsnet.errors import must
+from dsnet.limits import allow
 from dsnet.manifest import RouterSpec
 from dsnet.models.network import Network
 from dsnet.nn.gate import ACTIVATIONS, Activation, GateSpec
@@ -49,7 +50,9 @@ class StageSpec(Typed):
         Channels.of(self.out)
         for name in ("repeats", "stride", "kernel", "expansion"):
             value = getattr(self, name)
-            must(f"{name} of a {self.block} stage", repr(value), type(value) is int and value >= 1, "be at least 1")
+            must(f"{name} of a {self.block} stage", value, type(value) is int and value >= 1, "be at least 1")
+        allow("blocks", self.repeats, f"repeats of a {self.block} stage is")
+        allow("channels", max(Channels.of(self.out)), f"the width of a {self.block} stage is")
         must(f"kernel of a {self.block} stage", self.kernel, self.kernel % 2 == 1, "be odd")
         if self.block == "bottleneck" and any(count % self.expansion for count in Channels.of(self.out)):
             raise ValueError(f"bottleneck channels {self.out} are not multiples of the expansion {self.expansion}")
@@ -86,6 +89,8 @@ class ModelSpec(Network):
     router: RouterSpec | None = None
 
     def __post_init__(self) -> None:
+        self.check_limits()
+        allow("blocks", sum(stage.repeats for stage in self.stages), "the number of blocks is")
         if not isinstance(self.name, str) or not self.stages:
             raise ValueError(f"a model needs a name and at least one stage, not {self.name!r} and {self.stages!r}")
         if self.activation not in ACTIVATIONS:

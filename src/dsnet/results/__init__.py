@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dsnet.errors import ResultError
-from dsnet.files import write_whole
+from dsnet.files import read_limited, write_whole
 from dsnet.results.base import Made, Measure, Metric, Stat, made
 from dsnet.results.bench import (
     Bench,
@@ -167,7 +167,7 @@ def kind_of(file: Path) -> str | None:
 
 def content_of(file: Path, remedy: str) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(read_limited(file, "json"))
     except (OSError, ValueError, RecursionError) as error:
         raise ResultError(f"{file} cannot be read ({error}); {remedy}") from error
     if not isinstance(content, dict):

@@ -7,12 +7,12 @@ import platform
 import time
 from dataclasses import dataclass
 
-from dsnet.schema import Typed
+from dsnet.schema import Measured
 from dsnet.version import __version__, commit
 
 
 @dataclass(frozen=True)
-class Stat(Typed):
+class Stat(Measured):
     """A number; over several seeds, their mean and standard deviation."""
 
     mean: float
@@ -20,7 +20,7 @@ class Stat(Typed):
 
 
 @dataclass(frozen=True)
-class Measure(Typed):
+class Measure(Measured):
     """The name of a number, and the format that Python prints it in."""
 
     name: str
@@ -28,7 +28,7 @@ class Measure(Typed):
 
 
 @dataclass(frozen=True)
-class Metric(Typed):
+class Metric(Measured):
     """The score of a task, such as top-1 or mAP, and the further measures that are reported for every path."""
 
     name: str
@@ -37,7 +37,7 @@ class Metric(Typed):
 
 
 @dataclass(frozen=True)
-class Made(Typed):
+class Made(Measured):
     """How a result was made: versions, machine, runtime, date and duration."""
 
     dsnet: str = __version__

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dsnet.results.base import Made, Metric
-from dsnet.schema import Typed
+from dsnet.schema import Measured, Typed
 from dsnet.space import WidthPath
 
 
@@ -20,7 +20,7 @@ class Times(Typed):
 
 
 @dataclass(frozen=True)
-class WidthTime(Typed):
+class WidthTime(Measured):
     """Time of a path in a runtime.
 
     Args:
@@ -40,7 +40,7 @@ class WidthTime(Typed):
 
 
 @dataclass(frozen=True)
-class StaticTime(Typed):
+class StaticTime(Measured):
     """Time of a static network that could be used instead."""
 
     model: str
@@ -52,7 +52,7 @@ class StaticTime(Typed):
 
 
 @dataclass(frozen=True)
-class SpeedUp(Typed):
+class SpeedUp(Measured):
     """Measured speed-up of the slimmest path over the widest, and the ratio of their MAdds."""
 
     runtime: str
@@ -64,7 +64,7 @@ class SpeedUp(Typed):
 
 
 @dataclass(frozen=True)
-class Loaded(Typed):
+class Loaded(Measured):
     """An exported artefact: its size in bytes, the seconds to open it, and the memory that it takes once it has run."""
 
     artefact: str
@@ -74,7 +74,7 @@ class Loaded(Typed):
 
 
 @dataclass(frozen=True)
-class FileSizes(Typed):
+class FileSizes(Measured):
     """Bytes of the dynamic file and of a file of the widest path; seconds and memory to load the dynamic file.
 
     artefacts: The same for every artefact. Empty in older results.
@@ -88,7 +88,7 @@ class FileSizes(Typed):
 
 
 @dataclass(frozen=True)
-class WidthTimes(Typed):
+class WidthTimes(Measured):
     model: str
     image_size: int
     repeats: int
@@ -101,7 +101,7 @@ class WidthTimes(Typed):
 
 
 @dataclass(frozen=True)
-class RoutedTime(Typed):
+class RoutedTime(Measured):
     """Time of a dynamic network at one budget.
 
     Args:
@@ -127,14 +127,14 @@ class RoutedTime(Typed):
 
 
 @dataclass(frozen=True)
-class EqualRun(Typed):
+class EqualRun(Measured):
     ms: float
     madds: float
     ratio: float
 
 
 @dataclass(frozen=True)
-class EqualScore(Typed):
+class EqualScore(Measured):
     """Time and MAdds of every run at a score that all of them reach."""
 
     score: float
@@ -142,7 +142,7 @@ class EqualScore(Typed):
 
 
 @dataclass(frozen=True)
-class FixedTime(Typed):
+class FixedTime(Measured):
     """Time of a fixed width of a run, as a file of its own, with the same images in the same rounds."""
 
     name: str
@@ -151,7 +151,7 @@ class FixedTime(Typed):
 
 
 @dataclass(frozen=True)
-class RoutedTimes(Typed):
+class RoutedTimes(Measured):
     model: str
     images: int
     rounds: int
@@ -163,7 +163,7 @@ class RoutedTimes(Typed):
 
 
 @dataclass(frozen=True)
-class Way(Typed):
+class Way(Measured):
     way: str
     times: Times
     ratio: float
@@ -171,7 +171,7 @@ class Way(Typed):
 
 
 @dataclass(frozen=True)
-class Table1(Typed):
+class Table1(Measured):
     """The paper's Table 1: ways to run a part of the channels."""
 
     model: str
@@ -229,7 +229,7 @@ class Latency(Typed):
 
 
 @dataclass(frozen=True)
-class DeployedTime(Typed):
+class DeployedTime(Measured):
     """One way to deploy a network: a fixed path, or the dynamic network at a budget.
 
     Args:
@@ -250,7 +250,7 @@ class DeployedTime(Typed):
 
 
 @dataclass(frozen=True)
-class DeployedTimes(Typed):
+class DeployedTimes(Measured):
     """Accuracy and milliseconds of every fixed path and of the dynamic network at the budgets of the evaluation.
 
     images: number of test images with which the dynamic network was measured.
@@ -263,7 +263,7 @@ class DeployedTimes(Typed):
 
 
 @dataclass(frozen=True)
-class Bench(Typed):
+class Bench(Measured):
     command: str
     widths: WidthTimes | None = None
     routed: RoutedTimes | None = None

@@ -8,12 +8,12 @@ from statistics import fmean
 from pydantic import JsonValue
 
 from dsnet.results.base import Made, Metric, Stat
-from dsnet.schema import Typed
+from dsnet.schema import Measured
 from dsnet.space import WidthPath, Window, is_exit
 
 
 @dataclass(frozen=True)
-class Difference(Typed):
+class Difference(Measured):
     """A difference of two scores on the same images, with the ends of its 95 % paired interval for each seed."""
 
     mean: float
@@ -38,7 +38,7 @@ class Difference(Typed):
 
 
 @dataclass(frozen=True)
-class PathRow(Typed):
+class PathRow(Measured):
     """The score and cost of one path at one image size.
 
     Args:
@@ -70,7 +70,7 @@ class PathRow(Typed):
 
 
 @dataclass(frozen=True)
-class Gate(Typed):
+class Gate(Measured):
     """Shares of the images at each width of a choice point, and their entropy in bits."""
 
     shares: tuple[float, ...]
@@ -83,7 +83,7 @@ class Gate(Typed):
 
 
 @dataclass(frozen=True)
-class Group(Typed):
+class Group(Measured):
     """Average MAdds and gate distributions of the images of one difficulty; `madds` is None if there are none."""
 
     madds: float | None
@@ -91,7 +91,7 @@ class Group(Typed):
 
 
 @dataclass(frozen=True)
-class BudgetRow(Typed):
+class BudgetRow(Measured):
     """The dynamic network at one budget.
 
     Args:
@@ -138,13 +138,13 @@ class BudgetRow(Typed):
 
 
 @dataclass(frozen=True)
-class Point(Typed):
+class Point(Measured):
     madds: Stat
     score: Stat
 
 
 @dataclass(frozen=True)
-class ClassRow(Typed):
+class ClassRow(Measured):
     """One class: its images (objects for detectors), its score and average MAdds at each budget (None without images),
     and the share of its images at each width of the first gate at the best budget."""
 
@@ -156,7 +156,7 @@ class ClassRow(Typed):
 
 
 @dataclass(frozen=True)
-class Dynamic(Typed):
+class Dynamic(Measured):
     """The evaluation of the dynamic network.
 
     Args:
@@ -212,7 +212,7 @@ class Dynamic(Typed):
 
 
 @dataclass(frozen=True)
-class ClassScore(Typed):
+class ClassScore(Measured):
     """How well a class is recognised; None where nothing of the class was in the images, or none was answered."""
 
     images: int
@@ -222,7 +222,7 @@ class ClassScore(Typed):
 
 
 @dataclass(frozen=True)
-class Answers(Typed):
+class Answers(Measured):
     """The answers of one network: how well it recognises every class, and which classes it confuses.
 
     Args:
@@ -236,7 +236,7 @@ class Answers(Typed):
 
 
 @dataclass(frozen=True)
-class DriftBudget(Typed):
+class DriftBudget(Measured):
     """One budget on images that the router was not calibrated on: what it spent and scored, without and with tracking.
 
     asked: The budget in MAdds.
@@ -251,7 +251,7 @@ class DriftBudget(Typed):
 
 
 @dataclass(frozen=True)
-class Drift(Typed):
+class Drift(Measured):
     """The widest path and the dynamic network on one kind of images, such as `noise 15%`."""
 
     images: str
@@ -260,7 +260,7 @@ class Drift(Typed):
 
 
 @dataclass(frozen=True)
-class Box(Typed):
+class Box(Measured):
     """An object: its class, its box (left, top, right, bottom) as shares of the image, and its score if detected."""
 
     name: str
@@ -269,7 +269,7 @@ class Box(Typed):
 
 
 @dataclass(frozen=True)
-class Example(Typed):
+class Example(Measured):
     """One image and its prediction.
 
     Args:
@@ -290,7 +290,7 @@ class Example(Typed):
 
 
 @dataclass(frozen=True)
-class Evaluation(Typed):
+class Evaluation(Measured):
     """Scores of every path (cheapest first) and of the dynamic network on one split.
 
     Args:
@@ -341,7 +341,7 @@ class Evaluation(Typed):
 
 
 @dataclass(frozen=True)
-class Evaluations(Typed):
+class Evaluations(Measured):
     """Evaluations of different networks, shown on one page."""
 
     results: tuple[Evaluation, ...]

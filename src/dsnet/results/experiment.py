@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from dsnet.results.base import Made
 from dsnet.results.bench import Bench
 from dsnet.results.figures import Figure
-from dsnet.schema import Typed
+from dsnet.schema import Measured
 
 
 @dataclass(frozen=True)
-class Table(Typed):
+class Table(Measured):
     """A table. Columns whose name begins with '<' are left-aligned. values: row -> column -> seed -> number."""
 
     title: str
@@ -22,7 +22,7 @@ class Table(Typed):
 
 
 @dataclass(frozen=True)
-class Claim(Typed):
+class Claim(Measured):
     """A claim of the paper and our measurement; `holds` is None if there is no verdict. why: why there cannot be one,
     such as `seeds only`."""
 
@@ -34,7 +34,7 @@ class Claim(Typed):
 
 
 @dataclass(frozen=True)
-class Experiment(Typed):
+class Experiment(Measured):
     experiment: str
     title: str
     scale: str

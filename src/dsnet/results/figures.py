@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dsnet.schema import Typed
+from dsnet.schema import Measured
 
 
 @dataclass(frozen=True)
-class Dot(Typed):
+class Dot(Measured):
     x: float
     y: float
     spread: float | None = None
 
 
 @dataclass(frozen=True)
-class Series(Typed):
+class Series(Measured):
     """One line or set of points. colour: index of the colour; by default each series has its own."""
 
     name: str
@@ -27,7 +27,7 @@ class Series(Typed):
 
 
 @dataclass(frozen=True)
-class Chart(Typed):
+class Chart(Measured):
     """Lines and points over two axes. whole_x: x ticks are at whole numbers only."""
 
     title: str
@@ -39,20 +39,20 @@ class Chart(Typed):
 
 
 @dataclass(frozen=True)
-class Bar(Typed):
+class Bar(Measured):
     name: str
     shares: tuple[float, ...]
     note: str = ""
 
 
 @dataclass(frozen=True)
-class BarGroup(Typed):
+class BarGroup(Measured):
     name: str
     bars: tuple[Bar, ...]
 
 
 @dataclass(frozen=True)
-class Bars(Typed):
+class Bars(Measured):
     """Stacked bars of shares that add up to one. names: what each share stands for."""
 
     title: str
@@ -61,7 +61,7 @@ class Bars(Typed):
 
 
 @dataclass(frozen=True)
-class Matrix(Typed):
+class Matrix(Measured):
     """Counts of images in a square: one row for each class, one column for each answer. Rows are shaded by share."""
 
     title: str

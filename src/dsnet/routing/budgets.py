@@ -16,6 +16,7 @@ from dsnet.cost import CostTable
 from dsnet.errors import RoutingError
 from dsnet.manifest import Budget, Manifest, Policy, Router
 from dsnet.routing.windows import parse_window, trained_windows
+from dsnet.schema import clipped, shortened
 from dsnet.space import Window
 
 GAP = 0.15  # share of the range; a wider gap between rows means that scores tie and images change width together
@@ -43,7 +44,9 @@ def read_budget(budget: str | float) -> Amount:
     """
     text = str(budget).strip()
     if LATENCY.fullmatch(text.lower()):
-        raise RoutingError(f"budget {budget!r} is a latency; ask for it as a latency (--latency {text})")
+        raise RoutingError(
+            f"budget {shortened(budget)} is a latency; ask for it as a latency (--latency {clipped(text, 80)})"
+        )
     match = re.fullmatch(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([kmgb%]?)", text.lower())
     try:
         number, unit = (float(match[1]), match[2]) if match else (math.nan, "")
@@ -51,19 +54,19 @@ def read_budget(budget: str | float) -> Amount:
         number, unit = math.nan, ""
     if not 0 < number < math.inf:
         raise RoutingError(
-            f"budget {budget!r} is not understood; write MAdds such as 150M or 1.2B, or a share of the widest path "
-            f"such as 0.5 or 50%"
+            f"budget {shortened(budget)} is not understood; write MAdds such as 150M or 1.2B, or a share of the widest "
+            f"path such as 0.5 or 50%"
         )
     share = number / 100 if unit == "%" else number
     if unit in ("", "%") and share <= 1:
         return Amount(share, True)
     if unit == "%":
-        raise RoutingError(f"budget {budget!r} is more than the widest path; a share lies in (0%, 100%]")
+        raise RoutingError(f"budget {shortened(budget)} is more than the widest path; a share lies in (0%, 100%]")
     if not unit and number <= PLAIN:
         percent = f"{number:g}% or {number / 100:g}" if number <= 100 else "50% or 0.5"
         raise RoutingError(
-            f"budget {budget!r} has no unit; write {percent} for a share of the widest path, {number:g}M for MAdds, or "
-            f"ask for milliseconds as a latency (--latency {number:g}ms)"
+            f"budget {shortened(budget)} has no unit; write {percent} for a share of the widest path, {number:g}M for "
+            f"MAdds, or ask for milliseconds as a latency (--latency {number:g}ms)"
         )
     return Amount(number * UNITS[unit], False)
 
@@ -77,8 +80,12 @@ def read_latency(latency: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        hint = f"{text}ms" if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) and float(text) > 0 else "5ms or 0.2s"
-        raise RoutingError(f"latency {latency!r} is not understood; write a time with its unit, such as {hint}")
+        hint = (
+            f"{clipped(text, 20)}ms" if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) and float(text) > 0 else "5ms or 0.2s"
+        )
+        raise RoutingError(
+            f"latency {shortened(latency)} is not understood; write a time with its unit, such as {hint}"
+        )
     return value
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import yaml
 
-from dsnet.checkpoint import MODEL, read_description
+from dsnet.checkpoint import MODEL
 from dsnet.config import CONFIG, RunConfig, packaged, read_yaml, resolve
-from dsnet.tasks import read_config
+from dsnet.models.graph import GraphSpec
+from dsnet.tasks import blank, read_config
 
 
 def as_yaml(config: RunConfig) -> str:
@@ -67,9 +68,10 @@ def source_keys(kind: type[RunConfig], source: str | None, *, gate: bool) -> dic
         return keys if gate else {key: keys[key] for key in kind.CARRIED if key in keys}
     if gate or "model" not in kind.CARRIED:
         return {}
-    spec = read_description(source)["spec"]
-    outline = {key: spec[key] for key in ("widths", "image_size")} if spec.get("kind") == "graph" else {}
-    return {"model": {"name": spec["name"], **outline}}
+    spec = blank(source).spec
+    graph = isinstance(spec, GraphSpec)
+    outline = {"widths": list(spec.widths), "image_size": spec.image_size} if graph else {}
+    return {"model": {"name": spec.name, **outline}}
 
 
 def resumed_config(folder: Path, keys: Mapping[str, Any]) -> Any:

@@ -24,8 +24,9 @@ from dsnet.manifest import Manifest, Policy, from_metadata
 from dsnet.routing.parts import Fork, Outputs, Routed, Step
 from dsnet.routing.pieces import Costs
 from dsnet.routing.policy import Prices
-from dsnet.runtime.engine import ONNX_RUNTIME, Engine, Session, contiguous, finite, runtime_of
+from dsnet.runtime.engine import ONNX_RUNTIME, Engine, Session, contiguous, run, runtime_of
 from dsnet.runtime.runner import GroupedRunner
+from dsnet.schema import shortened
 
 BUNDLE, WEIGHTS = "manifest.json", "weights.bin"
 PARTS = "parts-"  # what names of the folders with the files begin with
@@ -59,6 +60,8 @@ def described(folder: Path, content: bytes) -> tuple[Path, Manifest, dict[str, s
         about = json.loads(content)
         manifest = from_metadata(folder, about if isinstance(about, dict) else {})
         place, digests, whole = folder / about["parts"], dict(about["files"]), matches_digest(about)
+        if strange := [name for name in (about["parts"], *digests) if Path(name).name != name or len(name) > 255]:
+            raise ValueError(f"{shortened(strange[0])} is not the name of a file in it")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -158,10 +161,10 @@ class BundleParts:
     def finish(self, left: Outputs) -> Outputs:
         names = list(self.manifest.outputs)
         if all(name in left for name in names):
-            return {name: finite(left[name]) for name in names}
+            return {name: left[name] for name in names}
         slots = [slot.name.removeprefix("in_") for slot in self._session("finish").get_inputs()]
         outputs = self._run("finish", *(left[name] for name in slots))
-        return {name: finite(outputs[name]) for name in names}
+        return {name: outputs[name] for name in names}
 
     def cat(self, parts: list[np.ndarray]) -> np.ndarray:
         return np.concatenate(parts)
@@ -193,7 +196,7 @@ class BundleParts:
             if name not in self.sessions:
                 file = self.place / f"{name}.onnx"
                 try:
-                    check_file(file, self.digests[file.name])
+                    check_file(file, self.digests.get(file.name, ""))
                     self.sessions[name] = self.engine.open(file, 1)
                 except (CheckpointError, KeyError) as error:
                     if not self._replaced():
@@ -207,7 +210,7 @@ class BundleParts:
         session = self._session(name)
         slots, outputs = session.get_inputs(), [slot.name for slot in session.get_outputs()]
         feed = {slot.name: held for slot, held in zip(slots, inputs, strict=True)}
-        return dict(zip(outputs, session.run(outputs, feed), strict=True))
+        return dict(zip(outputs, run(session, self.folder / f"{name}.onnx", outputs, feed), strict=True))
 
 
 def call(task: Callable[[], T]) -> T:

@@ -15,6 +15,7 @@ import onnxruntime as ort
 from dsnet.errors import CheckpointError
 from dsnet.manifest import Manifest
 from dsnet.routing.parts import as_array
+from dsnet.schema import clipped
 
 
 class Session(Protocol):
@@ -43,15 +44,15 @@ def open_session(file: Path, threads: int = 0) -> ort.InferenceSession:
     that too, but it spins while idle, and every session in the process that does not use it fails.
     """
     options = ort.SessionOptions()
-    options.log_severity_level = 3  # it warns about files of older versions, which are refused with an error
+    options.log_severity_level = 4  # what goes wrong is raised
     options.intra_op_num_threads = threads
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if not file.is_file():
         raise CheckpointError(f"{file} does not exist; give an ONNX file or a bundle that `dsnet export` wrote")
     try:
-        session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"], enable_fallback=0)
     except Exception as error:  # ONNX Runtime raises about a dozen classes of errors
-        reason = str(error).strip().splitlines()[0]
+        reason = clipped(str(error).strip().splitlines()[0])
         raise CheckpointError(f"{file} cannot be read as an ONNX file ({reason}); export it again") from error
     give_back_memory()
     return session
@@ -67,6 +68,14 @@ def give_back_memory() -> None:
 ONNX_RUNTIME = Engine(f"onnxruntime {ort.__version__}", open_session)
 
 
+def run(session: Session, file: Path, names: Sequence[str], feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """Run a graph. An error of the engine, such as that of a damaged graph, names the file."""
+    try:
+        return session.run(names, feed)
+    except Exception as error:  # ONNX Runtime raises about a dozen classes of errors
+        raise CheckpointError(f"{file} cannot be run ({clipped(str(error).strip(), 300)}); export it again") from error
+
+
 def runtime_of(manifest: Manifest, engine: Engine | None = None) -> str:
     """The name of the runtime that runs a file or a bundle."""
     precision = "" if manifest.precision == "fp32" else f", {manifest.precision}"
@@ -75,9 +84,3 @@ def runtime_of(manifest: Manifest, engine: Engine | None = None) -> str:
 
 def contiguous(x: Any) -> np.ndarray:
     return np.ascontiguousarray(as_array(x))
-
-
-def finite(answer: np.ndarray) -> np.ndarray:
-    if not np.isfinite(answer).all():
-        raise ValueError("the network's answer is not finite; check the inputs for extremely large values")
-    return answer

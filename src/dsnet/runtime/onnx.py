@@ -16,9 +16,10 @@ from dsnet.routing.parts import Outputs, Routed
 from dsnet.routing.policy import Prices, decide
 from dsnet.routing.route import combined
 from dsnet.runtime.bundle import BUNDLE, open_bundle
-from dsnet.runtime.engine import ONNX_RUNTIME, Engine, contiguous, finite, runtime_of
+from dsnet.runtime.engine import ONNX_RUNTIME, Engine, contiguous, run, runtime_of
 from dsnet.runtime.runner import Runner
 from dsnet.runtime.seal import open_checked
+from dsnet.schema import shortened
 from dsnet.space import WidthPath, Window, is_exit
 
 IMAGE, BUDGET, MAX_WIDTH, PIN = "image", "budget", "max_width", "pin"
@@ -51,12 +52,27 @@ class FileRunner(Runner):
         self._manifest = from_metadata(self.file, self.session.get_modelmeta().custom_metadata_map)
         if not digest:  # nor is it of a format that had none
             raise CheckpointError(f"{self.file} has no digest, it was cut, or dsnet did not write it; export it again")
+        self._check_graph()
         self.runtime = runtime_of(self._manifest, engine)
         self.place, self._threads = str(self.file), threads or cores()
         router = self._manifest.router
         budgets = router.budgets if router is not None and BUDGET in self._manifest.inputs else ()
         self._lambdas = lambdas(budgets, self._manifest.table) if budgets else None
         self._fed: tuple[Policy, dict[str, np.ndarray]] | None = None
+
+    def _check_graph(self) -> None:
+        """Refuse a file whose graph is not the one that its manifest describes."""
+        manifest = self._manifest
+        routed = ["path", "madds"] if manifest.kind == "dynamic" else []
+        inputs, outputs = (
+            {slot.name for slot in found} for found in (self.session.get_inputs(), self.session.get_outputs())
+        )
+        scores = {"router_scores"} if manifest.routes else set()
+        if inputs != set(manifest.inputs) or outputs != {*manifest.outputs, *routed, *scores}:
+            raise CheckpointError(
+                f"{self.file} has the inputs {shortened(sorted(inputs))} and outputs {shortened(sorted(outputs))}, "
+                f"which are not those of its model card; export it again"
+            )
 
     @property
     def manifest(self) -> Manifest:
@@ -81,7 +97,7 @@ class FileRunner(Runner):
         else:
             rows = [self._decided(image, policy, prices, names) for image in self._singles(x)]
         *answers, paths, madds, scores = map(stacked, zip(*rows, strict=True))
-        outputs = dict(zip(self.manifest.outputs, (finite(answer[:, 0]) for answer in answers), strict=True))
+        outputs = dict(zip(self.manifest.outputs, (answer[:, 0] for answer in answers), strict=True))
         return Routed(outputs, paths, madds, self._by_decision(scores[:, 0]))
 
     def _knobs(self, policy: Policy) -> dict[str, np.ndarray]:
@@ -115,7 +131,7 @@ class FileRunner(Runner):
         pin what it decided otherwise."""
         router, free = prices.router, (FREE,) * self.manifest.points
 
-        def run(pin: WidthPath) -> tuple[list[np.ndarray], WidthPath, np.ndarray]:
+        def pinned(pin: WidthPath) -> tuple[list[np.ndarray], WidthPath, np.ndarray]:
             ((*answers, path, _, scores),) = self._each([image], knobs(self.manifest, policy, pin), names)
             return answers, tuple(path.tolist()), scores
 
@@ -131,14 +147,14 @@ class FileRunner(Runner):
                     return (*path[:point], width, *free[point + 1 :])
             return path
 
-        answers, path, scores = run(free)
+        answers, path, scores = pinned(free)
         for _ in free:
             if (pin := decided(path, scores)) == path:
                 break
-            answers, path, seen = run(pin)
+            answers, path, seen = pinned(pin)
             scores = scores if router.probes else seen  # a pinned path is not probed
             if router.spec.exits and not is_exit(path):  # nor is its answer combined with that of the exit
-                keys, (exit, _, _) = list(self.manifest.outputs), run(router.candidates[0])
+                keys, (exit, _, _) = list(self.manifest.outputs), pinned(router.candidates[0])
                 alone, early = (dict(zip(keys, found, strict=True)) for found in (answers, exit))
                 answers = list(combined(router, path, early, alone).values())
         return [*answers, np.array(path, np.int64), np.array(prices.spent(path), np.int64), scores]
@@ -156,15 +172,15 @@ class FileRunner(Runner):
         manifest, scores = self.manifest, None
         names = list(manifest.outputs)
         if manifest.kind == "static" and not manifest.raw:
-            found = self.session.run(names, {IMAGE: contiguous(x)})
-            return [dict(zip(names, map(finite, found), strict=True))] * len(paths), None
+            found = run(self.session, self.file, names, {IMAGE: contiguous(x)})
+            return [dict(zip(names, found, strict=True))] * len(paths), None
         extra = ["router_scores"] if scored and manifest.router is not None and not manifest.router.probes else []
         answers: list[Outputs] = []
         images = self._singles(x)
         for path in paths:
             rows = self._each(images, knobs(manifest, manifest.defaults, path), [*names, *extra])
             columns = [np.concatenate(column) for column in zip(*rows, strict=True)]
-            answers.append(dict(zip(names, map(finite, columns[: len(names)]), strict=True)))
+            answers.append(dict(zip(names, columns[: len(names)], strict=True)))
             scores = columns[-1] if extra else None
         if scored and not extra:
             scores = np.concatenate(
@@ -189,7 +205,7 @@ class FileRunner(Runner):
         self, images: Sequence[np.ndarray], feed: Mapping[str, np.ndarray], outputs: Sequence[str]
     ) -> list[list[np.ndarray]]:
         """Run the images one by one, and return the outputs of each."""
-        return [self.session.run(list(outputs), {IMAGE: image, **feed}) for image in images]
+        return [run(self.session, self.file, list(outputs), {IMAGE: image, **feed}) for image in images]
 
 
 def knobs(manifest: Manifest, policy: Policy, pin: WidthPath = ()) -> dict[str, np.ndarray]:

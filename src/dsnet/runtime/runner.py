@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dsnet.cost import CostTable
+from dsnet.errors import RoutingError
 from dsnet.latency import cpu, policy_in, require
 from dsnet.manifest import Manifest, Policy
 from dsnet.pictures import as_batch, check_pictures
@@ -21,9 +22,24 @@ from dsnet.routing.policy import Prices
 from dsnet.routing.route import run_grouped, run_paths
 from dsnet.space import WidthPath
 
+EXTREME = 1e6  # root mean square of an image's normalised pixels, which lie near 1; above it no network answers
+
+
+def finite(answers: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Answers, or scores, as they are. Refuse them if any is NaN or infinite."""
+    for name, array in answers.items():
+        good = np.isfinite(array) if isinstance(array, np.ndarray) else array.isfinite()
+        if not bool(good.all()):
+            raise RoutingError(
+                f"the network's {name} of {int((~good.reshape(len(good), -1).all(1)).sum())} of {len(good)} inputs are "
+                f"not finite; check the inputs for NaN and for extremely large values, or train it anew with a lower lr"
+            )
+    return answers
+
 
 class Runner:
-    """Runs a network with its router, from live weights, cached modules, an ONNX file or a bundle.
+    """Runs a network with its router, from live weights, cached modules, an ONNX file or a bundle. All of them raise a
+    RoutingError instead of giving an answer that is not finite.
 
     manifest: describes the network. runtime: name of what executes it. place: what was opened, for error messages.
     """
@@ -126,9 +142,8 @@ class Runner:
         prices.check_cap(policy.max_width)
         if not len(x):
             return self._given(x, Routed(self._empty(), np.zeros((0, manifest.points), np.int64), no_rows(), []))
-        if round_up:
-            return self._given(x, self._run_rounded(x, policy, prices))
-        return self._given(x, self._run(x, policy, prices))
+        routed = self._run_rounded(x, policy, prices) if round_up else self._run(x, policy, prices)
+        return self._given(x, routed)
 
     def run_path(self, x: Any, path: Sequence[int]) -> Routed:
         """Run every image along one path; its MAdds are those of a static network."""
@@ -142,7 +157,10 @@ class Runner:
     def survey(self, x: Any, paths: Sequence[WidthPath]) -> tuple[list[Outputs], Any | None]:
         """The outputs of several paths, and the scores [B, R] of the first decision; None without a router."""
         self.check_input(x)
-        return self._survey(x, [self._held(path) for path in paths], scored=self.manifest.routes)
+        answers, scores = self._survey(x, [self._held(path) for path in paths], scored=self.manifest.routes)
+        for found in [*answers, *([] if scores is None else [{"router_scores": scores}])]:
+            finite(found)
+        return answers, scores
 
     def policy(
         self,
@@ -200,10 +218,19 @@ class Runner:
                 f"input is {kind} but {manifest.model!r} runs in float32; convert it, and normalise it as "
                 f"the model's card says, or give files or PIL images"
             )
-        finite = np.isfinite(float(x.sum())) if len(x) else True
-        if not finite and not np.isfinite(as_array(x)).all():
-            bad = int((~np.isfinite(as_array(x))).reshape(len(x), -1).any(1).sum())
-            raise ValueError(f"{bad} of {len(x)} inputs hold NaN or infinite values; check how they were made")
+        self._check_pixels(x)
+
+    def _check_pixels(self, x: Any) -> None:
+        """Refuse images that are not finite or extreme. An exported file answers them with NaN."""
+        flat = x.reshape(-1)
+        if not len(x) or float(flat @ flat) < EXTREME**2:
+            return
+        exact = as_array(x.double() if hasattr(x, "double") else x).astype(np.float64)
+        if bad := int((~(np.square(exact).reshape(len(x), -1).mean(1) < EXTREME**2)).sum()):
+            raise RoutingError(
+                f"{bad} of {len(x)} inputs are not finite or extreme: their root mean square exceeds {EXTREME:g}, that "
+                f"of normalised pixels is near 1; check how they were made"
+            )
 
     def _held(self, path: Sequence[int]) -> WidthPath:
         """Return the path as a tuple, or raise a ValueError if it cannot be pinned here."""
@@ -218,7 +245,10 @@ class Runner:
         return wanted
 
     def _given(self, x: Any, routed: Routed) -> Routed:
-        """Convert all arrays to the kind of array that the caller gave."""
+        """Check that all answers are finite, and convert them to the kind of array that the caller gave."""
+        finite(routed.outputs)
+        for part in routed.scores:
+            finite({"router_scores": part})
         outputs = {name: like(x, value) for name, value in routed.outputs.items()}
         return Routed(outputs, like(x, routed.paths), like(x, routed.madds), [like(x, part) for part in routed.scores])
 

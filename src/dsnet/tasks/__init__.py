@@ -41,7 +41,7 @@ from dsnet.results import Metric
 from dsnet.routing.budgets import policy_for
 from dsnet.routing.calibration import calibrate, fit_threshold
 from dsnet.routing.traces import Scorer, Traces
-from dsnet.schema import parse, plain
+from dsnet.schema import parse, plain, shortened
 from dsnet.space import WidthPath
 from dsnet.training import OptimConfig, Stage
 
@@ -202,8 +202,8 @@ def threshold_width(net: Any, traces: Traces) -> Callable[[int], None]:
 
 
 def named(name: str) -> Task:
-    if name not in TASKS:
-        raise ValueError(f"task {name!r} is unknown; choose {' or '.join(TASKS)}")
+    if not isinstance(name, str) or name not in TASKS:
+        raise ValueError(f"task {shortened(name)} is unknown; choose {' or '.join(TASKS)}")
     task: Task = import_module(TASKS[name]).task
     return task
 
