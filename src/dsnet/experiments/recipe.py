@@ -25,6 +25,7 @@ PLACES = (
     "data.root",
     "data.workers",
     "threads",
+    "timeout",
     "save_steps",
     "sgs.cache_folder",
 )  # keys that do not change what is learned

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dsnet.errors import TrainingError
 from dsnet.training.average import batch_norms
 
 
@@ -21,6 +24,7 @@ from dsnet.training.average import batch_norms
 def process_group(minutes: float = 30) -> Iterator[None]:
     """Join the process group of a torchrun job for the duration of a `with` block.
 
+    minutes: How long a process waits for another one, to join and in every collective call.
     Does nothing without torchrun, with a single process, or if the group exists already.
     """
     if dist.is_initialized() or "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -29,7 +33,6 @@ def process_group(minutes: float = 30) -> Iterator[None]:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(device())
-    minutes = float(os.environ.get("DSNET_TIMEOUT_MINUTES", minutes))
     try:
         dist.init_process_group(backend, timeout=timedelta(minutes=minutes))
     except RuntimeError as error:
@@ -41,6 +44,20 @@ def process_group(minutes: float = 30) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def together(folder: Path) -> Iterator[None]:
+    """Errors that come from the loss of another process say so, and how the run in `folder` goes on."""
+    try:
+        yield
+    except RuntimeError as error:
+        if world() > 1 and re.search(r"[Cc]onnection|[Tt]imed? ?out|peer|NCCL", str(error)):
+            raise TrainingError(
+                f"process {rank()} of {world()} lost touch with another one, which died or hung ({error}); "
+                f"see the other process's output, then continue with --resume {folder}"
+            ) from error
+        raise
 
 
 def rank() -> int:
