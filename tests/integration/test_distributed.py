@@ -161,7 +161,7 @@ def test_a_restart_by_torchrun_resumes(tmp_path: Path, counted: Counted) -> None
         resumed = re.search(r"resumed at step (\d+)", done.stdout)
         whole = done.returncode == 0 and (run / "model.safetensors").read_bytes() == expected
         if not (whole and resumed and fatal - 3 <= int(resumed[1]) <= fatal):
-            broken.append((fatal, done.returncode, done.stderr[-500:]))
+            broken.append((fatal, done.returncode, resumed, re.findall(r"dsnet train: error: .*", done.stderr)))
     law = "torchrun restarts a job of two processes if one is killed, and its weights are those of an unbroken one"
     counted(law, 10, broken)
 

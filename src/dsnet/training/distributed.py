@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -33,17 +35,37 @@ def process_group(minutes: float = 30) -> Iterator[None]:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(device())
+    lost = (
+        f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} could not join the others by {backend} ({{}}); "
+        f"check that they run and can be reached, or let torchrun try again with --max-restarts"
+    )
     try:
-        dist.init_process_group(backend, timeout=timedelta(minutes=minutes))
+        with ended_after(60 * minutes + 5, lost.format("it waited for them without end")):
+            dist.init_process_group(backend, timeout=timedelta(minutes=minutes))
     except RuntimeError as error:
-        raise ValueError(
-            f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} could not join the others by {backend} "
-            f"({error}); check that they run and can be reached, or let torchrun try again with --max-restarts"
-        ) from error
+        raise ValueError(lost.format(error)) from error
     try:
         yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def ended_after(seconds: float, error: str) -> Iterator[None]:
+    """End this process with an error if a `with` block takes longer. Two processes that gloo connects anew may wait for
+    each other beyond every time-out of torch, and nothing but their end helps then."""
+
+    def end() -> None:
+        print(f"dsnet train: error: {error}", file=sys.stderr, flush=True)
+        os._exit(2)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager
