@@ -6,7 +6,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --e
 # `make test CPU_MINUTES=N` fails where it takes more CPU time than that.
 CPU_MINUTES ?=
 
-.PHONY: demo test test-slow results bench docs format clean
+.PHONY: demo test test-slow test-lowest results bench docs format lock sbom audit clean
 
 demo: $(VENV)/installed
 	$(BIN)/dsnet demo --overwrite
@@ -16,6 +16,17 @@ test: $(VENV)/installed-dev
 
 test-slow: $(VENV)/installed-docs
 	$(BIN)/pytest -m slow
+
+# The quick tests with the lowest versions that pyproject.toml admits, in an environment that is removed afterwards.
+LOWEST := $(or $(TMPDIR),/tmp)/dsnet-lowest
+test-lowest:
+	rm -rf $(LOWEST)
+	$(PYTHON) -m venv $(LOWEST)
+	$(PYTHON) tools/lowest.py > $(LOWEST)/lowest.txt
+	$(LOWEST)/bin/python -m pip install --quiet --constraint constraints.txt --constraint $(LOWEST)/lowest.txt torch numpy
+	$(LOWEST)/bin/python -m pip install --quiet --constraint constraints.txt --constraint $(LOWEST)/lowest.txt --editable '.[dev,openvino]'
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n auto --dist worksteal -m 'not slow'
+	rm -rf $(LOWEST)
 
 # Trains all runs and writes the pages in docs/results. It takes many hours on two cores.
 # DATA is the folder of cifar-10-batches-bin, imagenette and BCCD.
@@ -58,6 +69,21 @@ docs: $(VENV)/installed-docs
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Exact versions and digests of all packages but torch, chosen anew: lock.txt.
+lock: $(VENV)/installed-dev
+	$(BIN)/python tools/lock.py
+
+# What is installed, as CycloneDX JSON.
+sbom: $(VENV)/installed-dev
+	mkdir -p build
+	$(BIN)/python tools/sbom.py > build/sbom.json
+
+# Known vulnerabilities of the versions in lock.txt, by a tool in an environment of its own.
+audit:
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/python -m pip install --quiet pip-audit
+	build/audit/bin/pip-audit --strict --disable-pip --require-hashes --requirement lock.txt
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dsnet needs Python 3.11 or newer: make PYTHON=python3.12 ...")'

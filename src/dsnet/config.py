@@ -51,11 +51,13 @@ class RunConfig(Typed, ABC):
     optim: OptimConfig
     seed: int
     threads: int
+    timeout: float
     save_steps: int | None
 
     def __post_init__(self) -> None:
         must("seed", self.seed, self.seed >= 0, "be at least 0")
         must("threads", self.threads, self.threads >= 0, "be at least 0, which leaves torch's default")
+        must("timeout", self.timeout, 0 < self.timeout <= 100_000, "be above 0 and at most 100,000 minutes")
         must("save_steps", self.save_steps, self.save_steps is None or self.save_steps >= 1, "be at least 1, or null")
 
     @property

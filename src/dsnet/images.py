@@ -5,27 +5,33 @@ Every image format has one defined result, and a damaged file raises an error th
 
 from __future__ import annotations
 
-import io
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image
 from PIL.JpegImagePlugin import JpegImageFile
 
+from dsnet.decoding import (
+    MAX_PIXELS,
+    MIRRORED_X,
+    MIRRORED_Y,
+    TURNED,
+    Box,
+    Upright,
+    opened,
+    reading,
+)
+from dsnet.decoding import ImageError as ImageError  # readers catch it
 from dsnet.errors import DataError
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
-MAX_PIXELS = 100_000_000
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
 Fit = Literal["crop", "squeeze"]
-Box = tuple[float, float, float, float]
 GAP = 2.0  # pixels that a reduced JPEG has at least, in each direction, for a pixel of the result
-TURNED, MIRRORED_X, MIRRORED_Y = (5, 6, 7, 8), (2, 3, 6, 7), (3, 4, 7, 8)  # EXIF orientations
 FILTERS = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -33,36 +39,26 @@ FILTERS = {
 }
 
 
-class ImageError(DataError):
-    """A file that cannot be read as an image. `reason` tells why, without the file's name."""
-
-    def __init__(self, file: Path, reason: str, remedy: str = "replace or remove it") -> None:
-        super().__init__(f"{file} cannot be read as an image ({reason}); {remedy}")
-        self.reason = reason
-
-
 class ImageFile:
     """An image file that is decoded when it is resized. It knows the width and height of the upright image.
 
     Like a PIL image it has `width`, `height` and `resize`, so a crop is chosen in pixels of the whole image. A JPEG
     is then decoded at 1/2, 1/4 or 1/8 of its size, if the crop still has enough pixels. That takes a fraction of the
-    time and memory. Other formats are decoded whole.
+    time and memory. Other formats are decoded whole, and at once.
     """
 
     def __init__(self, file: Path, *, max_pixels: int = MAX_PIXELS, data: bytes | None = None) -> None:
         """data: the content of the file, which is then not read; `file` is its name in errors."""
-        self.file, self.orientation, self.scale = file, 1, 1
-        with reading(file):
-            content = file.read_bytes() if data is None else data
-            self.image: Image.Image = Image.open(io.BytesIO(content), formats=FORMATS)
-            check_size(file, self.image, max_pixels)
-            if isinstance(self.image, JpegImageFile):
-                self.orientation = self.image.getexif().get(ExifTags.Base.Orientation, 1)
+        self.file, self.max_pixels, self.data, self.scale = file, max_pixels, data, 1
+        self.upright: Upright | None = None
+        with opened(file, max_pixels, data) as image:
+            if isinstance(image, JpegImageFile):
+                self.width, self.height = image.size
+                if image.getexif().get(ExifTags.Base.Orientation, 1) in TURNED:
+                    self.width, self.height = self.height, self.width
             else:
-                self.image = upright(self.image)
-        self.width, self.height = self.image.size
-        if self.orientation in TURNED:
-            self.width, self.height = self.height, self.width
+                self.upright = Upright(image)
+                self.width, self.height = self.upright.width, self.upright.height
 
     def resize(self, size: tuple[int, int], resample: int, box: Box | None = None) -> Image.Image:
         """Resize the part of the upright image in `box` (left, top, right, bottom) as RGB, as PIL's `resize` does."""
@@ -72,31 +68,35 @@ class ImageFile:
             most = 1
         image, scale = self.decoded(most)
         # The last column and row of a reduced image stand for fewer pixels. They come first if the image was mirrored.
-        across = image.width - self.width / scale if self.orientation in MIRRORED_X else 0
-        down = image.height - self.height / scale if self.orientation in MIRRORED_Y else 0
-        return image.resize(
-            size,
-            resample,
-            box=(
-                left / scale + across,
-                top / scale + down,
-                min(right / scale + across, image.width),
-                min(bottom / scale + down, image.height),
-            ),
-        )
+        across = image.width - self.width / scale if image.orientation in MIRRORED_X else 0
+        down = image.height - self.height / scale if image.orientation in MIRRORED_Y else 0
+        with reading(self.file):
+            return image.resize(
+                size,
+                resample,
+                box=(
+                    left / scale + across,
+                    top / scale + down,
+                    min(right / scale + across, image.width),
+                    min(bottom / scale + down, image.height),
+                ),
+            )
 
-    def decoded(self, most: float = 1) -> tuple[Image.Image, int]:
-        """The upright RGB image, and by how much it is smaller than the file's: by at most `most`, on the first call.
+    def decoded(self, most: float = 1) -> tuple[Upright, int]:
+        """The decoded image, and by how much it is smaller than the file's: by at most `most`, on the first call.
 
         Later calls return the image of the first.
         """
-        if isinstance(self.image, JpegImageFile):
+        if self.upright is None:
             self.scale = next(step for step in (8, 4, 2, 1) if step <= max(most, 1))
-            with reading(self.file):
+            with opened(self.file, self.max_pixels, self.data) as image:
                 if self.scale > 1:
-                    self.image.draft(None, (self.image.width // self.scale, self.image.height // self.scale))
-                self.image = upright(self.image)
-        return self.image, self.scale
+                    image.draft(None, (image.width // self.scale, image.height // self.scale))
+                self.upright = Upright(image)
+        return self.upright, self.scale
+
+
+Readable = Image.Image | Upright | ImageFile  # what has a width, a height and a `resize`
 
 
 def read_image(file: Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -106,31 +106,8 @@ def read_image(file: Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     with values up to 1 are multiplied by 255; other float values are clipped to [0, 255].
     """
     image, _ = ImageFile(file, max_pixels=max_pixels).decoded()
-    return image
-
-
-def upright(image: Image.Image) -> Image.Image:
-    image.load()
-    return to_rgb(ImageOps.exif_transpose(image))
-
-
-@contextmanager
-def reading(file: Path) -> Iterator[None]:
-    """Turn whatever Pillow raises for a damaged file into an ImageError."""
-    try:
-        yield
-    except ImageError:
-        raise
-    except UnidentifiedImageError as error:
-        raise ImageError(file, "its format is unknown or its header damaged") from error
-    except Exception as error:  # Pillow raises many kinds of errors
-        raise ImageError(file, " ".join(str(error).split()) or type(error).__name__) from error
-
-
-def check_size(file: Path, image: Image.Image, max_pixels: int) -> None:
-    if image.width * image.height > max_pixels:
-        reason = f"it has {image.width} x {image.height} pixels, more than the limit of {max_pixels:,}"
-        raise ImageError(file, reason, "shrink it")
+    with reading(file):
+        return image.rgb()
 
 
 def check_image(file: Path, *, max_pixels: int = MAX_PIXELS, whole: bool = True) -> None:
@@ -139,39 +116,20 @@ def check_image(file: Path, *, max_pixels: int = MAX_PIXELS, whole: bool = True)
     JPEGs are decoded at an eighth of their size, which reads all of their data. The checksums of PNGs are compared.
     Files of other formats are decoded. With whole=False only the header is read.
     """
-    with reading(file), Image.open(file, formats=FORMATS) as image:
-        check_size(file, image, max_pixels)
+    with opened(file, max_pixels) as image:
         if not whole:
             return
         if image.format == "PNG":
             with suppress(Exception):  # a wrong checksum may lie in a part that holds no pixels
                 image.verify()
                 return
-            read_image(file, max_pixels=max_pixels)
+            ImageFile(file, max_pixels=max_pixels)
             return
         image.draft(None, (max(1, image.width // 8), max(1, image.height // 8)))  # of effect for JPEGs only
-        image.load()
-        ImageOps.exif_transpose(image)
+        Upright(image).part(0, 0, 1, 1)
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I") or image.mode == "F":
-        values = np.asarray(image).astype(np.float64)
-        if np.issubdtype(np.asarray(image).dtype, np.floating):
-            values = values * 255 if values.size and np.nan_to_num(values).max() <= 1 else values
-        elif values.size and values.max() > 255:
-            values = values / 257
-        image = Image.fromarray(np.nan_to_num(values).clip(0, 255).round().astype(np.uint8))
-    if image.mode == "P" and "transparency" not in image.info:
-        return image.convert("RGB")
-    if image.mode in ("RGBA", "LA", "PA", "P") or "transparency" in image.info:
-        rgba = image.convert("RGBA")
-        white = Image.new("RGBA", rgba.size, "white")
-        return Image.alpha_composite(white, rgba).convert("RGB")
-    return image.convert("RGB")
-
-
-def centre_crop(image: Image.Image | ImageFile, size: int, *, crop: float, interpolation: str) -> Image.Image:
+def centre_crop(image: Readable, size: int, *, crop: float, interpolation: str) -> Image.Image:
     """The centre square that resizing the short side to size / crop would leave, in one resampling step."""
     side = min(image.width, image.height) * crop
     left, top = (image.width - side) / 2, (image.height - side) / 2
@@ -179,7 +137,7 @@ def centre_crop(image: Image.Image | ImageFile, size: int, *, crop: float, inter
 
 
 def random_crop(
-    image: Image.Image | ImageFile, size: int, *, scale: tuple[float, float], interpolation: str, rng: random.Random
+    image: Readable, size: int, *, scale: tuple[float, float], interpolation: str, rng: random.Random
 ) -> Image.Image:
     """Random resized crop: a share of the area drawn from `scale`, an aspect ratio from 3/4 to 4/3."""
     for _ in range(10):
@@ -192,7 +150,7 @@ def random_crop(
     return centre_crop(image, size, crop=1.0, interpolation=interpolation)
 
 
-def squeeze(image: Image.Image | ImageFile, size: int, interpolation: str) -> Image.Image:
+def squeeze(image: Readable, size: int, interpolation: str) -> Image.Image:
     """Resize the whole image to a square without keeping its aspect ratio, as SSD does."""
     return image.resize((size, size), FILTERS[interpolation])
 
@@ -212,7 +170,7 @@ def normalise(pixels: np.ndarray, mean: Sequence[float], std: Sequence[float]) -
 
 
 def prepare(
-    image: Image.Image | ImageFile,
+    image: Readable,
     *,
     size: int,
     channels: int,

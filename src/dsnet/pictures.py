@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
+from dsnet.decoding import Upright
 from dsnet.errors import DataError
-from dsnet.images import SUFFIXES, ImageFile, prepare, to_rgb
+from dsnet.images import SUFFIXES, ImageFile, prepare
 from dsnet.manifest import Manifest
 
 Picture = str | os.PathLike[str] | Image.Image | np.ndarray
@@ -44,13 +45,11 @@ def listed(images: Picture | Iterable[Picture]) -> tuple[list[Picture], bool]:
     return [picture for one in images for picture in listed(one)[0]], False
 
 
-def opened(picture: Picture) -> Image.Image | ImageFile:
-    """A picture as an upright RGB image. A file is decoded when it is resized."""
+def opened(picture: Picture) -> Upright | ImageFile:
+    """A picture as an upright RGB image. A JPEG file is decoded when it is resized."""
     if isinstance(picture, np.ndarray):
         picture = from_pixels(picture)
-    if isinstance(picture, Image.Image):
-        return to_rgb(ImageOps.exif_transpose(picture))
-    return ImageFile(Path(picture))
+    return Upright(picture) if isinstance(picture, Image.Image) else ImageFile(Path(picture))
 
 
 def from_pixels(pixels: np.ndarray) -> Image.Image:
@@ -71,10 +70,10 @@ def name_of(picture: Picture, number: int) -> str:
     return str(getattr(picture, "filename", "")) or f"image {number}"
 
 
-def as_input(image: Image.Image | ImageFile, manifest: Manifest) -> np.ndarray:
+def as_input(image: Upright | ImageFile, manifest: Manifest) -> np.ndarray:
     """Turn an image into the network's input [C, S, S], or into the pixels [H, W, 3] that a raw file takes."""
     if manifest.raw:
-        return np.asarray(image.decoded()[0] if isinstance(image, ImageFile) else image)
+        return np.asarray((image.decoded()[0] if isinstance(image, ImageFile) else image).rgb())
     options = manifest.preprocessing
     return prepare(
         image,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 
 import dsnet
 from dsnet.tasks import load as load_detector
+from support.counted import Counted
 from support.folders import voc_folder
 from support.networks import randomised
 from support.ranks import STEPS, one_step
@@ -24,13 +27,13 @@ Two = dict[str, dict[str, torch.Tensor]]
 
 def torchrun(*words: str, ranks: int = 2, restarts: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    for _ in range(3):
+    for _ in range(1 if restarts else 3):
         done = subprocess.run(
             [*launch, f"--max_restarts={restarts}", *words],
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), **environment},
             text=True,
             capture_output=True,
-            timeout=200,
+            timeout=200 * (1 + restarts),
         )
         if "could not join the others" not in done.stderr:  # gloo's ports are sometimes taken
             break
@@ -136,7 +139,7 @@ DYING = [*DIGITS, "--save_steps", "3"]
 def test_a_killed_rank_ends_the_job_with_a_clear_error(tmp_path: Path) -> None:
     for attempt in range(4):  # torchrun may end the survivor before it has said what it lost
         run = tmp_path / str(attempt)
-        done = torchrun(*WORKER, "die", str(run), *DYING, DSNET_TEST_DIE="4")
+        done = torchrun(*WORKER, "die", str(run), *DYING, DSNET_TEST_STEP="4")
         assert done.returncode != 0
         assert not (run / "model.json").exists()
         assert (run / "state" / "last.pt").exists()
@@ -146,13 +149,38 @@ def test_a_killed_rank_ends_the_job_with_a_clear_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_restart_by_torchrun_resumes(tmp_path: Path) -> None:
+def test_a_restart_by_torchrun_resumes(tmp_path: Path, counted: Counted) -> None:
     """Slow because gloo may need several restarts, each after a time-out, until the processes meet again."""
-    words = {"restarts": 3, "DSNET_TEST_DIE": "8", "DSNET_TIMEOUT_MINUTES": "0.5"}
-    done = torchrun(*WORKER, "die", str(tmp_path / "again"), *DYING, **words)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "resumed at step 6" in done.stdout
-    assert (tmp_path / "again" / "model.json").exists()
+    words = [*DYING, "--timeout", "0.5"]
+    plain = torchrun("-m", "dsnet", "train", "--out", str(tmp_path / "plain"), *words)
+    assert plain.returncode == 0, plain.stderr[-3000:]
+    expected, broken = (tmp_path / "plain" / "model.safetensors").read_bytes(), []
+    for fatal in range(3, 13):  # every trial dies at another step; states are saved every 3 steps and after an epoch
+        run = tmp_path / str(fatal)
+        done = torchrun(*WORKER, "die", str(run), *words, restarts=5, DSNET_TEST_STEP=str(fatal))
+        resumed = re.search(r"resumed at step (\d+)", done.stdout)
+        whole = done.returncode == 0 and (run / "model.safetensors").read_bytes() == expected
+        if not (whole and resumed and fatal - 3 <= int(resumed[1]) <= fatal):
+            broken.append((fatal, done.returncode, resumed, re.findall(r"dsnet train: error: .*", done.stderr)))
+    law = "torchrun restarts a job of two processes if one is killed, and its weights are those of an unbroken one"
+    counted(law, 10, broken)
+
+
+@pytest.mark.slow
+def test_a_hung_rank_ends_the_job_after_the_time_out(tmp_path: Path, counted: Counted) -> None:
+    broken, waits = [], []
+    for fatal in (0, 1, 3, 4, 7):
+        run = tmp_path / str(fatal)
+        done = torchrun(*WORKER, "hang", str(run), *DYING, "--timeout", "0.25", DSNET_TEST_STEP=str(fatal))
+        ended = time.time()
+        hung = re.search(r"signal at ([\d.]+)", done.stdout)
+        waits.append(ended - float(hung[1]) if hung else float("inf"))
+        said = "process 0 of 2 lost touch with another one, which died or hung" in done.stderr
+        # torchrun gives the hung process half a minute to end by itself.
+        if done.returncode == 0 or not said or not 15 <= waits[-1] < 90 or (run / "model.json").exists():
+            broken.append((fatal, waits[-1], done.stderr[-500:]))
+    law = "A process that hangs ends the job: the others stop after the time-out, here 15 s, and name the run to resume"
+    counted(law, 5, broken, seconds_at_most=round(max(waits)))
 
 
 @pytest.mark.slow

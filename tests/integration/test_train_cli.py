@@ -18,6 +18,7 @@ from dsnet.results import Evaluation, read
 from dsnet.runs import train
 from dsnet.tasks import read_config
 from dsnet.tasks.classification.config import ClassificationConfig
+from dsnet.training import Loop
 from support.folders import make_folder
 from support.runs import SHORT, drawing
 
@@ -169,6 +170,27 @@ def test_damaged_images_are_skipped_listed_and_counted(tmp_path: Path, capsys) -
     assert main(["train", "--out", str(tmp_path / "c"), *SHORT, *words, *skip, "--data.max_skipped", "0.1"]) == 0
     assert f"damaged files that are skipped: 1\n  {bad}\n" in capsys.readouterr().out
     assert (tmp_path / "c" / "skipped.txt").read_text() == f"{bad}\n"
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_too_many_damaged_files_of_any_split_are_refused_before_training(
+    split: str, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both stages were trained before the test split was looked at."""
+
+    def step(*_: object) -> None:
+        raise AssertionError("training has begun")
+
+    monkeypatch.setattr(Loop, "step", step)
+    root = make_folder(tmp_path / "pets")
+    for number in range(3):
+        (root / split / "dog" / f"{number:02d}.jpg").write_bytes(b"broken")
+    words = ["--data.root", str(root), "--data.image_size", "32", "--data.on_corrupt", "skip"]
+    words += ["--optim.batch_size", "11", "--sgs_optim.batch_size", "11"]
+    assert main(["train", "--out", str(tmp_path / "run"), *SHORT, *words]) == 2
+    name, images = ("train", 33) if split == "train" else ("test", 36)
+    assert f"of {images} {name} images are damaged, more than data.max_skipped allows" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_static_networks_train_by_the_same_command(static_run: Path, tmp_path: Path, capsys) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from dsnet.training.distributed import average_statistics, process_group, rank, 
 torch.set_num_threads(1)
 
 
+FAILURES = {"die": signal.SIGKILL, "hang": signal.SIGSTOP}
 STEPS = ("group", "bypass", "batch", "boxes")  # what one_step knows
 
 
@@ -99,16 +101,17 @@ def nan(folder: Path) -> None:
     (folder / f"nan{rank()}.txt").write_text(f"{message}\nuntouched: {untouched}\n")
 
 
-def die(folder: Path, words: list[str]) -> int:
-    """dsnet train, in which rank 1 kills itself at a step of its first life."""
+def fail(signal_: signal.Signals, folder: Path, words: list[str]) -> int:
+    """dsnet train, in which rank 1 gets a signal at a step of its first life: it dies or hangs."""
     from dsnet.cli import main
 
-    fatal = int(os.environ["DSNET_TEST_DIE"])
+    fatal = int(os.environ["DSNET_TEST_STEP"])
     real = Loop.step
 
     def step(self: Loop, batch: object) -> dict[str, float]:
         if rank() == 1 and self.progress.step == fatal and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
-            os.kill(os.getpid(), signal.SIGKILL)
+            print(f"signal at {time.time()}", flush=True)
+            os.kill(os.getpid(), signal_)
         return real(self, batch)  # type: ignore[arg-type]
 
     Loop.step = step  # type: ignore[method-assign, assignment]
@@ -134,8 +137,8 @@ def train(place: Path, words: dict[str, list[str]]) -> None:
 
 if __name__ == "__main__":
     what, where, *rest = sys.argv[1:]
-    if what == "die":
-        sys.exit(die(Path(where), rest))
+    if what in FAILURES:
+        sys.exit(fail(FAILURES[what], Path(where), rest))
     with process_group():
         steps(Path(where))
         train(Path(where), json.loads(rest[0]))

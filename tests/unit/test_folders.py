@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from PIL import Image
 from dsnet.config import packaged
 from dsnet.data import check
 from dsnet.data.augment import AugmentConfig
+from dsnet.data.batches import PlainImages
 from dsnet.data.check import check_files, damaged_files
 from dsnet.data.config import DataConfig
 from dsnet.data.dataset import Data, open_dataset
@@ -20,6 +22,7 @@ from dsnet.data.voc import DetectionDataConfig
 from dsnet.errors import DataError
 from dsnet.images import MAX_PIXELS, ImageError, check_image, read_image
 from dsnet.tasks import read_config
+from support.counted import Counted
 from support.folders import make_folder
 
 
@@ -216,6 +219,52 @@ def test_skipped_files_are_counted_against_their_split(tmp_path: Path) -> None:
     ):
         check_files(open_dataset(skip), skip)
     assert len(check_files(open_dataset(skip), replace(skip, max_skipped=0.1))) == 2
+
+
+def skipped_by(data: Data, name: str) -> int:
+    """The number of files that are skipped when a whole split is read."""
+    images = PlainImages(data.split(name), 16, name=name, max_skipped=1.0)
+    return sum(len(batch.skipped) for batch in images.batches())
+
+
+def disagreements(root: Path, trials: int, seed: int) -> tuple[int, list[object]]:
+    """Damage random files of random splits. Returns how often the check accepted them, and where it was not right: a
+    split is read later without an error if and only if the check accepted it."""
+    rng, right, accepted, wrong = random.Random(seed), {}, 0, []
+    for file in sorted(make_folder(root, ("train", "calibration", "test"), count=7).rglob("*.jpg")):
+        right[file] = file.read_bytes()
+    for _ in range(trials):
+        share = rng.choice([0.0, 0.05, 0.1, 0.25])
+        options = DataConfig(root=str(root), image_size=8, on_corrupt="skip", max_skipped=share)
+        for file in rng.sample(sorted(right), rng.randint(0, 8)):
+            file.write_bytes(rng.choice([b"no image", right[file][: rng.randint(0, 600)]]))
+        data = open_dataset(options)
+        skipped = {name: skipped_by(data, name) for name in ("train", "calibration", "test")}
+        later = [name for name in ("calibration", "test") if skipped[name] > share * len(data.split(name))]
+        if skipped["train"] + skipped["calibration"] > share * len(data.train):  # as the loop counts
+            later.append("train")
+        try:
+            check_files(data, options)
+            accepted, early = accepted + 1, None
+        except DataError as error:
+            early = str(error)
+        wrong += [(share, early, later)] if (early is None) != (not later) else []
+        for file, content in right.items():
+            file.write_bytes(content)
+    return accepted, wrong
+
+
+def test_the_check_before_training_is_right_about_every_split(tmp_path: Path) -> None:
+    accepted, wrong = disagreements(tmp_path, 8, seed=0)
+    assert 0 < accepted < 8
+    assert not wrong
+
+
+@pytest.mark.slow
+def test_the_check_before_training_is_right_many_times(tmp_path: Path, counted: Counted) -> None:
+    accepted, wrong = disagreements(tmp_path, 300, seed=1)
+    law = "Damaged files of any split are refused before training if and only if they would end the run later"
+    counted(law, 300, wrong, accepted=accepted, refused=300 - accepted)
 
 
 def test_of_very_many_files_headers_and_a_sample_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,8 +115,9 @@ def test_only_grey_and_colour_can_be_raw(tmp_path: Path) -> None:
     ids=lambda value: value if isinstance(value, str) else value.kind,
 )
 def test_a_raw_file_answers_as_the_plain_file(name: str, router: RouterSpec, tmp_path: Path) -> None:
-    net, pictures = calibrated(name, router), snapshots(8)
+    net = calibrated(name, router)
     size, taken = side(net), set()
+    pictures = [picture for picture in snapshots(8) if ROWS_FIRST or not is_tall(picture, size)]
     plain = open_runner(export_onnx(net, tmp_path / "plain.onnx", image_size=size), threads=1)
     whole = open_runner(export_onnx(net, tmp_path / "raw.onnx", image_size=size, raw=True), threads=1)
     simple = open_runner(export_onnx(net, tmp_path / "simple.onnx", image_size=size, raw=True, simple=True), threads=1)

@@ -17,7 +17,8 @@ PACKAGE = Path(dsnet.__file__).parent
 # A room may import rooms above it; rooms on one line are siblings that do not know each other.
 ROOMS = [
     ["version", "errors", "limits"],
-    ["files", "images"],
+    ["files", "decoding"],
+    ["images"],
     ["space", "schema"],
     ["cost", "hull", "results"],
     ["paired"],

@@ -64,7 +64,8 @@ class DataConfig(Reading):
         interpolation: How images of folders are resized.
         on_corrupt: Stop at a damaged file, or skip it and list it in skipped.txt.
         max_skipped: Largest share of damaged files to skip. Above it the run stops.
-        max_pixels: Images with more pixels than this are refused before they are decoded.
+        max_pixels: Images with more pixels than this are refused before they are decoded. Fewer are allowed in
+            formats that take more memory for a pixel.
         workers: Number of processes that load images. 0 loads them in the main process.
         augment: How training images are augmented.
     """

@@ -46,7 +46,8 @@ class DetectionDataConfig(Reading):
         interpolation: How images are resized.
         on_corrupt: Stop at a damaged image, or skip it and list it in skipped.txt.
         max_skipped: Largest share of damaged images to skip. Above it the run stops.
-        max_pixels: Images with more pixels than this are refused before they are decoded.
+        max_pixels: Images with more pixels than this are refused before they are decoded. Fewer are allowed in
+            formats that take more memory for a pixel.
         workers: Number of processes that load images. 0 loads them in the main process.
         augment: How training images and their boxes are augmented.
     """

@@ -25,6 +25,7 @@ PLACES = (
     "data.root",
     "data.workers",
     "threads",
+    "timeout",
     "save_steps",
     "sgs.cache_folder",
 )  # keys that do not change what is learned
@@ -65,7 +66,10 @@ NO_ROUTER: Keys = {  # of a run without a router: the defaults of stage II when 
 }
 ROUTER_OPTIM: Keys = {"sgs_optim.epochs": 10, "sgs_optim.schedule": "exponential", "sgs_optim.weight_decay": 0.0}
 ROUTER_EPOCHS = {"cifar10_ds_mobilenet_v1_tiny": 2, "cifar10_ds_resnet_tiny": 1}  # as these configs said then
-ROUNDING: Keys = {"optim.channels_last": False}  # changes only rounding, so the digest uses the default
+FIXED: Keys = {  # change only rounding, and which files are refused, so the digest uses the first defaults
+    "optim.channels_last": False,
+    "data.max_pixels": 100_000_000,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +197,7 @@ def cell_of(recipe: Recipe, scale: Scale, seed: int, *, runs: Path, root: str | 
         decisive |= {**NO_ROUTER, **without_router(scale, recipe.base, decisive)}
     if config.task == "classification":  # runs that were trained before there were other tasks keep their names
         del decisive["task"]
-    decisive |= {key: value for key, value in ROUNDING.items() if key in decisive}
+    decisive |= {key: value for key, value in FIXED.items() if key in decisive}
     decisive |= {link: need.name for link, need in needs.items()}
     digest = hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:8]
     said = [str(value) for value in recipe.keys.values() if isinstance(value, str | float | int)]

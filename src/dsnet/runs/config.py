@@ -75,13 +75,13 @@ def source_keys(kind: type[RunConfig], source: str | None, *, gate: bool) -> dic
 
 
 def resumed_config(folder: Path, keys: Mapping[str, Any]) -> Any:
-    """The config of a resumed run; only the place of its data, its workers and its threads may change."""
+    """The config of a resumed run; only where and with how much patience it runs may change."""
     config: Any = read_config(folder / CONFIG)
     given: Any = resolve(type(config), config.to_dict(), keys)
     where = replace(given.data, root=config.data.root, workers=config.data.workers)
-    if replace(given, threads=config.threads, data=where) != config:
+    if replace(given, threads=config.threads, timeout=config.timeout, data=where) != config:
         raise ValueError(
-            "--resume goes on with the run's own config; besides it only --data.root, --data.workers and --threads "
-            "may be given. To change anything else, start a new run"
+            "--resume goes on with the run's own config; besides it only --data.root, --data.workers, --threads and "
+            "--timeout may be given. To change anything else, start a new run"
         )
     return given

@@ -11,12 +11,14 @@ from PIL import Image
 from dsnet.data.augment import to_pixels
 from dsnet.data.dataset import Data, Split
 from dsnet.files import write_whole
-from dsnet.images import read_image
+from dsnet.images import ImageFile
 from dsnet.report.export import draw as draw_evaluations
 from dsnet.report.figures import enabled
 from dsnet.report.sheets import contact_sheet, detection_sheet
 from dsnet.results import Evaluation, write
 from dsnet.space import path_name
+
+LANCZOS = Image.Resampling.LANCZOS
 
 
 def record(folder: Path, name: str, result: Evaluation, data: Data, *, draw: bool = True) -> list[Path]:
@@ -35,7 +37,7 @@ def draw_examples(result: Evaluation, data: Data, file: Path) -> Path:
     part = data.split(result.split)
     if result.objects is not None:
         files = [name for example in result.examples if (name := part.source.file(example.id)) is not None]
-        return detection_sheet(result, [read_image(Path(name)) for name in files], file)
+        return detection_sheet(result, [shrunk(Path(name)) for name in files], file)
     groups: dict[str, list[tuple[Image.Image, list[str]]]] = {}
     images = pictures(data, part, [example.id for example in result.examples])
     for example, image in zip(result.examples, images, strict=True):
@@ -43,6 +45,13 @@ def draw_examples(result: Evaluation, data: Data, file: Path) -> Path:
         groups.setdefault(f"routed {example.group}", []).append((image, [caption]))
     write_whole(file, contact_sheet(list(groups.items()), title=f"{result.model}, {result.dataset} {result.split}"))
     return file
+
+
+def shrunk(file: Path, side: int = 1000) -> Image.Image:
+    """An image that fits into a square, so that the examples are not held at their full size."""
+    image = ImageFile(file)
+    share = min(1, side / image.width, side / image.height)
+    return image.resize((max(1, round(share * image.width)), max(1, round(share * image.height))), LANCZOS)
 
 
 def pictures(data: Data, part: Split, ids: Sequence[int]) -> list[Image.Image]:

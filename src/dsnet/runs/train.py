@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -17,7 +16,6 @@ from dsnet.data.batches import TrainBatches
 from dsnet.data.check import check_files
 from dsnet.data.dataset import Data
 from dsnet.data.folders import listed
-from dsnet.errors import TrainingError
 from dsnet.models import eager
 from dsnet.results import Evaluation
 from dsnet.runs.evaluate import evaluate, evaluate_resampled
@@ -25,7 +23,7 @@ from dsnet.runs.folder import RunFolder
 from dsnet.tasks import Plan
 from dsnet.training import Interrupted, Loop
 from dsnet.training.display import make_display
-from dsnet.training.distributed import barrier, device, process_group, rank, world
+from dsnet.training.distributed import barrier, device, process_group, rank, together, world
 from dsnet.training.memory import keep_memory
 
 N = TypeVar("N", bound=nn.Module)
@@ -51,7 +49,7 @@ def train(
     keep_memory()
     task = tasks.named(config.task)
     run = RunFolder(folder, task)
-    with removed_if_empty(folder), process_group(), ExitStack() as until_the_end:
+    with removed_if_empty(folder), process_group(config.timeout), together(folder), ExitStack() as until_the_end:
         if resume and rank() == 0:
             until_the_end.enter_context(run.held())
         elif rank() == 0:
@@ -175,12 +173,5 @@ def run_loop(loop: Loop[N], plan: Plan[N], run: RunFolder) -> N:
         return loop.run(validate, display, plan.watch)
     except Interrupted as stop:
         raise Interrupted(stop.number, run.folder) from None
-    except RuntimeError as error:
-        if world() > 1 and re.search(r"[Cc]onnection|[Tt]imed? ?out|peer|NCCL", str(error)):
-            raise TrainingError(
-                f"process {rank()} of {world()} lost touch with another one, which died or hung ({error}); "
-                f"see the other process's output, then continue with --resume {run.folder}"
-            ) from error
-        raise
     finally:
         display.close()

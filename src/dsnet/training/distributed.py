@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
+import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dsnet.errors import TrainingError
 from dsnet.training.average import batch_norms
 
 
@@ -21,6 +26,7 @@ from dsnet.training.average import batch_norms
 def process_group(minutes: float = 30) -> Iterator[None]:
     """Join the process group of a torchrun job for the duration of a `with` block.
 
+    minutes: How long a process waits for another one, to join and in every collective call.
     Does nothing without torchrun, with a single process, or if the group exists already.
     """
     if dist.is_initialized() or "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -29,18 +35,51 @@ def process_group(minutes: float = 30) -> Iterator[None]:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(device())
-    minutes = float(os.environ.get("DSNET_TIMEOUT_MINUTES", minutes))
+    lost = (
+        f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} could not join the others by {backend} ({{}}); "
+        f"check that they run and can be reached, or let torchrun try again with --max-restarts"
+    )
     try:
-        dist.init_process_group(backend, timeout=timedelta(minutes=minutes))
+        with ended_after(60 * minutes + 5, lost.format("it waited for them without end")):
+            dist.init_process_group(backend, timeout=timedelta(minutes=minutes))
     except RuntimeError as error:
-        raise ValueError(
-            f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} could not join the others by {backend} "
-            f"({error}); check that they run and can be reached, or let torchrun try again with --max-restarts"
-        ) from error
+        raise ValueError(lost.format(error)) from error
     try:
         yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def ended_after(seconds: float, error: str) -> Iterator[None]:
+    """End this process with an error if a `with` block takes longer. Two processes that gloo connects anew may wait for
+    each other beyond every time-out of torch, and nothing but their end helps then."""
+
+    def end() -> None:
+        print(f"dsnet train: error: {error}", file=sys.stderr, flush=True)
+        os._exit(2)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def together(folder: Path) -> Iterator[None]:
+    """Errors that come from the loss of another process say so, and how the run in `folder` goes on."""
+    try:
+        yield
+    except RuntimeError as error:
+        if world() > 1 and re.search(r"[Cc]onnection|[Tt]imed? ?out|peer|NCCL", str(error)):
+            raise TrainingError(
+                f"process {rank()} of {world()} lost touch with another one, which died or hung ({error}); "
+                f"see the other process's output, then continue with --resume {folder}"
+            ) from error
+        raise
 
 
 def rank() -> int:

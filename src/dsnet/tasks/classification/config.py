@@ -80,6 +80,8 @@ class ClassificationConfig(RunConfig):
         sgs_optim: How the router's weights are updated in stage II.
         seed: Seed of weights, data order and paths.
         threads: Threads of torch. 0 is its own default.
+        timeout: Minutes that the processes of a torchrun job wait for one that does not answer, until the run ends with
+            an error. Others wait while the first checks the files of the data and finishes a stage.
         save_steps: Number of steps between checkpoints inside an epoch. By default only the end of an epoch is saved.
         recalibration: Number of training images from which batch-norm statistics are recomputed at the end.
     """
@@ -114,6 +116,7 @@ class ClassificationConfig(RunConfig):
     )
     seed: int = 0
     threads: int = 0
+    timeout: float = 30.0
     save_steps: int | None = None
     recalibration: int = 4096
 

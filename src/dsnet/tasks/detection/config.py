@@ -34,6 +34,8 @@ class DetectionConfig(RunConfig):
         rule: How average precision is computed. VOC 2007 uses 11point.
         seed: Seed of weights, data order and paths.
         threads: Threads of torch. 0 is its own default.
+        timeout: Minutes that the processes of a torchrun job wait for one that does not answer, until the run ends with
+            an error. Others wait while the first checks the files of the data and finishes a stage.
         save_steps: Number of steps between checkpoints inside an epoch. By default only the end of an epoch is saved.
     """
 
@@ -73,6 +75,7 @@ class DetectionConfig(RunConfig):
     rule: Literal["area", "11point"] = "area"
     seed: int = 0
     threads: int = 0
+    timeout: float = 30.0
     save_steps: int | None = None
 
     def __post_init__(self) -> None:
