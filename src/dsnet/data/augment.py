@@ -44,7 +44,7 @@ class AugmentConfig(Typed):
     flip: bool = False
     colour: float = 0.0
     randaugment: int = 0
-    magnitude: float = 9
+    magnitude: int = 9
     magnitude_std: float = 0.5
     erasing: float = 0.0
 

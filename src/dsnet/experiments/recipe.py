@@ -36,6 +36,8 @@ LATER: Keys = {  # keys by their endings that were added later. At these values 
     "optim.betas": (0.9, 0.999),
     "optim.warmup_steps": None,
     "optim.patience": None,
+    "optim.decay": "all",
+    "augment.magnitude_std": 0.5,
     "data.labels": None,
     "ieb.weight": 1.0,
     "ieb.mixup": 0.0,
