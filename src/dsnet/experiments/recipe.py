@@ -39,6 +39,8 @@ LATER: Keys = {  # keys by their endings that were added later. At these values 
     "optim.decay": "all",
     "augment.magnitude_std": 0.5,
     "data.labels": None,
+    "model.widths": None,
+    "model.image_size": None,
     "ieb.weight": 1.0,
     "ieb.mixup": 0.0,
     "ieb.class_weights": "none",
