@@ -11,6 +11,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import dsnet
 from dsnet.manifest import RouterSpec
 from dsnet.runtime.runner import Runner
 from dsnet.serve import ladder
+from dsnet.serve import model as model_room
 from support.detectors import random_detector
 from support.networks import calibrated
 
@@ -349,6 +351,27 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once(served: Running) -> No
     assert status == 503
     assert "deadline of 0.001 ms cannot be met, even at the lowest budget" in said["error"]
     assert int(headers["retry-after"]) >= 1
+
+
+def test_under_load_budgets_fall_and_nobody_is_refused(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that come at once, and would take 1.6 s at the best. Networks that sleep take the same time anywhere."""
+    for room in (ladder, model_room):
+        monkeypatch.setattr(room, "time_of", lambda level, *_: 4 + 36 * level.share)
+    run = ladder.Level.run
+
+    def sleepy(self: ladder.Level, runner: Runner, x: np.ndarray) -> Any:
+        time.sleep(len(x) * self.ms / 1e3)
+        return run(self, runner, x)
+
+    with running({"net": files / "net.onnx"}, workers=1, limits=LIMITS) as served:
+        monkeypatch.setattr(ladder.Level, "run", sleepy)
+        asks: list[dict[str, object]] = [{"path": "5"} if number % 8 == 0 else {} for number in range(40)]
+        with ThreadPoolExecutor(len(asks)) as pool:
+            found = list(pool.map(lambda ask: infer(served, images(1), deadline_ms=2500, **ask)["parameters"], asks))
+        assert all(one["level"] == "width 5" for one, ask in zip(found, asks, strict=True) if ask)
+        assert min(one["budget"] for one in found) < 0.8  # the others gave way
+        time.sleep(1.1)
+        assert infer(served, images(1))["parameters"]["level"] == "width 5"  # as before
 
 
 @pytest.fixture
