@@ -336,6 +336,14 @@ def test_mutated_requests_are_never_a_failure_of_the_server(served: Running) -> 
     infer(served, images(1))
 
 
+def test_damaged_pictures_say_nothing_about_the_time_of_networks(served: Running) -> None:
+    infer(served, images(1))
+    before = served.state.engine.scheduler.learned
+    for _ in range(30):
+        assert served.ask("POST", "/predict", b"no image")[0] == 400
+    assert served.state.engine.scheduler.learned == before
+
+
 def test_what_is_not_http_is_refused(served: Running) -> None:
     for said in (b"\x16\x03\x01 nonsense\r\n\r\n", b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * 20_000 + b"\r\n\r\n"):
         found = served.raw(said)

@@ -111,14 +111,14 @@ def application(
     versioned = f"{one}/versions/{{version}}"
     app = Starlette(
         routes=[
-            route("/", page, free=True),
+            *(route(f"{place}/infer", infer, "POST") for place in (one, versioned)),
+            route("/predict", predicted, "POST"),
             route("/v2/health/live", live, free=True),
             route("/v2/health/ready", ready, free=True),
             route("/v2", about_server),
             *(route(f"{place}/ready", model_ready) for place in (one, versioned)),
-            *(route(f"{place}/infer", infer, "POST") for place in (one, versioned)),
             *(route(place, about_model) for place in (one, versioned)),
-            route("/predict", predicted, "POST"),
+            route("/", page, free=True),
             route("/models", listed),
             route("/live", figures),
             route("/metrics", metrics),
