@@ -517,6 +517,15 @@ def test_a_model_that_is_replaced_is_taken_over_without_a_failure(files: Path, t
     assert found[-1][1] in "tuvwxyz"
 
 
+def test_a_bundle_that_is_removed_is_served_to_the_end(files: Path, tmp_path: Path) -> None:
+    place = shutil.copytree(files / "bundle", tmp_path / "bundle")
+    with running({"net": place}, limits=LIMITS) as served:
+        shutil.rmtree(place)
+        served.do(served.state.reload())
+        for width in range(6):
+            assert infer(served, images(3), path=width)["path"].tolist() == [[width]] * 3
+
+
 def test_a_decompressed_body_is_never_larger_than_its_limit() -> None:
     bomb = gzip.compress(b"\0" * 50_000_000)
     with pytest.raises(Exception, match="more than 1000 bytes"):
