@@ -22,6 +22,7 @@ from PIL import Image
 
 import dsnet
 from dsnet.manifest import RouterSpec
+from dsnet.runtime.bundle import BundleRunner
 from dsnet.runtime.runner import Runner
 from dsnet.serve import ladder
 from dsnet.serve import model as model_room
@@ -519,6 +520,10 @@ def test_a_model_that_is_replaced_is_taken_over_without_a_failure(files: Path, t
 
 def test_a_bundle_that_is_removed_is_served_to_the_end(files: Path, tmp_path: Path) -> None:
     place = shutil.copytree(files / "bundle", tmp_path / "bundle")
+    opened = dsnet.open_runner(place)
+    assert isinstance(opened, BundleRunner)
+    opened.open_all()
+    assert set(opened.parts.sessions) == {file.stem for file in place.rglob("*.onnx")}
     with running({"net": place}, limits=LIMITS) as served:
         shutil.rmtree(place)
         served.do(served.state.reload())
