@@ -11,6 +11,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from PIL import Image
 
 import dsnet
 from dsnet.manifest import RouterSpec
+from dsnet.runtime.bundle import BundleRunner
 from dsnet.runtime.runner import Runner
 from dsnet.serve import ladder
+from dsnet.serve import model as model_room
 from support.detectors import random_detector
 from support.networks import calibrated
 
@@ -334,6 +337,14 @@ def test_mutated_requests_are_never_a_failure_of_the_server(served: Running) -> 
     infer(served, images(1))
 
 
+def test_damaged_pictures_say_nothing_about_the_time_of_networks(served: Running) -> None:
+    infer(served, images(1))
+    before = served.state.engine.scheduler.learned
+    for _ in range(30):
+        assert served.ask("POST", "/predict", b"no image")[0] == 400
+    assert served.state.engine.scheduler.learned == before
+
+
 def test_what_is_not_http_is_refused(served: Running) -> None:
     for said in (b"\x16\x03\x01 nonsense\r\n\r\n", b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * 20_000 + b"\r\n\r\n"):
         found = served.raw(said)
@@ -349,6 +360,27 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once(served: Running) -> No
     assert status == 503
     assert "deadline of 0.001 ms cannot be met, even at the lowest budget" in said["error"]
     assert int(headers["retry-after"]) >= 1
+
+
+def test_under_load_budgets_fall_and_nobody_is_refused(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that come at once, and would take 1.6 s at the best. Networks that sleep take the same time anywhere."""
+    for room in (ladder, model_room):
+        monkeypatch.setattr(room, "time_of", lambda level, *_: 4 + 36 * level.share)
+    run = ladder.Level.run
+
+    def sleepy(self: ladder.Level, runner: Runner, x: np.ndarray) -> Any:
+        time.sleep(len(x) * self.ms / 1e3)
+        return run(self, runner, x)
+
+    with running({"net": files / "net.onnx"}, workers=1, limits=LIMITS) as served:
+        monkeypatch.setattr(ladder.Level, "run", sleepy)
+        asks: list[dict[str, object]] = [{"path": "5"} if number % 8 == 0 else {} for number in range(40)]
+        with ThreadPoolExecutor(len(asks)) as pool:
+            found = list(pool.map(lambda ask: infer(served, images(1), deadline_ms=2500, **ask)["parameters"], asks))
+        assert all(one["level"] == "width 5" for one, ask in zip(found, asks, strict=True) if ask)
+        assert min(one["budget"] for one in found) < 0.8  # the others gave way
+        time.sleep(1.1)
+        assert infer(served, images(1))["parameters"]["level"] == "width 5"  # as before
 
 
 @pytest.fixture
@@ -484,6 +516,19 @@ def test_a_model_that_is_replaced_is_taken_over_without_a_failure(files: Path, t
     assert {status for status, _ in found} == {200}
     assert found[0][1] in "abcdefg"
     assert found[-1][1] in "tuvwxyz"
+
+
+def test_a_bundle_that_is_removed_is_served_to_the_end(files: Path, tmp_path: Path) -> None:
+    place = shutil.copytree(files / "bundle", tmp_path / "bundle")
+    opened = dsnet.open_runner(place)
+    assert isinstance(opened, BundleRunner)
+    opened.open_all()
+    assert set(opened.parts.sessions) == {file.stem for file in place.rglob("*.onnx")}
+    with running({"net": place}, limits=LIMITS) as served:
+        shutil.rmtree(place)
+        served.do(served.state.reload())
+        for width in range(6):
+            assert infer(served, images(3), path=width)["path"].tolist() == [[width]] * 3
 
 
 def test_a_decompressed_body_is_never_larger_than_its_limit() -> None:

@@ -12,8 +12,9 @@ from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dsnet.serve.app import State, application
+from dsnet.serve.app import application
 from dsnet.serve.server import Server, bound, server_of
+from dsnet.serve.state import State
 
 
 @dataclass

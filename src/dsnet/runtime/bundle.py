@@ -106,8 +106,9 @@ class BundleRunner(GroupedRunner):
 
     def open_all(self) -> None:
         """Open every part now, so that the folder is not needed any more."""
-        for file in sorted(self.parts.folder.glob("*.onnx")):
-            self.parts._session(file.stem)
+        for name in self.parts.digests:
+            if name.endswith(".onnx"):
+                self.parts._session(name.removesuffix(".onnx"))
 
     def costs(self, count: int) -> Costs | None:
         """Milliseconds of pieces, measured when several images first run together on this machine."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import re
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -24,54 +22,15 @@ from starlette.routing import Route
 from dsnet.routing.parts import as_array
 from dsnet.serve import predict, protocol
 from dsnet.serve.engine import Engine, Served
-from dsnet.serve.limits import Body, Held, Limits, Refusal, check_headers, check_token
-from dsnet.serve.model import Model, signature
+from dsnet.serve.limits import Body, Limits, Refusal, check_headers, check_token
+from dsnet.serve.model import Model
+from dsnet.serve.state import State, watched
 
 T = TypeVar("T")
-log = logging.getLogger("dsnet.serve")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 SMALL = 10_000  # bytes of JSON that are read at once; more are read on another thread
 SQUEEZED = 1024  # bytes below which no response is compressed
 LONGEST = 600  # characters of an error
-WATCH = 1.0  # seconds between looks at the files of models
-
-
-@dataclass
-class State:
-    """What the routes share. draining: whether the server is about to end."""
-
-    engine: Engine
-    places: dict[str, str]
-    token: bytes | None
-    runtime: Any = None
-    draining: bool = False
-
-    def __post_init__(self) -> None:
-        self.held, self.loading = Held(self.engine.limits.held), asyncio.Lock()
-
-    @property
-    def limits(self) -> Limits:
-        return self.engine.limits
-
-    def model(self, name: str) -> Model:
-        if name not in self.engine.models:
-            known = ", ".join(self.engine.models)
-            raise Refusal(404, f"there is no model {name[:64]!r}; this server has {known}")
-        return self.engine.models[name]
-
-    async def reload(self, *, changed: bool = False) -> None:
-        """Open the models again, or those whose files have changed. Requests go on; what fails to open stays."""
-        async with self.loading:
-            for name, place in self.places.items():
-                before = self.engine.models[name]
-                if changed and await asyncio.to_thread(signature, before.place) in (before.seen, ()):
-                    continue
-                try:
-                    self.engine.models[name] = await asyncio.to_thread(Model, name, place, runtime=self.runtime)
-                    log.warning("%s: %s was opened again", name, place)
-                except Exception as error:
-                    before.seen = await asyncio.to_thread(signature, before.place)
-                    log.error("%s: %s cannot be opened, the old one stays: %s", name, place, error)
 
 
 def application(
@@ -111,14 +70,14 @@ def application(
     versioned = f"{one}/versions/{{version}}"
     app = Starlette(
         routes=[
-            route("/", page, free=True),
+            *(route(f"{place}/infer", infer, "POST") for place in (one, versioned)),
+            route("/predict", predicted, "POST"),
             route("/v2/health/live", live, free=True),
             route("/v2/health/ready", ready, free=True),
             route("/v2", about_server),
             *(route(f"{place}/ready", model_ready) for place in (one, versioned)),
-            *(route(f"{place}/infer", infer, "POST") for place in (one, versioned)),
             *(route(place, about_model) for place in (one, versioned)),
-            route("/predict", predicted, "POST"),
+            route("/", page, free=True),
             route("/models", listed),
             route("/live", figures),
             route("/metrics", metrics),
@@ -128,17 +87,6 @@ def application(
     )
     app.state.serve = state
     return app
-
-
-async def watched(state: State) -> None:
-    """Take over files that are replaced. A file counts as complete once it did not change between two looks."""
-    last: dict[str, object] = {}
-    while True:
-        await asyncio.sleep(WATCH)
-        now = {name: await asyncio.to_thread(signature, model.place) for name, model in state.engine.models.items()}
-        if now == last:
-            await state.reload(changed=True)
-        last = dict(now)
 
 
 # Around every request

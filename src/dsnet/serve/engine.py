@@ -153,16 +153,19 @@ class Engine:
 
     def done(self, batch: Batch, future: asyncio.Future[Worked]) -> None:
         """Hand out the answers of a batch, and begin the next one."""
-        self.scheduler.finished(batch, self.clock())
+        if future.cancelled():  # the server has ended
+            return
         worked = future.result()
+        good = [result.routed for result in worked.results if isinstance(result, Served)]
+        whole = len(good) == len(batch.jobs)  # what failed says nothing about times
+        self.scheduler.finished(batch, self.clock(), learn=whole)
         self.lag += LEARN * (self.clock() - worked.ended - self.lag)
         model: Model = batch.jobs[0].payload.model
         coded = sum(job.payload.bytes for job in batch.jobs)
-        if coded and worked.decoding:
+        if coded and whole:
             self.per_byte += LEARN * (worked.decoding / coded / self.scheduler.pace(self.clock()) - self.per_byte)
         for job, result in zip(batch.jobs, worked.results, strict=True):
             settle(job.payload.future, result)
-        good = [result.routed for result in worked.results if isinstance(result, Served)]
         if good:
             paths = [tuple(path) for routed in good for path in as_array(routed.paths).tolist()]
             madds = sum(int(as_array(routed.madds).sum()) for routed in good)
@@ -185,8 +188,9 @@ class Engine:
         worked.decoding = time.perf_counter() - begun
         try:
             found |= zip(ready, self.run_jobs(batch, ready), strict=True)
-        except Exception:  # perhaps of one job only, which must not fail the others
-            found |= {job: self.alone(batch, job, mine) for job, mine in ready.items()}
+        except Exception as error:  # perhaps of one job only, which must not fail the others
+            several = len(ready) > 1
+            found |= {job: self.alone(batch, job, mine) if several else error for job, mine in ready.items()}
         worked.results = [found[job] for job in batch.jobs]
         worked.ended = self.clock()
         return worked

@@ -17,7 +17,7 @@ from dsnet.opening import open_runner
 from dsnet.pictures import batch_of
 from dsnet.prediction.answers import finds_boxes
 from dsnet.routing.budgets import parse_budget
-from dsnet.runtime.bundle import BundleRunner
+from dsnet.runtime.bundle import BUNDLE, BundleRunner
 from dsnet.serve.ladder import Level, batch_gain, frontier, place_of, routed_level, time_of, timed_levels
 from dsnet.serve.scheduler import Setting, ordered
 from dsnet.space import WidthPath
@@ -156,7 +156,7 @@ class Model:
 
 def signature(place: Path) -> tuple[object, ...]:
     """What changes when a file, a bundle or a run folder is replaced."""
-    names = ("manifest.json", "weights.bin", "model.json", "model.safetensors")
+    names = (BUNDLE, "model.json", "model.safetensors")
     files = [place / name for name in names] if place.is_dir() else [place]
     stats = [(file.name, file.stat()) for file in files if file.exists()]
     return tuple((name, held.st_mtime_ns, held.st_size, held.st_ino) for name, held in stats)

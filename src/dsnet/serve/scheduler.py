@@ -161,10 +161,10 @@ class Scheduler:
         batch.until = now + pace * batch.seconds
         return batch
 
-    def finished(self, batch: Batch, now: float) -> None:
+    def finished(self, batch: Batch, now: float, *, learn: bool = True) -> None:
         """Free the worker of a batch, and learn how long it took."""
         self.running.remove(batch)
-        if batch.seconds > 0:
+        if learn and batch.seconds > 0:
             before, (low, high) = self.pace(now), PACES
             seen = min((now - batch.begun) / batch.seconds, TRUST * before)
             self.learned = min(high, max(low, before + LEARN * (seen - before))), now

@@ -18,8 +18,8 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from dsnet.serve.app import State
 from dsnet.serve.limits import Limits
+from dsnet.serve.state import State
 
 BACKLOG = 512
 OTHER_FILES = 256  # open files besides connections, at most
