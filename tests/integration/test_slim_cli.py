@@ -53,6 +53,9 @@ def test_wrong_words_end_with_one_line(start: Path, capsys: pytest.CaptureFixtur
         assert error in said
         assert said.count("\n") == 1
     assert not Path("new").exists()
+    for words in (["import", str(start), "--out", "new"], ["import", str(start), "--as", "resnet50", "--out", "new"]):
+        assert main(words) == 2
+        assert "was made by `dsnet slim` and has no blocks" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -72,8 +72,8 @@ def find_cut(
     near = [number for number in places if low <= shares[number] <= high] or places
 
     def loss(number: int) -> tuple[float, int]:
-        slim = slimmest(traced, groups, layouts, number) if wanted is None else 0.0
-        return abs(shares[number] - share) + slim, -number
+        behind = slimmest(traced, groups, layouts, number) - shares[number] if wanted is None else 0.0
+        return abs(shares[number] - share) + behind, -number  # `behind`: what slim widths cost after the front
 
     return min(near, key=loss)
 

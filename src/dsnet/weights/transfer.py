@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from dsnet.models import ModelSpec, Supernet, list_models, model_spec
+from dsnet.models import ModelSpec, Network, Supernet, list_models, model_spec
 from dsnet.nn import Block, Bottleneck, Sliceable, SliceBatchNorm2d
 from dsnet.weights.account import CLASSIFIER, Account
 from dsnet.weights.plain import Source
@@ -28,6 +28,7 @@ def import_as(
     The model takes the activation that the weights were trained with.
     """
     old = source.net.spec
+    check_blocks(old)
     inputs = {"in_channels": old.in_channels, "image_size": old.image_size}
     spec = model_spec(name, num_classes=old.num_classes if num_classes is None else num_classes, **inputs)
     net, account = transfer(source.net, replace(spec, activation=old.activation), names=source.names, sort=sort)
@@ -178,10 +179,14 @@ class _Carrier:
         return text + f"scale and shift load, statistics are lost, so it must be trained before use{remedy}"
 
 
+def check_blocks(source: Network) -> None:
+    if not isinstance(source, ModelSpec):
+        raise ValueError(f"{source.name} was made by `dsnet slim` and has no blocks; go on with dsnet train --from")
+
+
 def check_layout(source: ModelSpec, spec: ModelSpec) -> None:
     """Refuse a target whose blocks are not those of the source."""
-    if not isinstance(source, ModelSpec) or not isinstance(spec, ModelSpec):
-        raise ValueError("a network that `dsnet slim` made has no blocks to carry over; use it with dsnet train --from")
+    check_blocks(source)
     if layout(source) != layout(spec):
         same = fitting(source)
         remedy = f"choose {' or '.join(same)}" if same else "no registered model has its layout"
