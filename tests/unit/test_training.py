@@ -16,7 +16,7 @@ from dsnet.data.dataset import open_dataset
 from dsnet.errors import TrainingError
 from dsnet.models import Supernet, create_model, eager, model_spec
 from dsnet.models.parts import uncalibrated
-from dsnet.nn import Gate, SliceConv2d, SliceLinear
+from dsnet.nn import Gate, SliceConv2d, SliceDepthwise, SliceLinear
 from dsnet.tasks.classification.config import ClassificationConfig
 from dsnet.tasks.classification.task import widths_plan
 from dsnet.training import IEB, IEBConfig, Interrupted, Loop, OptimConfig, learning_rate, make_optimizer, recalibrate
@@ -90,9 +90,8 @@ def test_dense_weight_decay_spares_norms_biases_and_depthwise_weights(name: str)
     decayed, free = optimizer.param_groups
     assert (decayed["weight_decay"], free["weight_decay"]) == (0.5, 0.0)
     gates = {id(p) for m in net.modules() if isinstance(m, Gate) for p in m.parameters()}
-    dense = {
-        id(m.weight) for m in net.modules() if isinstance(m, SliceConv2d | SliceLinear) and id(m.weight) not in gates
-    }
+    mixing = [m for m in net.modules() if isinstance(m, SliceConv2d | SliceLinear)]
+    dense = {id(m.weight) for m in mixing if not isinstance(m, SliceDepthwise) and id(m.weight) not in gates}
     assert {id(p) for p in decayed["params"]} == dense
     assert {id(p) for p in free["params"]} == {id(p) for p in net.parameters() if p.requires_grad} - dense
     assert len(decayed["params"]) + len(free["params"]) == sum(p.requires_grad for p in net.parameters())

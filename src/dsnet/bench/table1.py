@@ -11,7 +11,7 @@ from dsnet.bench.candidates import eager_call, static_call
 from dsnet.bench.timing import interleaved, torch_threads
 from dsnet.latency.timing import Call, machine, ratio, summary
 from dsnet.models import DynamicRunner, Supernet, create_model, extract
-from dsnet.nn import SliceConv2d
+from dsnet.nn import SliceConv2d, SliceDepthwise
 from dsnet.nn.slicing import Width, index
 from dsnet.results import Table1, Way
 
@@ -63,7 +63,7 @@ def indexed(net: Supernet) -> Supernet:
     """A copy whose convolutions gather their filters by index, as methods with non-contiguous filters must."""
     net = copy.deepcopy(net)
     for module in net.modules():
-        if isinstance(module, SliceConv2d):
+        if isinstance(module, SliceConv2d) and not isinstance(module, SliceDepthwise):
             module.sliced = _Gather(module)  # type: ignore[method-assign]
     return net
 

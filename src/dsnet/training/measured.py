@@ -13,6 +13,7 @@ from dsnet.data.dataset import Batch
 from dsnet.manifest import Router
 from dsnet.models import Supernet
 from dsnet.nn import ScoringHead, StandardLinear
+from dsnet.space import WidthSpace
 from dsnet.training import distributed
 from dsnet.training.cache import Moments, Read, compared, placed
 from dsnet.training.ieb import full
@@ -112,5 +113,5 @@ def standardise(layer: StandardLinear, moments: Moments, *, least: float = 0.0) 
 def windows_of(net: Supernet) -> list[tuple[int, int]]:
     """The windows that the router of a network chooses within, as positions among the answers that it compares."""
     assert net.spec.router is not None
-    windows = Router(net.spec.router, net.routing).windows
+    windows = Router(net.spec.router, WidthSpace(net.spec.routing, net.spec.router.exits)).windows
     return windows if len(windows) > 1 else [(0, len(compared(net)) - 1)]
