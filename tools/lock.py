@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = "dev,docs,openvino,coco"
+EXTRAS = "dev,docs,openvino,coco,pretrained"
 LEFT_OUT = ("dsnet", "torch", "triton")
 HEAD = """\
 # Exact versions for {python} on {system} {machine}, written by `make lock`. torch is not among them:
@@ -39,8 +39,13 @@ def line(package: dict[str, Any]) -> str:
     return f"{about['name'].lower().replace('_', '-')}=={about['version']} --hash=sha256:{digest}"
 
 
+def left_out(name: str) -> bool:
+    """Whether a package is dsnet, torch or what only a CUDA build of torch needs."""
+    return name in LEFT_OUT or name.startswith(("nvidia", "cuda"))
+
+
 def main() -> None:
-    kept = [one for one in resolved() if not one["metadata"]["name"].lower().startswith((*LEFT_OUT, "nvidia", "cuda"))]
+    kept = [one for one in resolved() if not left_out(one["metadata"]["name"].lower())]
     python = f"{platform.python_implementation()} {sys.version_info.major}.{sys.version_info.minor}"
     head = HEAD.format(python=python, system=platform.system(), machine=platform.machine())
     (ROOT / "lock.txt").write_text(head + "\n".join(sorted(map(line, kept))) + "\n")
