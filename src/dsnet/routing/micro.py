@@ -21,7 +21,7 @@ class Waiting:
 
     path: The path that it is counted with: the pinned one, or the widest that its settings let the router choose.
     slack: Milliseconds until its answer is due; negative if it is late. It falls while the image waits, so that every
-        image becomes the most urgent one in the end. Give images without a deadline the longest time that they may wait.
+        image becomes the most urgent one in the end. An image without a deadline needs one here: the longest wait.
     """
 
     path: WidthPath
@@ -34,8 +34,8 @@ def micro_batch(
     """The places in the queue of the images that run together next, the most urgent first.
 
     The most urgent image always runs. Others join it in the order of their urgency, as long as the batch takes at most
-    `bound` milliseconds by the measured costs, and the most urgent image is still in time if it would be alone. One that
-    does not fit waits for a later batch, and slimmer ones may go before it.
+    `bound` milliseconds by the measured costs, and the most urgent image is still in time if it would be alone. An
+    image that does not fit waits for a later batch, and slimmer ones may go before it.
 
     router: That of the network; None if all images are pinned. workers: Threads that run pieces of the batch.
     """
