@@ -71,9 +71,9 @@ class PartWriter:
         widths: The last widths that may have run, if they are known, and `position` says which of them did.
         """
         names = list(self.manifest.outputs)
-        if widths is not None and FEATURES in left:
-            head = self.net.head
-            reads = [head.pool.channels[width] for width in widths]
+        head = self.net.head
+        if widths is not None and FEATURES in left and head.ends:
+            reads = [head.classifier.cin[width] for width in widths]
             return {"logits": write_classifier(graph, head.classifier, left[FEATURES], reads, position, self.int8)}
         if all(name in left for name in names):
             return {name: left[name] for name in names}
