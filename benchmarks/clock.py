@@ -242,7 +242,9 @@ def main() -> None:
         results = {key: before[key] for key in ("times", "accuracy") if key in before}
     if args.repeats:
         results["times"] = timed(args.repeats)
-    lines = ["# What a network meant for a clock looks like", "", *time_lines(results["times"])]
+    lines = ["# What a network meant for a clock looks like", ""]
+    if "times" in results:
+        lines += time_lines(results["times"])
     if args.root is not None:
         results["accuracy"] = trained(args.root, args.forms, args.seeds, args.epochs, args.runs)
     if "accuracy" in results:
