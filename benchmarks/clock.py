@@ -1,13 +1,15 @@
-"""What a network meant for a clock looks like: DS-MBNet with SiLU and many gates, with ReLU, and with one gate.
+"""What a network meant for a clock looks like: DS-MBNet with SiLU, hard-swish and ReLU, with many gates and with one.
 
     python benchmarks/clock.py [--repeats 60] [--root data --seeds 0 1 --epochs 6] [--export docs/results/clock]
 
-Times the slimmest, middle and widest path of ds_mobilenet_v1 and of its variants at 224 pixels, as static ONNX files
-with one image on one thread, beside a plain MobileNetV1 of similar MAdds. All of them take turns. Times are CPU times
-of the calling thread, because the clock also counts what other programs do.
+Times the slimmest, middle and widest path of ds_mobilenet_v1 and of its forms at 224 pixels, in the dynamic ONNX file,
+in floats and in INT8, with one image on one thread, beside static files of a plain MobileNetV1 of similar MAdds. All of
+them take turns. Times are CPU times of the calling thread, because the clock also counts what other programs do. The
+networks have fresh weights, and the ranges of INT8 come from noise.
 
 With --root, the folder of cifar-10-batches-bin, it also trains the small DS-MBNet on CIFAR-10 in these forms, and
-compares every width on the test images with that of the first form, paired by image. Writes PREFIX.json and PREFIX.md.
+compares every width on the test images with that of the first form, paired by image. --forms leaves some of them out.
+Writes PREFIX.json and PREFIX.md. Accuracies that are there are kept without --root, and times with --repeats 0.
 """
 
 from __future__ import annotations
@@ -18,86 +20,98 @@ import random
 import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from dsnet.cli import main as dsnet
 from dsnet.export.dynamic import export_onnx
+from dsnet.export.int8 import quantisation
 from dsnet.latency.timing import Call, machine
+from dsnet.manifest import Policy
 from dsnet.models import Supernet, create_model, eager, model_spec, register
 from dsnet.models.spec import ModelSpec
-from dsnet.nn import GateSpec
+from dsnet.nn import GateSpec, RouterSpec
+from dsnet.nn.gate import Activation
 from dsnet.paired import of_samples, resampled_means
 from dsnet.report.tables import markdown_table
 from dsnet.routing.traces import Traces
 from dsnet.runs.folder import RunFolder
 from dsnet.runtime.engine import open_session
-from dsnet.runtime.onnx import IMAGE
+from dsnet.runtime.onnx import IMAGE, FileRunner, knobs
 from dsnet.schema import plain
 from dsnet.tasks import images_of
 
 DRAWS = 1000
 WIDTHS = (0, 7, 13)
 PLAIN = {0: 0.5, 7: 0.75, 13: 1.0}  # width multipliers of MobileNetV1 with similar MAdds
-VARIANTS = {
-    "SiLU, all gates": model_spec("ds_mobilenet_v1"),
-    "ReLU, all gates": replace(model_spec("ds_mobilenet_v1"), activation="relu"),
-    "ReLU, one gate": model_spec("ds_mobilenet_v1_relu"),
+ALL, ONE = GateSpec(attention="sigmoid"), GateSpec(blocks="choose")
+FORMS: dict[str, tuple[Activation, GateSpec]] = {
+    "SiLU, all gates": ("silu", ALL),
+    "SiLU, one gate": ("silu", ONE),
+    "hard-swish, all gates": ("hardswish", ALL),
+    "hard-swish, one gate": ("hardswish", ONE),
+    "ReLU, all gates": ("relu", ALL),
+    "ReLU, one gate": ("relu", ONE),
 }
+SHORT = {"silu": "silu", "hardswish": "hswish", "relu": "relu"}
+PRECISIONS = ("fp32", "int8")
+PLAINLY = "plain MobileNetV1"
 
 
-def small(name: str, activation: Literal["silu", "relu"], gate: GateSpec) -> ModelSpec:
-    return replace(model_spec("ds_mobilenet_v1_tiny"), name=name, activation=activation, gate=gate)
+def form(label: str, model: str, **options: Any) -> ModelSpec:
+    activation, gate = FORMS[label]
+    spec = model_spec(model)
+    stages = spec.stages
+    if gate is ONE:  # the hidden sizes of the released network belong to its many gates
+        stages = tuple(replace(stage, hidden=None) for stage in stages)
+    return replace(spec, stages=stages, activation=activation, gate=gate, **options)
 
 
-@register
-def clock_silu_all() -> ModelSpec:
-    """The small DS-MBNet with the activations and gates of the released network."""
-    return small("clock_silu_all", "silu", GateSpec(attention="sigmoid"))
+def small_name(label: str) -> str:
+    """The name of the small DS-MBNet in a form, such as clock_hswish_one."""
+    activation, gate = FORMS[label]
+    return f"clock_{SHORT[activation]}_{'one' if gate is ONE else 'all'}"
 
 
-@register
-def clock_relu_all() -> ModelSpec:
-    """The small DS-MBNet with ReLU and the gates of the released network."""
-    return small("clock_relu_all", "relu", GateSpec(attention="sigmoid"))
+def register_small(label: str) -> None:
+    def entry() -> ModelSpec:
+        return form(label, "ds_mobilenet_v1_tiny", name=small_name(label))
+
+    entry.__name__, entry.__doc__ = small_name(label), f"The small DS-MBNet: {label}."
+    register(entry)
 
 
-@register
-def clock_relu_one() -> ModelSpec:
-    """The small DS-MBNet with ReLU and one gate."""
-    return small("clock_relu_one", "relu", GateSpec(blocks="choose"))
-
-
-SMALL = {
-    "SiLU, all gates": "clock_silu_all",
-    "ReLU, all gates": "clock_relu_all",
-    "ReLU, one gate": "clock_relu_one",
-}
+for each in FORMS:
+    register_small(each)
 
 
 def timed(repeats: int) -> list[dict[str, Any]]:
-    """CPU milliseconds of every variant and width, medians over rounds in random order."""
-    x = np.random.default_rng(0).standard_normal((1, 3, 224, 224)).astype(np.float32)
-    calls: dict[tuple[str, int], Call] = {}
+    """CPU milliseconds of every form, precision and width, medians over rounds in random order."""
+    images = torch.randn(4, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    feed = {IMAGE: images[:1].numpy()}
+    calls: dict[tuple[str, str, int], Call] = {}
     madds: dict[tuple[str, int], int] = {}
     with tempfile.TemporaryDirectory() as folder:
-
-        def add(key: tuple[str, int], net: Supernet, path: tuple[int, ...]) -> None:
-            session = open_session(export_onnx(net, Path(folder) / f"{len(calls)}.onnx", path=path), 1)
-            calls[key] = lambda: session.run(None, {IMAGE: x})
-            madds[key] = net.manifest().table.madds(path)
-
-        for label, spec in VARIANTS.items():
+        for label in FORMS:
             torch.manual_seed(0)
-            net = Supernet(spec).eval()
-            for width in WIDTHS:
-                add((label, width), net, (width,))
+            net = Supernet(form(label, "ds_mobilenet_v1", router=RouterSpec())).eval()
+            for precision, int8 in zip(PRECISIONS, (None, quantisation(net, images)), strict=True):
+                runner = FileRunner(export_onnx(net, Path(folder) / "model.onnx", int8=int8), threads=1)
+                for width in WIDTHS:
+                    pinned = {**feed, **knobs(runner.manifest, Policy(), (width,))}
+                    calls[label, precision, width] = partial(runner.session.run, None, pinned)
+                    madds[label, width] = runner.manifest.table.madds((width,))
         for width, times in PLAIN.items():
-            add(("plain MobileNetV1", width), create_model("mobilenet_v1", width=times).eval(), ())
-        spent: dict[tuple[str, int], list[float]] = {key: [] for key in calls}
+            net = create_model("mobilenet_v1", width=times).eval()
+            for precision, int8 in zip(PRECISIONS, (None, quantisation(net, images)), strict=True):
+                session = open_session(export_onnx(net, Path(folder) / "plain.onnx", path=(), int8=int8), 1)
+                calls[PLAINLY, precision, width] = partial(session.run, None, feed)
+            madds[PLAINLY, width] = net.manifest().table.madds(())
+        spent: dict[tuple[str, str, int], list[float]] = {key: [] for key in calls}
         order, rng = list(calls), random.Random(0)
         for _ in range(repeats):
             rng.shuffle(order)
@@ -106,35 +120,44 @@ def timed(repeats: int) -> list[dict[str, Any]]:
                 start = time.thread_time()
                 calls[key]()
                 spent[key].append(1e3 * (time.thread_time() - start))
-    per_madd = {key: float(np.median(found)) / madds[key] for key, found in spent.items()}
+    ms = {key: float(np.median(found)) for key, found in spent.items()}
     return [
         {
             "network": label,
+            "precision": precision,
             "width": width,
             "madds": madds[label, width],
-            "ms": float(np.median(spent[label, width])),
-            "times_plain": per_madd[label, width] / per_madd["plain MobileNetV1", width],
+            "ms": ms[label, precision, width],
+            "to_first": ms[label, precision, width] / ms[next(iter(FORMS)), precision, width],
+            "times_plain": ms[label, precision, width]
+            / ms[PLAINLY, precision, width]
+            * madds[PLAINLY, width]
+            / madds[label, width],
         }
-        for label, width in calls
+        for label, precision, width in calls
     ]
 
 
 def right_of(run: Path) -> np.ndarray:
-    """Which test images every width gets right [widths, images]."""
-    folder = RunFolder.of(run)
+    """Which test images every width gets right [widths, images], computed once."""
+    folder, kept = RunFolder.of(run), run / "results" / "right.npy"
+    if kept.exists():
+        return np.load(kept)
     net, (config, data) = folder.load().float(), folder.opened()
     runner, images = eager(net), images_of(folder.task, data, "test", config)
     paths = list(runner.manifest.space.uniform)
     scorer = folder.task.scorer(runner.manifest, {})
     traces = Traces(runner, images.batches(), scorer, paths=paths, load=images.load)
-    return np.stack([traces.right(path) for path in paths])
+    right = np.stack([traces.right(path) for path in paths])
+    np.save(kept, right)
+    return right
 
 
-def trained(root: str, seeds: list[int], epochs: int, runs: Path) -> dict[str, Any]:
-    """Top-1 of every width of both small networks, and the difference with its 95 % interval over images and seeds."""
-    right: dict[str, list[np.ndarray]] = {label: [] for label in SMALL}
+def trained(root: str, forms: list[str], seeds: list[int], epochs: int, runs: Path) -> dict[str, Any]:
+    """Top-1 of every width of the small networks, and the difference with its 95 % interval over images and seeds."""
+    right: dict[str, list[np.ndarray]] = {label: [] for label in forms}
     for seed in seeds:
-        for label, name in SMALL.items():
+        for label, name in zip(forms, map(small_name, forms), strict=True):
             out = runs / f"{name}-{seed}"
             if not (out / "results" / "test.json").exists():
                 done = ["--resume", str(out)] if (out / "state").exists() else ["--out", str(out)]
@@ -150,7 +173,7 @@ def trained(root: str, seeds: list[int], epochs: int, runs: Path) -> dict[str, A
             right[label].append(right_of(out))
     first, *others = (np.stack(mine) for mine in right.values())  # [seeds, widths, images]
     differences = {
-        label: 100.0 * (theirs.astype(float) - first) for label, theirs in zip(list(SMALL)[1:], others, strict=True)
+        label: 100.0 * (theirs.astype(float) - first) for label, theirs in zip(forms[1:], others, strict=True)
     }
     return {
         "seeds": seeds,
@@ -168,18 +191,19 @@ def trained(root: str, seeds: list[int], epochs: int, runs: Path) -> dict[str, A
 
 
 def time_lines(rows: list[dict[str, Any]]) -> list[str]:
-    columns = ["<network", "width", "MAdds", "CPU ms", "time per MAdd, plain MobileNetV1 = 1"]
-    cells = [
-        [
-            row["network"],
-            str(row["width"]),
-            f"{row['madds'] / 1e6:.0f}M",
-            f"{row['ms']:.2f}",
-            f"{row['times_plain']:.2f}",
-        ]
-        for row in rows
-    ]
-    return ["## Milliseconds at 224 px, one image, one thread, ONNX Runtime", "", *markdown_table(columns, cells), ""]
+    found = {(row["network"], row["width"], row["precision"]): row for row in rows}
+    labels = dict.fromkeys((row["network"], row["width"]) for row in rows)
+    columns = ["<network", "width", "MAdds"]
+    for precision in ("fp32", "INT8"):
+        columns += [f"{precision}, CPU ms", f"to {next(iter(FORMS))}", "per MAdd, to plain MobileNetV1"]
+    cells = []
+    for label, width in labels:
+        both = [found[label, width, precision] for precision in PRECISIONS]
+        figures = [f"{row[key]:.2f}" for row in both for key in ("ms", "to_first", "times_plain")]
+        cells.append([label, str(width), f"{both[0]['madds'] / 1e6:.0f}M", *figures])
+    title = "## Milliseconds at 224 px, one image, one thread, ONNX Runtime"
+    about = "The DS-MBNets are paths of dynamic files. The plain networks are static files."
+    return [title, "", *markdown_table(columns, cells), "", about, ""]
 
 
 def accuracy_lines(found: dict[str, Any]) -> list[str]:
@@ -205,15 +229,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=60)
     parser.add_argument("--root")
+    parser.add_argument("--forms", nargs="+", choices=list(FORMS), default=list(FORMS), metavar="FORM")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--runs", type=Path, default=Path("runs/clock"))
     parser.add_argument("--export")
     args = parser.parse_args()
-    results: dict[str, Any] = {"times": timed(args.repeats)}
-    lines = ["# What a network meant for a clock looks like", "", *time_lines(results["times"])]
+    prefix = Path(args.export or "clock")
+    results: dict[str, Any] = {}
+    if args.export and prefix.with_suffix(".json").exists():
+        before = json.loads(prefix.with_suffix(".json").read_text())
+        results = {key: before[key] for key in ("times", "accuracy") if key in before}
+    if args.repeats:
+        results["times"] = timed(args.repeats)
+    lines = ["# What a network meant for a clock looks like", ""]
+    if "times" in results:
+        lines += time_lines(results["times"])
     if args.root is not None:
-        results["accuracy"] = trained(args.root, args.seeds, args.epochs, args.runs)
+        results["accuracy"] = trained(args.root, args.forms, args.seeds, args.epochs, args.runs)
+    if "accuracy" in results:
         lines += accuracy_lines(results["accuracy"])
     about = machine()
     lines += [
@@ -222,7 +256,6 @@ def main() -> None:
     ]
     print("\n".join(lines))
     if args.export:
-        prefix = Path(args.export)
         prefix.with_suffix(".json").write_text(json.dumps({**plain(about), **results}, indent=1) + "\n")
         prefix.with_suffix(".md").write_text("\n".join(lines) + "\n")
 

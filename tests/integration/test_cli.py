@@ -240,7 +240,7 @@ def test_import_sorts_a_folder_and_moves_it_onto_another_model(
         (
             "plain",
             ["--as", "ds_resnet50"],
-            "choose ds_mobilenet_v1 or ds_mobilenet_v1_18 or ds_mobilenet_v1_relu or ds_mobilenet_v1_small",
+            "choose ds_mobilenet_v1 or ds_mobilenet_v1_18 or ds_mobilenet_v1_fast or ds_mobilenet_v1_small",
         ),
         ("plain", ["--as", "ds_mobilenet"], "model 'ds_mobilenet' is unknown; did you mean"),
         ("plain", ["--as", "mobilenet_v1", "--num_classes", "0"], "num_classes is 0"),

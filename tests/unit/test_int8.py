@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,36 @@ def test_a_pinned_path_is_the_file_of_that_path_and_close_to_floats(name: str, t
         assert 0 < error < 0.1, path
 
 
+def kinds_of(graph: onnx.GraphProto) -> Counter[str]:
+    return Counter(node.op_type for node in graph.node)
+
+
+@pytest.mark.parametrize("push", [0.0, 3.0, -4.0])
+def test_hard_swish_of_codes_is_a_clip_and_a_product(push: float, tmp_path: Path) -> None:
+    """push: Where the norms put the maps: on both sides of the bend at -3 and the one at 3, above, or below."""
+    other = randomised("ds_mobilenet_v1_tiny").float()
+    net = Supernet(replace(other.spec, activation="hardswish")).eval()
+    net.load_state_dict(other.state_dict())
+    with torch.no_grad():
+        for norm in net.modules():
+            if isinstance(norm, SliceBatchNorm2d):
+                norm.weight.mul_(2)
+                norm.bias.add_(push)
+    (x, int8), size, path = quantised(net), side(net), net.space.widest
+    file = export_onnx(net, tmp_path / "path.onnx", path=path, image_size=size, int8=int8)
+    found, floats = (runner.run_path(x, path).logits for runner in (open_runner(file, threads=1), eager(net)))
+    assert (found - floats).square().mean().sqrt() / floats.std() < 0.1
+    kinds, before = kinds_of(onnx.load(file).graph), sum(name not in int8.layers for name in convolution_names(net))
+    assert kinds["HardSwish"] == before  # those of the beginning, which stays in floats
+    assert 0 < kinds["Clip"] <= len(convolution_names(net)) - before or push < 0
+    dynamic = open_runner(export_onnx(net, tmp_path / "model.onnx", image_size=size, int8=int8), threads=1)
+    assert off(dynamic.run_path(x, path).logits, found) <= SAME
+
+
+def convolution_names(net: Supernet) -> list[str]:
+    return [name for name, module in net.named_modules() if hasattr(module, "kernel")]
+
+
 @pytest.mark.parametrize("router", [*ROUTERS, *slow(*OTHERS)], ids=lambda router: f"{router.kind}-{router.early}")
 def test_routes_are_the_decisions_of_the_files_own_scores(router: RouterSpec, tmp_path: Path) -> None:
     net = router_net("ds_mobilenet_v1_tiny", router).float()
@@ -130,8 +162,8 @@ def test_all_widths_share_weights_of_int8_and_no_float_convolution_lies_between(
     kinds = {tensor.name: tensor.data_type for tensor in proto.graph.initializer if tensor.name.endswith(".weight")}
     for name in int8.layers:
         assert kinds.get(f"{name}.weight", onnx.TensorProto.INT8) == onnx.TensorProto.INT8
-    inner = [name for name, module in net.named_modules() if hasattr(module, "kernel") and name not in int8.layers]
-    order = [name for name, module in net.named_modules() if hasattr(module, "kernel")]
+    order = convolution_names(net)
+    inner = [name for name in order if name not in int8.layers]
     assert order[: len(inner)] == inner  # only the beginning of the network stays in floats
     found = list(convolutions(proto.graph))
     assert sum(is_quantised for is_quantised, _ in found) > 6 * 10

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from dsnet.bench.memory import loaded
+from dsnet.errors import RoutingError
 from dsnet.export.bundle import export_bundle
 from dsnet.export.dynamic import export_onnx
 from dsnet.latency.files import AGAIN, IDEALS
 from dsnet.latency.timing import Call
 from dsnet.manifest import Policy
 from dsnet.models import DynamicRunner, extract
+from dsnet.models.narrow import narrowed
 from dsnet.results import FileSizes
 from dsnet.runtime.bundle import open_bundle
 from dsnet.runtime.engine import open_session
@@ -26,6 +28,7 @@ from dsnet.runtime.openvino import engine as openvino_engine
 from dsnet.runtime.runner import GroupedRunner
 from dsnet.space import WidthPath, path_name
 
+FEW = 4  # widths of the file that shows what fewer widths take
 Ways = tuple[Callable[[WidthPath], Call], Callable[[WidthPath], Call] | None]
 
 
@@ -49,11 +52,26 @@ class Artefacts:
         folder = self.folder / "bundle"
         return folder if folder.exists() else export_bundle(self.net, folder, image_size=self.size)
 
+    def of_few_widths(self) -> dict[str, Path]:
+        """A dynamic file of some widths, by its name, if the router chooses from more and can do with fewer."""
+        router = self.manifest.router
+        allowed = () if router is None else router.routing.choices[0]
+        if len(allowed) <= FEW:
+            return {}
+        widths = [allowed[round(place * (len(allowed) - 1) / (FEW - 1))] for place in range(FEW)]
+        try:
+            net = narrowed(self.net, widths)
+        except RoutingError:
+            return {}
+        file = export_onnx(net, self.folder / "few.onnx", image_size=self.size)
+        return {f"file of widths {','.join(map(str, widths))}": file}
+
     def weigh(self) -> FileSizes:
         file = self.dynamic()
         router = self.manifest.router
         widest = self.manifest.space.widest if router is None else router.routing.widest
         kinds = {"dynamic file": file, "widest path": self.static(widest), "bundle": self.bundle()}
+        kinds |= self.of_few_widths()
         found = {kind: loaded(kind, where) for kind, where in kinds.items()}
         dynamic, alone = found["dynamic file"], found["widest path"]
         return FileSizes(dynamic.size, alone.size, dynamic.seconds, dynamic.memory, tuple(found.values()))

@@ -240,7 +240,7 @@ class DynamicWriter(DecisionWriter):
             before, inputs = position, widths
         assert before is not None
         heads = graph.constant([spent.heads[width].madds for width in inputs])
-        outputs = {**self.finish(graph, left), "path": graph.op("Concat", *path, axis=0)}
+        outputs = {**self.finish(graph, left, inputs, before), "path": graph.op("Concat", *path, axis=0)}
         outputs["madds"] = graph.op("Add", madds, graph.op("Gather", heads, before))
         if seen:
             outputs["router_scores"] = seen[0] if len(seen) == 1 else graph.op("Concat", *seen, axis=1)
@@ -277,11 +277,13 @@ class DynamicWriter(DecisionWriter):
         assert router is not None
         if exit is None:
             left = self.left_of(0, names) | self.behind(graph, names, router.candidates, position)
-            return self.finish(graph, left)
+            return self.finish(graph, left, last_widths(router.candidates), position)
 
         def go_on(branch: Graph) -> list[str]:
             place = branch.op("Sub", position, branch.constant(1))
-            alone = self.finish(branch, self.behind(branch, names, router.candidates[1:], place))["logits"]
+            candidates = router.candidates[1:]
+            left = self.behind(branch, names, candidates, place)
+            alone = self.finish(branch, left, last_widths(candidates), place)["logits"]
             weights = (branch.constant(column, np.float32) for column in zip(*router.combine, strict=True))
             u, v = (branch.op("Gather", column, place) for column in weights)
             both = branch.op("Add", branch.op("Mul", u, exit), branch.op("Mul", v, alone))
@@ -308,7 +310,8 @@ class DynamicWriter(DecisionWriter):
         is_pinned, position = self.is_pinned(graph, 0), self.pinned(graph, 0)
 
         def probe(branch: Graph) -> list[str]:
-            logits = self.finish(branch, self.follow(branch, candidates[0], names))["logits"]
+            left = self.follow(branch, candidates[0], names)
+            logits = self.finish(branch, left, last_widths(candidates[:1]))["logits"]
             scores = self.probe_scores(branch, logits)
             prices = branch.constant(free, np.float64)
             return [self.decision(branch, scores, prices, 0), logits, scores]
@@ -323,7 +326,8 @@ class DynamicWriter(DecisionWriter):
         goes_on = graph.op("Or", is_pinned, graph.op("Greater", position, graph.constant(0)))
 
         def go_on(branch: Graph) -> list[str]:
-            return [self.finish(branch, self.behind(branch, names, candidates, position))["logits"]]
+            left = self.behind(branch, names, candidates, position)
+            return [self.finish(branch, left, last_widths(candidates), position)["logits"]]
 
         (logits,) = graph.choose(
             graph.op("Cast", goes_on, to=TensorProto.INT64), [lambda branch: [answer], go_on], [FLOAT]
@@ -333,3 +337,7 @@ class DynamicWriter(DecisionWriter):
         path = graph.op("Gather", graph.constant(candidates), position)
         outputs = {"logits": logits, "path": path, "madds": graph.op("Gather", row, position)}
         return {**outputs, "router_scores": scores}
+
+
+def last_widths(paths: Sequence[WidthPath]) -> list[int]:
+    return [path[-1] for path in paths]

@@ -222,4 +222,4 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     "clamp_min": clamp_min,
     "topk": topk,
 }
-ELEMENTWISE = {F.relu, F.relu6, F.silu, torch.tanh, torch.sigmoid, operator.add, operator.mul}
+ELEMENTWISE = {F.relu, F.relu6, F.silu, F.hardswish, torch.tanh, torch.sigmoid, operator.add, operator.mul}

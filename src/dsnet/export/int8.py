@@ -32,6 +32,7 @@ CODES = 127  # weights lie in -127 to 127, so that a change of sign is exact
 ROOM = 2**31 - 1  # of the sum of a convolution, bias included
 TINY = 1e-30  # smallest scale
 SIGMOID = (0.0, 1.0)
+SWISH = 3.0  # hard-swish is 0 below minus this, and the identity above
 MAPS = {operator.add, operator.mul, torch.sigmoid, torch.tanh, F.relu, F.relu6, "sigmoid", "add", "mul"}
 
 
@@ -49,15 +50,19 @@ class Int8:
         """The digest of a file with these weights. It is not that of the file of floats, which takes longer."""
         return hashlib.sha256(f"{weights} int8".encode()).hexdigest()
 
-    def codes(self, key: str) -> tuple[float, int]:
-        """Scale and zero point of a map. Zero has a code, because convolutions pad with it."""
-        return affine(*self.ranges[key])
-
 
 def affine(low: float, high: float) -> tuple[float, int]:
+    """Scale and zero point of a map. Zero has a code, because convolutions pad with it."""
     low, high = min(low, 0.0), max(high, 0.0)
     scale = float(np.float32((high - low) / 255)) or 1 / 255
     return scale, round(-low / scale)
+
+
+def swish_affine(high: float) -> tuple[float, int]:
+    """Scale and zero point of what hard-swish reads: the first code is -3, whatever lies below."""
+    scale, _ = affine(-SWISH, high)
+    zero = int(SWISH / scale)
+    return SWISH / zero, zero
 
 
 def quantisation(net: Any, images: Tensor) -> Int8:
@@ -108,22 +113,18 @@ def scales_only(owner: nn.Module, name: str) -> bool:
 
 
 class Int8Writer(LayerWriter):
-    """Runs a trace on names, some of which are of codes.
-
-    The pooled vectors of quantised gates keep the shape [B, C, 1, 1], so that their layers are convolutions.
-    """
+    """Runs a trace on names, some of which are of codes."""
 
     def __init__(self, traced: fx.GraphModule, graph: Graph, gates: set[str], part: Part, int8: Int8) -> None:
         super().__init__(traced, graph, gates)
         self.int8, self.keys = int8, part.keys(traced)
         self.held: dict[fx.Node, Quantised] = {}  # codes of values that were written as floats
         self.open: set[fx.Node] = set()  # floats between codes: what follows is to be quantised
-        self.pooled: set[fx.Node] = set()  # vectors of gates
 
     def layer(self, n: fx.Node, x: str, *widths: int) -> str:
         name, layer = str(n.target).removeprefix("root."), self.fetch_attr(str(n.target))
         if name == CLASSIFIER and isinstance(layer, SliceLinear):
-            return self.classifier(n, layer, counted(layer.cin, widths[0]))
+            return quantised_product(self.out, layer, self.codes(n.args[0]), counted(layer.cin, widths[0]))
         if name not in self.int8.layers:
             return super().layer(n, self.out.real(x), *widths)
         match layer:
@@ -147,36 +148,30 @@ class Int8Writer(LayerWriter):
                 return self.quantise(n, self.out.op("GlobalAveragePool", self.out.real(self.codes(n.args[0]))))
         raise TypeError(f"{type(layer).__name__} has no INT8 form")
 
-    def classifier(self, n: fx.Node, layer: SliceLinear, columns: Count) -> str:
-        """A product of codes whose result is not rounded: the scores are floats."""
-        x, out = self.codes(n.args[0]), self.out
-        codes, steps = weight_codes(array(layer.weight), np.ones(len(layer.weight)))
-        shift = np.zeros(len(steps)) if layer.bias is None else array(layer.bias)
-        scales, biases = with_bias(steps, shift, x.scale, terms=codes[0].size)
-        weight = out.decoded(out.sliced(f"{CLASSIFIER}.weight", codes, [len(codes), columns]), scales, np.int8)
-        bias = out.decoded(out.constant(biases, np.int32), scales * np.float32(x.scale), np.int32)
-        return out.op("Gemm", out.real(x), weight, bias, transB=1)
-
-    def function(self, n: fx.Node, *args: Any, **options: Any) -> Any:
+    def apply(self, n: fx.Node, *args: Any, **options: Any) -> Any:
         inputs = n.all_input_nodes
-        within = [node for node in inputs if isinstance(self.env[node], Quantised) or node in self.open]
-        if self.pooled.intersection(inputs) and n.target is not operator.mul:
-            self.pooled.add(n)
-            if n.target is operator.getitem:  # it has the two axes already
-                return self.passed(n, args[0])
-        if not within or n.target not in {*MAPS, F.silu, F.max_pool2d}:
-            return super().function(n, *map(self.real, args), **options)
+        if not self.within(n) or n.target not in {*MAPS, F.silu, F.hardswish, F.max_pool2d}:
+            return super().apply(n, *map(self.real, args), **options)
         if n.target is F.max_pool2d:
             x = self.codes(inputs[0])
-            return Quantised(super().function(n, str(x), *args[1:], **options), x.scale, x.zero)
+            return Quantised(super().apply(n, str(x), *args[1:], **options), x.scale, x.zero)
         if n.target is F.silu:
             x = self.codes(inputs[0])
             gate = self.out.quantised(self.out.op("Sigmoid", self.out.real(x)), *affine(*SIGMOID))
             return self.quantise(n, self.out.op("Mul", self.out.real(x), self.out.real(gate)))
+        if n.target is F.hardswish and self.swished(inputs[0]):
+            return self.hard_swish(n, self.codes(inputs[0]))
         if len(inputs) > 1:
             known = {str(self.env[node]): self.codes(node) for node in inputs}
             args = tuple(known.get(arg, arg) if isinstance(arg, str) else arg for arg in args)
-        return self.passed(n, super().function(n, *map(self.real, args), **options))
+        return self.passed(n, super().apply(n, *map(self.real, args), **options))
+
+    def same(self, n: fx.Node, x: str) -> str:
+        return self.passed(n, x) if self.within(n) else x
+
+    def within(self, n: fx.Node) -> bool:
+        """Whether a node reads codes, or floats between codes."""
+        return any(isinstance(self.env[node], Quantised) or node in self.open for node in n.all_input_nodes)
 
     def real(self, item: Any) -> Any:
         """An argument with floats in place of codes."""
@@ -194,7 +189,24 @@ class Int8Writer(LayerWriter):
         return y if isinstance(y, Quantised) else self.quantise(n, y)
 
     def quantise(self, n: fx.Node, y: str) -> Quantised:
-        return self.out.quantised(y, *self.int8.codes(self.keys[n]))
+        low, high = self.int8.ranges[self.keys[n]]
+        return self.out.quantised(y, *(swish_affine(high) if self.swished(n) else affine(low, high)))
+
+    def swished(self, n: fx.Node) -> bool:
+        """Whether a value is read by hard-swish alone, so that its codes begin at -3."""
+        alone = n.op != "placeholder" and [user.target for user in n.users] == [F.hardswish]
+        return alone and self.int8.ranges[self.keys[n]][1] < 254 * SWISH
+
+    def hard_swish(self, n: fx.Node, x: Quantised) -> Quantised:
+        """x * min(x + 3, 6) / 6. The codes of x begin at -3, so the same codes, counted from zero, stand for x + 3.
+
+        A clip of codes and a product are all that it takes. In floats between codes it would take longer than SiLU.
+        """
+        most, factor = round(2 * SWISH / x.scale), str(x)
+        if most < 255:
+            factor = self.out.op("Clip", x, self.out.constant(0, np.uint8), self.out.constant(most, np.uint8))
+        shifted = Quantised(factor, x.scale / (2 * SWISH), 0)
+        return self.quantise(n, self.out.op("Mul", self.out.real(x), self.out.decode(shifted)))
 
     def codes(self, node: Any) -> Quantised:
         """The codes of a value, which is quantised once however often it is read."""
@@ -245,6 +257,18 @@ class Int8Writer(LayerWriter):
             self.folded[last] = result
             (last,) = last.all_input_nodes
         return result
+
+
+def quantised_product(graph: Graph, layer: SliceLinear, x: Quantised, columns: Count, *, bias: bool = True) -> str:
+    """What some columns of features add to the logits, not rounded. bias: whether the bias is added, too."""
+    codes, steps = weight_codes(array(layer.weight), np.ones(len(layer.weight)))
+    shift = np.zeros(len(steps)) if layer.bias is None else array(layer.bias)
+    scales, biases = with_bias(steps, shift, x.scale, terms=codes[0].size)
+    block = graph.sliced(f"{CLASSIFIER}.weight", codes, [len(codes), columns])
+    inputs = [graph.decoded(block, scales, np.int8)]
+    if bias:
+        inputs.append(graph.decoded(graph.constant(biases, np.int32), scales * np.float32(x.scale), np.int32))
+    return graph.op("Gemm", graph.real(x), *inputs, transB=1)
 
 
 def weight_codes(whole: np.ndarray, sign: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -20,14 +20,6 @@ if TYPE_CHECKING:
     from dsnet.export.ranges import Part
 
 
-class Pooled(str):
-    """The name of a map [B, C, 1, 1] that the network treats as a vector [B, C].
-
-    The linear layers of a gate are written as 1x1 convolutions on such maps. They are as fast as matrix products, and
-    ONNX Runtime keeps no packed copy of their weights for each width.
-    """
-
-
 def write_call(
     graph: Graph, root: nn.Module, call: Callable[..., Any], *inputs: str | list[str], part: Part | None = None
 ) -> Any:
@@ -43,12 +35,17 @@ def write_call(
 
 
 class LayerWriter(fx.Interpreter):
-    """Runs a trace on names instead of tensors."""
+    """Runs a trace on names instead of tensors.
+
+    The pooled vectors [B, C] of gates are written as maps [B, C, 1, 1], and their linear layers as 1x1 convolutions.
+    They are as fast as matrix products, and ONNX Runtime keeps no packed copy of their weights for each width.
+    """
 
     def __init__(self, traced: fx.GraphModule, graph: Graph, gates: set[str]) -> None:
         super().__init__(traced)
         self.out, self.gates = graph, gates
         self.folded: dict[fx.Node, str] = {}  # norms that were merged into the convolution before them
+        self.pooled: set[fx.Node] = set()  # vectors that are written as maps
 
     def run_node(self, n: fx.Node) -> Any:
         return self.folded[n] if n in self.folded else self._run(n)
@@ -60,30 +57,41 @@ class LayerWriter(fx.Interpreter):
         if n.op == "call_function" or n.op == "call_method":
             options = {key: option for key, option in kwargs.items() if key != "inplace"}
             return self.function(n, *args, **options)
-        return fx.map_arg(super().run_node(n), self.vector) if n.op == "output" else super().run_node(n)
+        return fx.map_arg(n.args[0], self.vector) if n.op == "output" else super().run_node(n)
 
     def function(self, n: fx.Node, *args: Any, **options: Any) -> Any:
-        if not any(isinstance(item, Pooled) for item in args):
-            return FUNCTIONS[n.target](self.out, *args, **options)
-        if n.target in ELEMENTWISE:
-            return Pooled(FUNCTIONS[n.target](self.out, *args, **options))
-        if n.target is operator.getitem and args[1] == (slice(None), slice(None), None, None):
-            return str(args[0])
-        return FUNCTIONS[n.target](self.out, *map(self.vector, args), **options)
+        if self.pooled.intersection(n.all_input_nodes):
+            if n.target is operator.getitem and args[1] == (slice(None), slice(None), None, None):
+                return self.same(n, args[0])  # it has these axes already
+            if n.target in ELEMENTWISE:
+                self.pooled.add(n)
+            else:
+                args = fx.map_arg(n.args, self.vector)
+        return self.apply(n, *args, **options)
 
-    def vector(self, item: Any) -> Any:
-        """A pooled map as the vector that the network means; everything else as it is."""
-        return self.out.op("Flatten", item, axis=1) if isinstance(item, Pooled) else item
+    def apply(self, n: fx.Node, *args: Any, **options: Any) -> Any:
+        return FUNCTIONS[n.target](self.out, *args, **options)
+
+    def same(self, n: fx.Node, x: str) -> str:
+        """The value of a node that computes nothing from x."""
+        return x
+
+    def vector(self, node: fx.Node) -> Any:
+        """The value of a node, in the shape that the network means."""
+        return self.out.op("Flatten", self.out.real(self.env[node]), axis=1) if node in self.pooled else self.env[node]
 
     def layer(self, n: fx.Node, x: str, *widths: int) -> str:
         layer = self.fetch_attr(str(n.target))
         name = str(n.target).removeprefix("root.")
-        in_gate = name.rpartition(".")[0] in self.gates
+        in_gate, pooled = name.rpartition(".")[0] in self.gates, n.args[0] in self.pooled
         if in_gate and isinstance(layer, GlobalPool):
-            return Pooled(self.out.op("GlobalAveragePool", x))
-        if in_gate and isinstance(layer, SliceLinear) and isinstance(x, Pooled):
+            self.pooled.add(n)
+            return self.out.op("GlobalAveragePool", x)
+        if in_gate and isinstance(layer, SliceLinear) and pooled:
+            self.pooled.add(n)
             return self.pointwise(layer, name, x, *widths)
-        x = self.vector(x)
+        if pooled:
+            x = self.out.op("Flatten", x, axis=1)
         match layer:
             case SliceConv2d():
                 return self.convolution(n, layer, name, x, widths[0], widths[-1])
@@ -127,13 +135,13 @@ class LayerWriter(fx.Interpreter):
                 return self.out.op("Flatten", grid_pool(self.out, layer, x), axis=1)
         raise TypeError(f"{type(layer).__name__} has no ONNX form")
 
-    def pointwise(self, layer: SliceLinear, name: str, x: str, w_in: int, w_out: int) -> Pooled:
+    def pointwise(self, layer: SliceLinear, name: str, x: str, w_in: int, w_out: int) -> str:
         """A linear layer of a gate as a 1x1 convolution."""
         rows, columns = layer.cout[w_out], layer.cin[w_in]
         inputs = [self.out.weight(f"{name}.weight", layer.weight[:, :, None, None], [rows, columns])]
         if layer.bias is not None:
             inputs.append(self.out.weight(f"{name}.bias", layer.bias, [rows]))
-        return Pooled(self.out.op("Conv", x, *inputs, kernel_shape=[1, 1]))
+        return self.out.op("Conv", x, *inputs, kernel_shape=[1, 1])
 
     def plain(self, layer: nn.Module, name: str, x: str) -> str:
         """A layer that has one width."""

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from dsnet.export.head import write_classifier
 from dsnet.export.int8 import Int8
 from dsnet.export.layers import write_call
-from dsnet.export.ranges import Part, first_part, front_part, last_part, rest_part, typed
+from dsnet.export.ranges import FEATURES, Part, first_part, front_part, last_part, rest_part, typed
 from dsnet.export.writer import FLOAT, Graph, Model
 from dsnet.manifest import Manifest
 from dsnet.models import Supernet
@@ -62,9 +63,18 @@ class PartWriter:
         """Names of all arrays that parts leave for `finish`, in order."""
         return [name for point in range(len(self.choices) + 1) for name in self.live.left_at(point)]
 
-    def finish(self, graph: Graph, left: dict[str, str]) -> dict[str, str]:
-        """The network's outputs, from the arrays that the parts left."""
+    def finish(
+        self, graph: Graph, left: dict[str, str], widths: Sequence[int] | None = None, position: str | None = None
+    ) -> dict[str, str]:
+        """The network's outputs, from the arrays that the parts left.
+
+        widths: The last widths that may have run, if they are known, and `position` says which of them did.
+        """
         names = list(self.manifest.outputs)
+        head = self.net.head
+        if widths is not None and FEATURES in left and head.ends:
+            reads = [head.classifier.cin[width] for width in widths]
+            return {"logits": write_classifier(graph, head.classifier, left[FEATURES], reads, position, self.int8)}
         if all(name in left for name in names):
             return {name: left[name] for name in names}
         found: dict[str, str] = self.write(graph, last_part(self.live, list(left)), list(left.values()))

@@ -19,6 +19,7 @@ from dsnet.space import WidthPath, is_exit
 CHUNK = 16  # images that are observed together
 
 CLASSIFIER = "head.classifier"  # name of the layer
+FEATURES = "features"  # what it reads
 
 Range = tuple[float, float]
 
@@ -45,7 +46,7 @@ class Part:
         keys |= {node: key for node, key in zip(maps, self.gives, strict=False) if node is not None}
         keys |= dict(zip((node for node in nodes if node.op == "placeholder"), self.takes, strict=False))
         # All widths may share one classifier, and so the range of what it reads.
-        return keys | {node.args[0]: "features" for node in nodes if node.target == f"root.{CLASSIFIER}"}
+        return keys | {node.args[0]: FEATURES for node in nodes if node.target == f"root.{CLASSIFIER}"}
 
 
 def front_part(live: LiveParts) -> Part:

@@ -137,9 +137,13 @@ class Graph:
         if not isinstance(name, Quantised):
             return name
         if name not in self.reals:
-            scale, zero = self.constant(name.scale, np.float32), self.constant(name.zero, np.uint8)
-            self.reals[name] = self.op("DequantizeLinear", name, scale, zero)
+            self.reals[name] = self.decode(name)
         return self.reals[name]
+
+    def decode(self, codes: Quantised) -> str:
+        """A new map of the floats that codes stand for."""
+        scale, zero = self.constant(codes.scale, np.float32), self.constant(codes.zero, np.uint8)
+        return self.op("DequantizeLinear", codes, scale, zero)
 
     def choose(
         self, position: str, branches: Sequence[Callable[[Graph], Sequence[str]]], kinds: Sequence[int]

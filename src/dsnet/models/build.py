@@ -104,6 +104,7 @@ class Head(nn.Module):
         return self.pool(x, width)
 
     splits = True  # whether all widths can share one classifier, on features that are filled up with zeros
+    ends = True  # whether nothing follows the classifier
 
     def features(self, x: Tensor, width: int) -> Tensor:
         """What the classifier reads, filled up with zeros to the channels of the widest."""

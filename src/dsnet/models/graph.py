@@ -207,6 +207,7 @@ class GraphHead(nn.Module):
         self.classifier: Any = LAYERS[node.op](spec, node, False)
         self.pools = nn.ModuleDict({n.name: LAYERS[n.op](spec, n, False) for n in self.after if n.op in LAYERS})
         self.splits = node.op == "linear" and not spec.counts(node.reads).parts
+        self.ends = not self.after
 
     def forward(self, x: Tensor, width: Width) -> Tensor:
         return self.behind(self.classifier(x, width, 0), width)

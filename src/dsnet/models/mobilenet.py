@@ -64,12 +64,13 @@ def ds_mobilenet_v1_18() -> ModelSpec:
 
 
 @register
-def ds_mobilenet_v1_relu() -> ModelSpec:
-    """DS-MBNet for speed: the channels and 14 widths of ds_mobilenet_v1 with ReLU and a single gate, at the choice."""
+def ds_mobilenet_v1_fast() -> ModelSpec:
+    """DS-MBNet for a clock: the channels, 14 widths and SiLU of ds_mobilenet_v1 with a single gate, at the choice."""
     return ModelSpec(
-        name="ds_mobilenet_v1_relu",
+        name="ds_mobilenet_v1_fast",
         stages=thirteen_blocks((16, 32, 48, 48, 96, 96), equispaced(224, 32, 14), equispaced(736, 32, 14), (None,) * 6),
         widths=(14,),
+        activation="silu",
         gate=GateSpec(blocks="choose"),
     )
 

@@ -15,8 +15,8 @@ from dsnet.nn.tracing import materialise
 from dsnet.schema import Typed
 from dsnet.space import Channels
 
-ACTIVATIONS = {"relu": F.relu, "relu6": F.relu6, "silu": F.silu}
-Activation = Literal["relu", "relu6", "silu"]
+ACTIVATIONS = {"relu": F.relu, "relu6": F.relu6, "silu": F.silu, "hardswish": F.hardswish}
+Activation = Literal["relu", "relu6", "silu", "hardswish"]
 
 
 @dataclass(frozen=True)

@@ -164,8 +164,8 @@ def notes(widths: WidthTimes, rows: Sequence[WidthTime], last: bool) -> str:
             f"({files.load_bytes / files.dynamic:.1f}x the file)."
         )
         lines += [
-            f"{held.artefact.capitalize()}: {human(held.size)} bytes, {human(held.memory)} bytes of memory once every "
-            f"path has run."
+            f"{held.artefact.capitalize()}: {human(held.size)} bytes, {human(held.memory)} bytes of memory "
+            f"({held.memory / held.size:.1f}x) once every path has run."
             for held in files.artefacts
             if held.artefact != "dynamic file"
         ]

@@ -1,0 +1,133 @@
+"""What the dynamic file costs next to a static file of the same path, in processor time, and what it takes in memory.
+
+    python benchmarks/dynamic.py [--sessions 3] [--repeats 12] [--export docs/results/dynamic]
+
+ds_mobilenet_v1 in floats and in INT8, and ds_resnet50 in floats, at 224 pixels with one image on one thread. Both files
+take turns. Where a session puts its weights and maps in memory changes its time by some percent, so both are opened
+anew several times, and the ratios of all sessions are shown. Processor time can be measured on a busy machine; the
+milliseconds of a quiet one are in runtime.md. Writes PREFIX.json and PREFIX.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dsnet import export_onnx, quantisation
+from dsnet.bench.candidates import Artefacts
+from dsnet.latency.timing import Call, machine, ratio
+from dsnet.manifest import Policy
+from dsnet.models import Supernet, model_spec
+from dsnet.nn import RouterSpec
+from dsnet.report.tables import markdown_table
+from dsnet.runtime.engine import open_session
+from dsnet.runtime.onnx import IMAGE, FileRunner, knobs
+from dsnet.schema import plain
+from dsnet.space import WidthPath, path_name
+
+CASES: list[tuple[str, str, list[WidthPath]]] = [
+    ("ds_mobilenet_v1", "fp32", [(0,), (7,), (13,)]),
+    ("ds_mobilenet_v1", "int8", [(0,), (7,), (13,)]),
+    ("ds_resnet50", "fp32", [(0, 0, 0, 0), (1, 2, 0, 3), (3, 3, 3, 3)]),
+]
+
+
+def network(name: str) -> Supernet:
+    """A network with fresh weights, because the time does not depend on them."""
+    torch.manual_seed(0)
+    return Supernet(replace(model_spec(name), router=RouterSpec())).eval()
+
+
+def in_turns(calls: dict[str, Call], repeats: int) -> dict[str, list[float]]:
+    """Processor seconds of the calling thread. Waiting does not count."""
+    times: dict[str, list[float]] = {key: [] for key in calls}
+    order, rng = list(calls), random.Random(0)
+    for _ in range(repeats):
+        rng.shuffle(order)
+        for key in order:
+            calls[key]()  # brings the weights into the cache
+            begun = time.thread_time()
+            calls[key]()
+            times[key].append(time.thread_time() - begun)
+    return times
+
+
+def compared(
+    name: str, precision: str, paths: list[WidthPath], sessions: int, repeats: int, folder: Path
+) -> list[dict[str, Any]]:
+    """The time of the dynamic file relative to the static one, for every path and session."""
+    net = network(name)
+    x = torch.randn(2, 3, net.spec.image_size, net.spec.image_size)
+    int8 = quantisation(net, x) if precision == "int8" else None
+    dynamic = export_onnx(net, folder / "dynamic.onnx", int8=int8)
+    rows = []
+    for path in paths:
+        static, ratios, ms = export_onnx(net, folder / "static.onnx", path=path, int8=int8), [], []
+        for _ in range(sessions):
+            runner = FileRunner(dynamic, threads=1)
+            feed = {IMAGE: x[:1].numpy()}
+            calls: dict[str, Call] = {
+                "dynamic": partial(runner.session.run, None, {**feed, **knobs(runner.manifest, Policy(), path)}),
+                "static": partial(open_session(static, 1).run, None, feed),
+            }
+            times = in_turns(calls, repeats)
+            ratios.append(ratio(times["dynamic"], times["static"]))
+            ms.append(1e3 * float(np.median(times["static"])))
+        rows.append({"model": name, "precision": precision, "path": path, "ratios": ratios, "static_ms": ms})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=12)
+    parser.add_argument("--export")
+    args = parser.parse_args()
+    results: dict[str, Any] = {"ratios": []}
+    with tempfile.TemporaryDirectory() as place:
+        for name, precision, paths in CASES:
+            results["ratios"] += compared(name, precision, paths, args.sessions, args.repeats, Path(place))
+        results["memory"] = Artefacts(network("ds_mobilenet_v1"), Path(place) / "memory").weigh().artefacts
+    cells = [
+        [
+            row["model"],
+            row["precision"],
+            path_name(row["path"]),
+            f"{np.median(row['static_ms']):.2f}",
+            f"{np.median(row['ratios']):.3f}",
+            f"{min(row['ratios']):.3f} to {max(row['ratios']):.3f}",
+        ]
+        for row in results["ratios"]
+    ]
+    columns = ["<model", "<precision", "<path", "static, CPU ms", "dynamic / static", "all sessions"]
+    lines = ["# The dynamic file next to static files, in processor time", "", *markdown_table(columns, cells), ""]
+    cells = [
+        [held.artefact, f"{held.size / 1e6:.1f}", f"{held.memory / 1e6:.0f}", f"{held.memory / held.size:.1f}x"]
+        for held in results["memory"]
+    ]
+    lines += ["## Memory of ds_mobilenet_v1, once every path has run", ""]
+    lines += [*markdown_table(["<artefact", "file, MB", "memory, MB", "memory / file"], cells), ""]
+    about = machine()
+    lines += [
+        f"One image, one thread, {args.sessions} sessions. Made by `python benchmarks/dynamic.py` with dsnet",
+        f"{about.dsnet}, onnxruntime {about.onnxruntime} on {about.machine}; every figure is in dynamic.json.",
+    ]
+    print("\n".join(lines))
+    if args.export:
+        prefix = Path(args.export)
+        prefix.with_suffix(".json").write_text(json.dumps({**plain(about), **plain(results)}, indent=1) + "\n")
+        prefix.with_suffix(".md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
