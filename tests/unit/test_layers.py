@@ -20,6 +20,7 @@ from dsnet.nn import (
     SliceLinear,
     SliceNorm,
 )
+from dsnet.nn.slicing import corner
 from dsnet.space import Channels
 from support.networks import assert_close
 
@@ -203,3 +204,17 @@ def test_materialising_draws_no_random_numbers() -> None:
     state = torch.get_rng_state()
     layer.materialise(0, 0)
     assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("width", [0, 1, 2])
+def test_the_gradient_of_a_slice_is_that_of_indexing(width: int) -> None:
+    """`corner` pads a gradient once; the plain way slices twice."""
+    widths = Channels.of((2, 3, 5), 3)
+    for shape in ((5, 5, 3, 3), (5, 5)):
+        weight = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        for w_in in range(3):
+            found = corner(weight, widths, width, widths, w_in)
+            plain = weight[: widths[width]][:, : widths[w_in]]
+            assert torch.equal(found, plain)
+            factor = torch.randn(plain.shape, dtype=torch.float64)
+            assert torch.equal(*(torch.autograd.grad((part * factor).sum(), weight)[0] for part in (found, plain)))

@@ -85,9 +85,38 @@ def leading(tensor: Tensor, channels: Channels, width: int, dim: int = 0) -> Ten
     """The channels of a width along one axis of a tensor that has those of the widest: the leading ones, or those of
     every part of a concatenation."""
     ranges = channels.ranges(width) if channels.parts else [(0, channels[width])]
+    if ranges == [(0, tensor.shape[dim])]:
+        return tensor
     if len(ranges) == 1:
         return tensor.narrow(dim, 0, ranges[0][1])
     return torch.cat([tensor.narrow(dim, start, stop - start) for start, stop in ranges], dim)
+
+
+class _Corner(torch.autograd.Function):
+    """The leading rows and columns of a weight. Its gradient is padded once; two slices would pad it twice."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, rows: int, columns: int) -> Tensor:
+        ctx.missing = weight.shape[0] - rows, weight.shape[1] - columns
+        return weight[:rows, :columns]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        rows, columns = ctx.missing
+        return F.pad(grad, (*(0, 0) * (grad.dim() - 2), 0, columns, 0, rows)), None, None
+
+
+def corner(weight: Tensor, cout: Channels, w_out: int, cin: Channels, w_in: int) -> Tensor:
+    """The part of a weight [out, in, ...] that maps one width to another."""
+    if cout.parts or cin.parts:
+        return leading(leading(weight, cout, w_out), cin, w_in, 1)
+    rows, columns = cout[w_out], cin[w_in]
+    if (rows, columns) == weight.shape[:2]:
+        return weight
+    if weight.requires_grad and torch.is_grad_enabled():
+        found: Tensor = _Corner.apply(weight, rows, columns)
+        return found
+    return weight[:rows, :columns]
 
 
 Pair = tuple[int, int]
@@ -130,8 +159,9 @@ class SliceConv2d(Sliceable):
         return self.groups if self.inside is not None else self.cin[w_in] * self.groups // self.cin.max
 
     def sliced(self, w_in: Width, w_out: Width) -> Tensor:
-        rows = leading(self.weight, self.cout, index(w_out))
-        return rows if self.inside is None else leading(rows, self.inside, index(w_in), 1)
+        if self.inside is None:
+            return leading(self.weight, self.cout, index(w_out))
+        return corner(self.weight, self.cout, index(w_out), self.inside, index(w_in))
 
     def shift(self, w_out: Width) -> Tensor | None:
         """The bias at a width."""
@@ -211,7 +241,7 @@ class SliceLinear(Sliceable):
         self.bias = nn.Parameter(linear.bias.detach()) if bias else None
 
     def sliced(self, w_in: Width, w_out: Width) -> tuple[Tensor, Tensor | None]:
-        weight = leading(leading(self.weight, self.cout, index(w_out)), self.cin, index(w_in), 1)
+        weight = corner(self.weight, self.cout, index(w_out), self.cin, index(w_in))
         return weight, None if self.bias is None else leading(self.bias, self.cout, index(w_out))
 
     def forward(self, x: Tensor, w_in: Width, w_out: Width) -> Tensor:
