@@ -290,7 +290,7 @@ def test_bench_measures_widths_and_budgets(run: Path, tmp_path: Path, capsys: py
     files = result["widths"]["files"]  # type: ignore[index]
     assert files["dynamic"] > 1000
     memory = {held["artefact"]: held["memory"] for held in files["artefacts"]}
-    assert list(memory) == ["dynamic file", "widest path", "bundle"]
+    assert list(memory) == ["dynamic file", "widest path", "bundle", "file of widths 0,2,3,5"]
     if sys.platform == "linux":
         assert all(taken > 1e6 for taken in memory.values())
     assert {row["model"] for row in result["widths"]["against"]} == {"mobilenet_v1_tiny:0.5"}  # type: ignore[index]
