@@ -1,6 +1,6 @@
 """Runs requests on worker threads in the order of the scheduler. The event loop only ever waits.
 
-Everything here happens on the event loop's thread, except `Engine.work`.
+Everything here happens on the event loop's thread, except `Engine.worked`.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Engine:
             settle(job.payload.future, self.busy("the deadline cannot be met any more, even at the lowest budget"))
         loop = asyncio.get_running_loop()
         while (batch := self.scheduler.next(now)) is not None:
-            future = loop.run_in_executor(self.pool, self.work, batch)
+            future = loop.run_in_executor(self.pool, self.worked, batch)
             future.add_done_callback(lambda done, batch=batch: self.done(batch, done))  # type: ignore[misc]
 
     def done(self, batch: Batch, future: asyncio.Future[Worked]) -> None:
@@ -171,6 +171,17 @@ class Engine:
             madds = sum(int(as_array(routed.madds).sum()) for routed in good)
             self.metrics.ran(model.name, len(paths), batch.begun, madds, paths)
         self.pump()
+
+    def worked(self, batch: Batch) -> Worked:
+        """What a worker did for a batch. If it ran out of memory, or was about to end, its requests are refused."""
+        lost = Refusal(503, "the worker that ran this request failed; try again", {"Retry-After": "1"})
+        try:
+            found = self.work(batch)
+            found.results = [lost if isinstance(one, MemoryError) else one for one in found.results]
+            return found
+        except BaseException as error:
+            log.error("a worker failed: %r", error)
+            return Worked([lost] * len(batch.jobs), ended=self.clock())
 
     def work(self, batch: Batch) -> Worked:
         """Decode and run a batch, on a worker's thread. It raises nothing."""
