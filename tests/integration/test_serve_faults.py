@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
+import os
 import random
+import signal
 import socket
 import struct
+import subprocess
+import sys
+import threading
 import time
 import zlib
 from collections import Counter
@@ -30,10 +36,23 @@ pytest.importorskip("uvicorn", reason="the extra dsnet[serve] is not installed")
 
 from dsnet.serve.limits import Limits
 from dsnet.serve.server import allow_files
-from support.attacks import HOST, Mutator, errors_logged, form, judge, judged, request, resident, sent, status_of
+from support.attacks import (
+    HOST,
+    OUTCOMES,
+    Load,
+    Mutator,
+    errors_logged,
+    form,
+    judge,
+    judged,
+    request,
+    resident,
+    sent,
+    status_of,
+)
 from support.server import Running, running
 
-SIDE = 16
+SIDE, SOAKED = 16, 96
 LIMITS = Limits(body=2_000_000, pixels=100_000, images=20, json=500_000, deadline_ms=20_000)
 SHORT = Limits(**{**vars(LIMITS), "idle_seconds": 1.0, "body_seconds": 1.0})
 INPUTS = [("net", [1, 3, SIDE, SIDE], "FP32"), ("raw", [9, 7, 3], "UINT8")]
@@ -245,3 +264,83 @@ def test_a_worker_that_dies_takes_nobody_with_it(
     assert statuses == [503 if number % 3 == 1 else 200 for number in range(30)]
     monkeypatch.undo()
     is_well(served)
+
+
+@pytest.mark.slow
+def test_requests_while_it_drains_are_answered_or_refused(
+    files: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients ask all the time, each time on a new connection, until nobody listens any more."""
+    monkeypatch.setattr(ladder, "SECONDS", 0.02)
+    counts: Counter[str] = Counter()
+    broken: list[str] = []
+
+    def client(port: int) -> None:
+        while True:
+            try:
+                found = judged(sent(port, question()))
+            except ConnectionRefusedError:
+                return
+            counts[found if found in OUTCOMES else "broken"] += 1
+            if found not in OUTCOMES:
+                broken.append(found)
+
+    for number in range(20):
+        with running({"net": files / "net.onnx"}, limits=LIMITS, workers=2) as served, errors_logged() as errors:
+            clients = [threading.Thread(target=client, args=[served.port]) for _ in range(6)]
+            for one in clients:
+                one.start()
+            time.sleep(0.1 + 0.01 * number)
+            served.loop.call_soon_threadsafe(served.server.end)
+            served.thread.join(30)
+            for one in clients:
+                one.join(30)
+        broken += errors
+        broken += ["it did not end"] * served.thread.is_alive()
+    law = "A request before, while or after a server drains is answered whole, refused, or finds nobody"
+    counted(law, counts.total(), broken, servers=20, **{name: counts[name] for name in OUTCOMES})
+
+
+@pytest.mark.slow
+def test_under_triple_load_memory_is_stable(tmp_path: Path, counted: Counted) -> None:
+    """DSNET_SOAK_SECONDS sets how long it takes. Triple is three times what the widest path could answer at best."""
+    seconds = float(os.environ.get("DSNET_SOAK_SECONDS", "60"))
+    net = calibrated("ds_mobilenet_v1", RouterSpec("slim_first", "correctness")).float()
+    file = dsnet.export_onnx(net, tmp_path / "net.onnx", image_size=SOAKED)
+    command = [sys.executable, "-m", "dsnet", "serve", str(file), "--port", "0", "--workers", "1"]
+    samples: list[float] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            said = next(line for line in process.stdout if "is ready" in line)
+            port = int(said.split(" ")[0].rpartition(":")[2])
+            models = json.loads(sent(port, request("/models", method="GET")).partition(b"\r\n\r\n")[2])
+            x = np.random.default_rng(0).normal(size=(1, 3, SOAKED, SOAKED)).astype(np.float32)
+            about = {"name": "image", "datatype": "FP32", "shape": list(x.shape)}
+            head = json.dumps({"inputs": [{**about, "parameters": {"binary_data_size": x.nbytes}}]}).encode()
+            headers = {"Inference-Header-Content-Length": str(len(head)), "Connection": "keep-alive"}
+            asked = request("/v2/models/net/infer", head + x.tobytes(), headers)
+            load = Load(port, asked, 3e3 / models[0]["levels"][-1]["ms"])
+
+            async def soak() -> None:
+                running = asyncio.create_task(load.run(seconds))
+                while not running.done():
+                    samples.append(resident(process.pid))
+                    await asyncio.sleep(0.5)
+                await running
+
+            asyncio.run(soak())
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+    fifth = len(samples) // 5
+    before, after = (float(np.median(part)) for part in (samples[fifth : 2 * fifth], samples[-fifth:]))
+    broken = [f"{count} responses of {status}" for status, count in load.counts.items() if status not in (200, 503)]
+    if after > 1.05 * before + 5:
+        broken.append(f"memory grew from {before:.0f} to {after:.0f} MB")
+    assert load.counts[503] > 0  # it was too much
+    assert load.counts[200] > load.counts.total() / 20
+    law = "Under three times the load that the widest path can take, requests are answered or refused in stable memory"
+    found = {"answered": load.counts[200], "refused": load.counts[503], "seconds": round(seconds)}
+    counted(law, load.counts.total(), broken, **found, MB_early=round(before), MB_at_the_end=round(after))

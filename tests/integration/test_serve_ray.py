@@ -31,7 +31,7 @@ from dsnet.serve.limits import Limits
 from dsnet.serve.ray import deployment
 
 SIDE = 16
-REQUESTS, CLIENTS = 600, 6
+REQUESTS, CLIENTS, IMAGES = 600, 12, 16
 pytestmark = pytest.mark.slow
 
 
@@ -56,8 +56,8 @@ def address(file: Path) -> Iterator[str]:
         ray.shutdown()
 
 
-def question(number: int = 0) -> tuple[np.ndarray, bytes]:
-    x = np.random.default_rng(number).normal(size=(1, 3, SIDE, SIDE)).astype(np.float32)
+def question(number: int = 0, images: int = 1) -> tuple[np.ndarray, bytes]:
+    x = np.random.default_rng(number).normal(size=(images, 3, SIDE, SIDE)).astype(np.float32)
     tensor = {"name": "image", "datatype": "FP32", "shape": list(x.shape), "data": x.ravel().tolist()}
     return x, json.dumps({"inputs": [tensor]}).encode()
 
@@ -95,7 +95,7 @@ def test_a_killed_replica_is_replaced(address: str, counted: Counted) -> None:
     assert len(before) == 2
 
     def client(number: int) -> None:
-        _, body = question(number)
+        _, body = question(number, IMAGES)
         for _ in range(REQUESTS // CLIENTS):
             try:
                 status = ask(f"{address}/v2/models/net/infer", body)[0]

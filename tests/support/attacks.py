@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import io
 import json
 import logging
 import random
+import re
 import socket
 import zlib
 from collections import Counter
@@ -24,6 +26,7 @@ from PIL import Image
 from support.mutations import garbled, mangled, written, wrong_values
 
 REFUSALS = {400, 401, 404, 405, 408, 413, 415, 431, 503}
+OUTCOMES = ("answered", "refused", "closed")
 LENGTH = "Inference-Header-Content-Length"
 HOST = "127.0.0.1"
 SECONDS = 60  # until a connection counts as forgotten
@@ -58,19 +61,24 @@ def status_of(response: bytes) -> int:
 
 
 def judged(response: bytes) -> str:
-    """answered, refused, closed, or what broke the law."""
+    """answered, refused, closed, or what broke the law. Garbled bytes may be two requests, with two responses."""
     if not response:
         return "closed"
-    status, (_, _, body) = status_of(response), response.partition(b"\r\n\r\n")
-    if status == 200:
-        return "answered"
-    if status not in REFUSALS:
+    status, (head, _, rest) = status_of(response), response.partition(b"\r\n\r\n")
+    size = re.search(rb"content-length: (\d+)", head, flags=re.IGNORECASE)
+    if size is None or len(rest) < int(size[1]):
+        return f"a response that is cut: {response[:300]!r}"
+    body, rest = rest[: int(size[1])], rest[int(size[1]) :]
+    if status != 200 and status not in REFUSALS:
         return f"status {status}: {response[:300]!r}"
     try:
-        good = list(json.loads(body)) == ["error"]
+        good = status == 200 or list(json.loads(body)) == ["error"]
     except ValueError:
-        good = not body and b"HEAD" in response
-    return "refused" if good else f"an error that is not JSON: {response[:300]!r}"
+        good = False
+    if not good:
+        return f"an error that is not JSON: {response[:300]!r}"
+    after = judged(rest)
+    return after if after not in OUTCOMES else "answered" if status == 200 else "refused"
 
 
 @dataclass
@@ -92,12 +100,12 @@ def judge(port: int, cases: Sequence[tuple[str, bytes]], *, threads: int = 8) ->
             return f"{kind}: {error!r}: {data[:300]!r}"
         if found == "closed" and kind != "http":
             return f"{kind}: closed without an answer: {data[:300]!r}"
-        return found if found in ("answered", "refused", "closed") else f"{kind}: {found} to {data[:300]!r}"
+        return found if found in OUTCOMES else f"{kind}: {found} to {data[:300]!r}"
 
     verdict = Verdict()
     with ThreadPoolExecutor(threads) as pool:
         for found in pool.map(one, cases):
-            good = found in ("answered", "refused", "closed")
+            good = found in OUTCOMES
             verdict.counts[found if good else "broken"] += 1
             if not good:
                 verdict.broken.append(found)
@@ -124,12 +132,8 @@ def errors_logged() -> Iterator[list[str]]:
             logging.getLogger(name).removeHandler(keep)
 
 
-def resident() -> float:
-    """Memory of this process in MB, without what it shares with no one any more."""
-    return rss_of("self")
-
-
-def rss_of(process: int | str) -> float:
+def resident(process: int | str = "self") -> float:
+    """Memory of a process, in MB."""
     text = Path(f"/proc/{process}/status").read_text()
     return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("VmRSS")) / 1024
 
@@ -277,3 +281,33 @@ class Mutator:
         """A header's value that is still one line."""
         wrong = garbled(text.encode(), self.rng) if text else b""
         return "".join(chr(byte) for byte in wrong if 32 < byte < 127) or "x"
+
+
+# Load
+
+
+class Load:
+    """Requests at a steady rate over connections that are kept, whether the server keeps up or not."""
+
+    def __init__(self, port: int, said: bytes, rate: float, *, connections: int = 96) -> None:
+        self.port, self.said, self.gap, self.connections = port, said, 1 / rate, connections
+        self.counts: Counter[int] = Counter()
+
+    async def run(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.next, self.end = loop.time(), loop.time() + seconds
+        await asyncio.gather(*(self.client() for _ in range(self.connections)))
+
+    async def client(self) -> None:
+        reader, writer = await asyncio.open_connection(HOST, self.port)
+        loop = asyncio.get_running_loop()
+        while (at := max(self.next, loop.time() - 1.0)) < self.end:  # what is more than a second late is left out
+            self.next = at + self.gap
+            await asyncio.sleep(at - loop.time())
+            writer.write(self.said)
+            await writer.drain()
+            head = await reader.readuntil(b"\r\n\r\n")
+            size = re.search(rb"content-length: (\d+)", head, flags=re.IGNORECASE)
+            await reader.readexactly(int(size[1]) if size else 0)
+            self.counts[status_of(head)] += 1
+        writer.close()
