@@ -65,7 +65,7 @@ def judged(response: bytes) -> str:
     if not response:
         return "closed"
     status, (head, _, rest) = status_of(response), response.partition(b"\r\n\r\n")
-    size = re.search(rb"content-length: (\d+)", head, flags=re.IGNORECASE)
+    size = re.search(rb"\ncontent-length: (\d+)", head, flags=re.IGNORECASE)
     if size is None or len(rest) < int(size[1]):
         return f"a response that is cut: {response[:300]!r}"
     body, rest = rest[: int(size[1])], rest[int(size[1]) :]
@@ -307,7 +307,7 @@ class Load:
             writer.write(self.said)
             await writer.drain()
             head = await reader.readuntil(b"\r\n\r\n")
-            size = re.search(rb"content-length: (\d+)", head, flags=re.IGNORECASE)
+            size = re.search(rb"\ncontent-length: (\d+)", head, flags=re.IGNORECASE)
             await reader.readexactly(int(size[1]) if size else 0)
             self.counts[status_of(head)] += 1
         writer.close()
