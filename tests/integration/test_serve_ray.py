@@ -31,7 +31,7 @@ from dsnet.serve.limits import Limits
 from dsnet.serve.ray import deployment
 
 SIDE = 16
-REQUESTS, CLIENTS, IMAGES = 600, 12, 16
+REQUESTS, CLIENTS, IMAGES = 600, 6, 1
 pytestmark = pytest.mark.slow
 
 
