@@ -28,6 +28,11 @@ def add_arguments(parser: Parser) -> None:
         "add to the name, as in model-int8.onnx).",
     )
     parser.add("--path", "Export this path alone, such as 3, 0,1,2,3 or exit. The file takes batches of any size.")
+    parser.add(
+        "--triton",
+        "Write a model repository for NVIDIA Triton: the dynamic network, and each width for batches.",
+        metavar="DIR",
+    )
     parser.add("--bundle", "Write a folder of parts, for dynamic inference on batches.", action="store_true")
     parser.add("--image_size")
     parser.add("--budget", "Default budget of the file: average MAdds per image. It can be changed when the file runs.")
@@ -53,6 +58,7 @@ def run(args: Namespace) -> None:
     from dsnet.export.bundle import export_bundle
     from dsnet.export.check import difference
     from dsnet.export.dynamic import export_onnx
+    from dsnet.export.triton import for_batches, write_config
     from dsnet.files import size_of
     from dsnet.latency import budget_for
     from dsnet.report.tables import human, print_json
@@ -67,6 +73,9 @@ def run(args: Namespace) -> None:
     path = None if args.path is None else manifest.parse_path(args.path)
     asked = {name: getattr(args, name) for name in ("budget", "max_width", "latency", "latency_cap", "window")}
     given = any(value is not None for value in asked.values())
+    if args.triton is not None and (args.bundle or args.out is not None):
+        unfit = "Triton runs ONNX files; leave --bundle" if args.bundle else "--triton says where to write; leave --out"
+        raise ValueError(f"{unfit} out")
     if args.bundle:
         if args.raw:
             raise ValueError("a bundle takes batches of prepared images; leave --raw out, or --bundle")
@@ -104,12 +113,19 @@ def run(args: Namespace) -> None:
                 print(told(manifest, table, policy), file=sys.stderr)
         knobs = {"budget": budget, "max_width": cap, "window": args.window, "simple": args.simple, "raw": args.raw}
         where = export_onnx(net, file, path=path, image_size=size, evaluation=known, int8=int8, **knobs)
-    runner = open_onnx(where)
+    runner, models = open_onnx(where), [where]
+    if args.triton is not None:
+        for one in for_batches(runner.manifest):
+            options = {"image_size": args.image_size, "evaluation": known, "int8": int8}
+            models.append(export_onnx(net, out_file(args, one), path=one, **options))
+        for model in models:
+            write_config(model)
     off = difference(net, runner, None if images is None else images[:COMPARED])
     kind, held = runner.manifest.kind, len(runner.paths)
     size = size_of(where)
     if args.json:
-        print_json({"out": str(where), "kind": kind, "bytes": size, "paths": held, "off": off})
+        repository = {} if args.triton is None else {"models": [model.parents[1].name for model in models]}
+        print_json({"out": str(where), "kind": kind, "bytes": size, "paths": held, "off": off, **repository})
         return
     precision = ", int8" if args.int8 else ""
     print(f"{where}: {kind}{precision}, {held} paths of {manifest.model}, {human(size)} bytes")
@@ -123,6 +139,12 @@ def run(args: Namespace) -> None:
     print(f"  {answers} {ends} differ from PyTorch by {off:.1e} of their spread{measure}")
     if (args.int8 or args.widths is not None) and runner.manifest.routes and not raw:
         print(f"  budgets were calibrated again; `dsnet eval {where}` tells the accuracy")
+    if len(models) > 1:
+        first, last = (models[number].parents[1] for number in (1, -1))
+        total = human(sum(map(size_of, models[1:])))
+        print(f"{first} to {last.name}: static, {len(models) - 1} paths that take batches, {total} bytes")
+    if args.triton is not None:
+        print(f"run: tritonserver --model-repository={args.triton}")
 
 
 def run_of(args: Namespace, option: str) -> RunFolder:
@@ -215,9 +237,13 @@ def evaluation_of(run: Path) -> Evaluation | None:
 
 def out_file(args: Namespace, path: WidthPath | None) -> Path:
     """The ONNX file to write."""
+    from dsnet.export.triton import model_file
     from dsnet.space import path_name
 
     name = "model" if path is None else f"path-{path_name(path).replace(',', '-')}"
+    if args.triton is not None:
+        run = Path(args.run).resolve().name
+        return model_file(args.triton, named(run if path is None else f"{run}-{name}", args))
     file = Path(args.out or Path(args.run) / f"{named(name, args)}.onnx")
     if file.suffix != ".onnx":
         raise ValueError(f"{file} does not end in .onnx; name the file so, or use --bundle for a folder")

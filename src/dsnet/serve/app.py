@@ -86,6 +86,7 @@ def application(
         lifespan=lifespan,
     )
     app.state.serve = state
+    app.router.redirect_slashes = False  # to an address that the client's Host header says
     return app
 
 

@@ -1,6 +1,7 @@
 """Runs requests on worker threads in the order of the scheduler. The event loop only ever waits.
 
-Everything here happens on the event loop's thread, except `Engine.work`.
+Everything here happens on the event loop's thread, except `Engine.keep_working` and what it calls. A lock guards the
+scheduler.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -86,6 +88,11 @@ class Worked:
     decoding: float = 0.0
     ended: float = 0.0
 
+    @property
+    def whole(self) -> bool:
+        """Whether all jobs were answered; what failed says nothing about times."""
+        return all(isinstance(result, Served) for result in self.results)
+
 
 class Engine:
     """The queue of a server, its workers, and its models by name."""
@@ -94,6 +101,7 @@ class Engine:
         self.models, self.limits, self.workers = models, limits or Limits(), workers or cores()
         self.scheduler = Scheduler(self.workers)
         self.metrics = Metrics(self.scheduler)
+        self.lock = threading.Lock()
         self.pool = ThreadPoolExecutor(self.workers, thread_name_prefix="dsnet-worker")
         self.clock = time.monotonic
         self.per_byte, self.lag = PER_BYTE, 0.0  # lag: seconds until the event loop sees that a worker is done
@@ -124,7 +132,9 @@ class Engine:
                 part = Part(model, inputs[start : start + PIECE], loop.create_future())
                 extra = self.per_byte * part.bytes
                 job = Job(len(part.inputs), deadline, settings, extra=extra, payload=part)
-                if not self.scheduler.submit(job, self.clock()):
+                with self.lock:
+                    fits = self.scheduler.submit(job, self.clock())
+                if not fits:
                     raise self.busy(f"the deadline of {1e3 * wait:g} ms cannot be met, even at the lowest budget")
                 jobs.append(job)
                 parts.append(part)
@@ -133,7 +143,8 @@ class Engine:
         finally:
             for job, part in zip(jobs, parts, strict=True):
                 if part.future.cancel() or part.future.cancelled():  # whoever asked has gone, or another part failed
-                    self.scheduler.cancel(job)
+                    with self.lock:
+                        self.scheduler.cancel(job)
                 else:
                     part.future.exception()  # has been seen
 
@@ -142,27 +153,42 @@ class Engine:
         return Refusal(503, f"{why}; try again in {seconds} s", {"Retry-After": str(seconds)})
 
     def pump(self) -> None:
-        """Refuse what is late, and give batches to the workers that are free."""
-        now = self.clock()
-        for job in self.scheduler.late(now):
-            settle(job.payload.future, self.busy("the deadline cannot be met any more, even at the lowest budget"))
+        """Give batches to the workers that are free."""
         loop = asyncio.get_running_loop()
-        while (batch := self.scheduler.next(now)) is not None:
-            future = loop.run_in_executor(self.pool, self.work, batch)
-            future.add_done_callback(lambda done, batch=batch: self.done(batch, done))  # type: ignore[misc]
+        while (batch := self.next(loop)) is not None:
+            self.pool.submit(self.keep_working, loop, batch)
 
-    def done(self, batch: Batch, future: asyncio.Future[Worked]) -> None:
-        """Hand out the answers of a batch, and begin the next one."""
-        if future.cancelled():  # the server has ended
-            return
-        worked = future.result()
+    def next(self, loop: asyncio.AbstractEventLoop) -> Batch | None:
+        """The batch for a free worker. What is late is refused."""
+        with self.lock:
+            now = self.clock()
+            late, batch = self.scheduler.late(now), self.scheduler.next(now)
+        for job in late:
+            refusal = self.busy("the deadline cannot be met any more, even at the lowest budget")
+            loop.call_soon_threadsafe(settle, job.payload.future, refusal)
+        return batch
+
+    def keep_working(self, loop: asyncio.AbstractEventLoop, batch: Batch | None) -> None:
+        """Run a batch and those that wait after it, on a worker's thread. It does not ask the event loop for the next
+        one: a loop that is busy refusing requests would keep it waiting."""
+        try:
+            while batch is not None:
+                worked = self.worked(batch)
+                with self.lock:
+                    self.scheduler.finished(batch, worked.ended, learn=worked.whole)
+                loop.call_soon_threadsafe(self.done, batch, worked)
+                batch = self.next(loop)
+        except Exception:
+            if not loop.is_closed():  # or the server has ended, and nobody waits
+                log.exception("a worker failed")
+
+    def done(self, batch: Batch, worked: Worked) -> None:
+        """Hand out the answers of a batch."""
         good = [result.routed for result in worked.results if isinstance(result, Served)]
-        whole = len(good) == len(batch.jobs)  # what failed says nothing about times
-        self.scheduler.finished(batch, self.clock(), learn=whole)
         self.lag += LEARN * (self.clock() - worked.ended - self.lag)
         model: Model = batch.jobs[0].payload.model
         coded = sum(job.payload.bytes for job in batch.jobs)
-        if coded and whole:
+        if coded and worked.whole:
             self.per_byte += LEARN * (worked.decoding / coded / self.scheduler.pace(self.clock()) - self.per_byte)
         for job, result in zip(batch.jobs, worked.results, strict=True):
             settle(job.payload.future, result)
@@ -170,7 +196,17 @@ class Engine:
             paths = [tuple(path) for routed in good for path in as_array(routed.paths).tolist()]
             madds = sum(int(as_array(routed.madds).sum()) for routed in good)
             self.metrics.ran(model.name, len(paths), batch.begun, madds, paths)
-        self.pump()
+
+    def worked(self, batch: Batch) -> Worked:
+        """What a worker did for a batch. If it ran out of memory, or was about to end, its requests are refused."""
+        lost = Refusal(503, "the worker that ran this request failed; try again", {"Retry-After": "1"})
+        try:
+            found = self.work(batch)
+            found.results = [lost if isinstance(one, MemoryError) else one for one in found.results]
+            return found
+        except BaseException as error:
+            log.error("a worker failed: %r", error)
+            return Worked([lost] * len(batch.jobs), ended=self.clock())
 
     def work(self, batch: Batch) -> Worked:
         """Decode and run a batch, on a worker's thread. It raises nothing."""

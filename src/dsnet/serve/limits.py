@@ -181,6 +181,8 @@ def checked(reader: zlib._Decompress, plain: bytes, coding: str, limit: int) -> 
         raise too_large(f"more than {limit}", limit)
     if not reader.eof:
         raise Refusal(400, f"the body ends in the middle of its {coding}; send all of it")
+    if reader.unused_data:
+        raise Refusal(400, f"{len(reader.unused_data)} bytes follow the {coding} of the body; send one stream")
     return plain
 
 

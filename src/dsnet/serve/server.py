@@ -27,13 +27,15 @@ log = logging.getLogger("dsnet.serve")
 
 
 class Connection(H11Protocol):
-    """A connection that is closed if its request's headers do not come in time, and refused if there are too many.
+    """A connection that is closed if its request's headers do not come in time or if the client does not read its
+    response, and refused if there are too many.
 
     h11 limits the bytes of headers; the application limits the time and the bytes of bodies.
     """
 
     limits = Limits()
     waiting: asyncio.TimerHandle | None = None
+    unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -55,8 +57,24 @@ class Connection(H11Protocol):
             self.waiting = None
 
     def too_slow(self) -> None:
-        if not self.transport.is_closing():
+        if self.transport.get_write_buffer_size():  # closing would wait until the client reads it
+            self.transport.abort()
+        elif not self.transport.is_closing():
             self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.unread is None:
+            self.unread = self.loop.call_later(self.limits.idle_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.stop_waiting_for_reader()
+
+    def stop_waiting_for_reader(self) -> None:
+        if self.unread is not None:
+            self.unread.cancel()
+            self.unread = None
 
     def handle_events(self) -> None:
         before = self.cycle
@@ -66,14 +84,14 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         before = self.cycle
-        if not self.transport.is_closing():
-            self.wait()
+        self.wait()
         super().on_response_complete()
         if self.cycle is not before:  # the next request was here already
             self.stop_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.stop_waiting()
+        self.stop_waiting_for_reader()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
