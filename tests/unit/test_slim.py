@@ -109,7 +109,7 @@ def test_costs_are_those_of_the_flop_counter_and_of_extracted_networks(name: str
     assert costs == sorted(set(costs))
 
 
-@pytest.mark.parametrize("name", CNNS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (k % 2)) for k, n in enumerate(CNNS)])
 def test_files_hold_the_whole_network(name: str, tmp_path: Path) -> None:
     """Saved and loaded, cached, one ONNX file, and a bundle."""
     net = disturbed(name)
