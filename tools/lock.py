@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = "dev,docs,openvino,coco,pretrained"
+EXTRAS = "dev,docs,openvino,coco,pretrained,ray"
 LEFT_OUT = ("dsnet", "torch", "triton")
 HEAD = """\
 # Exact versions for {python} on {system} {machine}, written by `make lock`. torch is not among them:
