@@ -15,7 +15,7 @@ from dsnet.models.graph import CLASSES, IMAGE, LAYERS, GraphSpec, Node, Part
 from dsnet.models.supernet import Supernet
 from dsnet.slimming import translate  # noqa: F401  the translations of operators
 from dsnet.slimming.clean import add_masks
-from dsnet.slimming.cut import find_classifier, find_cut, madds, slimmest
+from dsnet.slimming.cut import find_classifier, find_cut, fold_last, madds, slimmest
 from dsnet.slimming.groups import FEW, Groups, Layout, find_groups, parts_between
 from dsnet.slimming.trace import Op, Traced, trace_module
 from dsnet.slimming.widths import MULTIPLE, WIDTHS, Share, find_widths
@@ -64,6 +64,7 @@ def plan(
 ) -> Plan:
     """Read a module, find its groups, and decide where it is cut and how wide its groups are."""
     traced = trace_module(model, example)
+    fold_last(traced)
     classifier = find_classifier(traced)
     answer = traced.ops[classifier].name
     # Grouped convolutions keep all their groups or lose some; what saves more depends on the layers around them.
