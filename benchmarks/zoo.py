@@ -153,9 +153,9 @@ def page(rows: Sequence[Row], made: Row) -> str:
     lines = [
         "# Which CNNs `dsnet slim` converts",
         "",
-        f"`python benchmarks/zoo.py --export docs/results/zoo` with pytorchcv {made['pytorchcv']}, dsnet {made['dsnet']} and "
-        f"torch {made['torch']}: the smallest variant of each of the package's {found['families']} families, with random "
-        "weights, the default widths (0.25, 0.5, 0.75 and 1) and the default cut.",
+        f"`python benchmarks/zoo.py` with pytorchcv {made['pytorchcv']}, dsnet {made['dsnet']} and torch {made['torch']}: "
+        f"the smallest variant of each of the package's {found['families']} families, with random weights, the default "
+        "widths (0.25, 0.5, 0.75 and 1) and the default cut.",
         "",
         *markdown_table(
             ["<", "families"],
@@ -170,9 +170,9 @@ def page(rows: Sequence[Row], made: Row) -> str:
         ),
         "",
         f"The largest difference between a widest path and its original is {found['error']:.1g} of the spread of the "
-        "answers. Sliceable MAdds are those of layers that become cheaper at slim widths; the shared front is not among "
-        "them. The random weights say nothing about accuracy. `tests/integration/test_zoo.py` checks the laws of all "
-        "networks on these families.",
+        "answers. Sliceable MAdds are those of layers that become cheaper at slim widths; the front is not among them. "
+        "The random weights say nothing about accuracy. `tests/integration/test_zoo.py` checks the laws of all networks "
+        "on these families.",
         "",
         "## Converted",
         "",

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,6 +73,33 @@ def test_every_command_of_the_page_about_your_data_runs(
         assert main([*words, *(small if words[0] == "train" else [])]) == 0, line
     assert Path("runs/pets/model.onnx").stat().st_size > 1000
     capsys.readouterr()
+
+
+@pytest.mark.slow
+def test_everything_on_the_page_about_your_network_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the reader's module and its weights to files; the report is what the page shows."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    write_digits(Path("pets"), {"train": 30, "val": 8})
+    text = (ROOT / "docs/your-network.md").read_text()
+    module, python = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    Path("mynet.py").write_text(module)
+    made: dict[str, Any] = {}
+    exec(module, made)
+    torch.save(made["mynet"]().state_dict(), "mynet.pth")
+    exec(python, {})
+    said = ""
+    for line in commands_of("docs/your-network.md"):
+        words = shlex.split(line)[1:]
+        if "efficientnet_lite0" in words and not importlib.util.find_spec("efficientnet_lite_pytorch"):
+            break  # the last commands need dsnet[pretrained]
+        assert main([*words, *in_small(words)]) == 0, line
+        said += " ".join(capsys.readouterr().out.split())
+    (shown,) = (block for block in re.findall(r"```\n(.*?)```", text, flags=re.DOTALL) if "of widest" in block)
+    assert all(" ".join(line.split()) in said for line in shown.splitlines())
+    assert all(Path("runs/mynet", name).stat().st_size > 1000 for name in ("model.onnx", "model-int8.onnx"))
 
 
 @pytest.mark.slow

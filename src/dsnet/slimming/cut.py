@@ -13,7 +13,8 @@ from dsnet.slimming.trace import Op, Traced
 SHARE = 0.2  # of the MAdds that the front takes by default, or a little more
 REACH = (0.08, 0.5)  # shares among which the default is chosen
 SLIM = 0.25  # the width at which cuts are compared
-MIXING = {"take", "cat", "reshape", "shuffle", "permute", "pad_channels", "image", "stack", "pick"}  # operations that count channels
+MIXING = {"take", "cat", "stack", "pick", "reshape", "shuffle", "permute", "pad_channels", "image"}
+"""Operations that count channels."""
 
 
 def madds(op: Op) -> int:

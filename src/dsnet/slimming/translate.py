@@ -287,7 +287,7 @@ def stack(reader: Reader, node: fx.Node, parts: Sequence[fx.Node], dim: int = 0)
 def index_select(reader: Reader, node: fx.Node, x: fx.Node, dim: int, places: fx.Node) -> str:
     held = reader.tensor(places)
     if held is None or dim % (len(shape_of(x)) + 1) != 1:
-        raise refuse(reader, node, "selects places that are computed, or not channels; only constant channels are known")
+        raise refuse(reader, node, "selects by computed places, or no channels; give constant numbers of channels")
     return reader.add(node, "pick", [reader.value(x, node)], places=tuple(int(place) for place in held))
 
 
