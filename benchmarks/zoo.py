@@ -153,9 +153,9 @@ def page(rows: Sequence[Row], made: Row) -> str:
     lines = [
         "# Which CNNs `dsnet slim` converts",
         "",
-        f"`python benchmarks/zoo.py` with pytorchcv {made['pytorchcv']}, dsnet {made['dsnet']} and torch {made['torch']}: "
-        f"the smallest variant of each of the package's {found['families']} families, with random weights, the default "
-        "widths (0.25, 0.5, 0.75 and 1) and the default cut.",
+        f"`python benchmarks/zoo.py` with pytorchcv {made['pytorchcv']} and torch {made['torch']}: the smallest "
+        f"variant of each of {found['families']} families of the package, with random weights, the default widths "
+        "(0.25, 0.5, 0.75 and 1) and the default cut.",
         "",
         *markdown_table(
             ["<", "families"],
@@ -171,8 +171,8 @@ def page(rows: Sequence[Row], made: Row) -> str:
         "",
         f"The largest difference between a widest path and its original is {found['error']:.1g} of the spread of the "
         "answers. Sliceable MAdds are those of layers that become cheaper at slim widths; the front is not among them. "
-        "The random weights say nothing about accuracy. `tests/integration/test_zoo.py` checks the laws of all networks "
-        "on these families.",
+        "The random weights say nothing about accuracy. `tests/integration/test_zoo.py` checks the laws of converted "
+        "networks on these families.",
         "",
         "## Converted",
         "",

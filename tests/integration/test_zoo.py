@@ -29,8 +29,8 @@ ROWS = json.loads((Path(__file__).parents[2] / "docs/results/zoo.json").read_tex
 CONVERTED = {row["family"]: row for row in ROWS if row.get("exact")}
 REFUSED = {row["family"]: row for row in ROWS if row.get("traceable") and not row.get("exact")}
 EXPORTED = {
-    "densenet_cifar", "dla", "efficientnet", "ghostnet", "hardnet", "mobilenetv3", "octresnet", "preresnet_cifar", "regnet",
-    "shufflenetv2", "sknet", "squeezenet", "wrn1bit_cifar", "condensenet",
+    "condensenet", "densenet_cifar", "dla", "efficientnet", "ghostnet", "hardnet", "mobilenetv3", "octresnet",
+    "preresnet_cifar", "regnet", "shufflenetv2", "sknet", "squeezenet", "wrn1bit_cifar",
 }  # fmt: skip
 WIDTHS = (0.25, 0.5, 0.75, 1)
 
@@ -129,4 +129,4 @@ def test_the_table_has_every_family() -> None:
     names = {module.name for module in pkgutil.iter_modules(package.__path__)} - {"common"}
     assert {row["family"] for row in ROWS} == names
     assert len(CONVERTED) >= 0.85 * (len(CONVERTED) + len(REFUSED))
-    assert EXPORTED <= set(CONVERTED)
+    assert set(CONVERTED) >= EXPORTED
