@@ -97,7 +97,7 @@ def test_everything_on_the_page_about_your_network_runs(
             break  # the last commands need dsnet[pretrained]
         assert main([*words, *in_small(words)]) == 0, line
         said += " ".join(capsys.readouterr().out.split())
-    (shown,) = (block for block in re.findall(r"```\n(.*?)```", text, flags=re.DOTALL) if "of widest" in block)
+    (shown,) = (block for block in plain_blocks("docs/your-network.md") if "of widest" in block)
     assert all(" ".join(line.split()) in said for line in shown.splitlines())
     assert all(Path("runs/mynet", name).stat().st_size > 1000 for name in ("model.onnx", "model-int8.onnx"))
 
@@ -168,9 +168,13 @@ def test_every_command_of_the_documentation_runs(
 
 
 def commands_of(page: str) -> list[str]:
+    return [line for block in plain_blocks(page) for line in block.splitlines() if line.startswith("dsnet ")]
+
+
+def plain_blocks(page: str) -> list[str]:
+    """The blocks of a page that are in no language: commands, and what they print."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
-    lines = [line for language, block in blocks if not language for line in block.splitlines()]
-    return [line for line in lines if line.startswith("dsnet ")]
+    return [block for language, block in blocks if not language]
 
 
 def in_small(words: list[str]) -> list[str]:
