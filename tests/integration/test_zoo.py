@@ -85,7 +85,7 @@ def test_the_laws_hold_on_every_family(family: str, tmp_path: Path) -> None:
 
 
 def check_paths(net: Supernet, x: Tensor) -> None:
-    """Sliced = extracted = mixed at the slimmest and the widest width, and cost = FLOP counter at every width."""
+    """Sliced = extracted = mixed, and cost = FLOP counter, at the slimmest and the widest width."""
     ends = [net.space.slimmest, net.space.widest]
     alone = [net(x[number : number + 1], path) for number, path in enumerate(ends)]
     table = count(net)
@@ -106,12 +106,11 @@ def check_files(net: Supernet, x: Tensor, folder: Path, *, onnx: bool) -> None:
     save(net, folder)
     again = load(folder)
     assert again.spec == net.spec
-    paths = [net.space.slimmest, net.space.widest]
-    assert all(torch.equal(again(x, path), net(x, path)) for path in paths[:1])
+    assert torch.equal(again(x, net.space.slimmest), net(x, net.space.slimmest))
     if onnx:
         export_onnx(net, folder / "model.onnx")
         runner = open_runner(folder / "model.onnx")
-        for path in paths:
+        for path in (net.space.slimmest, net.space.widest):
             assert_same(torch.as_tensor(runner(x, path=path).logits), net(x, path))
 
 
