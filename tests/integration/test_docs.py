@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -75,6 +76,33 @@ def test_every_command_of_the_page_about_your_data_runs(
 
 
 @pytest.mark.slow
+def test_everything_on_the_page_about_your_network_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the reader's module and its weights to files; the report is what the page shows."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    write_digits(Path("pets"), {"train": 30, "val": 8})
+    text = (ROOT / "docs/your-network.md").read_text()
+    module, python = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    Path("mynet.py").write_text(module)
+    made: dict[str, Any] = {}
+    exec(module, made)
+    torch.save(made["mynet"]().state_dict(), "mynet.pth")
+    exec(python, {})
+    said = ""
+    for line in commands_of("docs/your-network.md"):
+        words = shlex.split(line)[1:]
+        if "efficientnet_lite0" in words and not importlib.util.find_spec("efficientnet_lite_pytorch"):
+            break  # the last commands need dsnet[pretrained]
+        assert main([*words, *in_small(words)]) == 0, line
+        said += " ".join(capsys.readouterr().out.split())
+    (shown,) = (block for block in plain_blocks("docs/your-network.md") if "of widest" in block)
+    assert all(" ".join(line.split()) in said for line in shown.splitlines())
+    assert all(Path("runs/mynet", name).stat().st_size > 1000 for name in ("model.onnx", "model-int8.onnx"))
+
+
+@pytest.mark.slow
 def test_every_command_of_the_page_about_reports_runs(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,9 +168,13 @@ def test_every_command_of_the_documentation_runs(
 
 
 def commands_of(page: str) -> list[str]:
+    return [line for block in plain_blocks(page) for line in block.splitlines() if line.startswith("dsnet ")]
+
+
+def plain_blocks(page: str) -> list[str]:
+    """The blocks of a page that are in no language: commands, and what they print."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
-    lines = [line for language, block in blocks if not language for line in block.splitlines()]
-    return [line for line in lines if line.startswith("dsnet ")]
+    return [block for language, block in blocks if not language]
 
 
 def in_small(words: list[str]) -> list[str]:

@@ -190,3 +190,25 @@ class Hourglass(nn.Module):
         x = x * torch.sigmoid(self.look(x))
         x = 1 - F.pad(x, (1, 1, 1, 1), mode="reflect")[:, :, 1:-1, ::2]
         return F.log_softmax(self.fc(F.gelu(self.norm(self.hidden(x.mean((2, 3)))))), 1)
+
+
+@cnn
+class Branches(nn.Module):
+    """Stacked maps that are averaged, or weighed against each other; picked channels; a norm behind the classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.one, self.two, self.join = conv(3, 16), conv(16, 24), conv(16, 24, 5), conv(24, 32, 1, groups=2)
+        self.three, self.four, self.weigh = conv(32, 16), conv(32, 16, 5), nn.Linear(16, 32)
+        self.register_buffer("order", torch.randperm(24, generator=torch.Generator().manual_seed(5)))
+        self.order: Tensor
+        self.hidden, self.fc, self.norm = conv(16, 32), nn.Conv2d(32, 5, 1), nn.BatchNorm2d(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = torch.stack([self.one(x), self.two(x)], 0).mean(0)
+        x = self.join(x.index_select(1, self.order))
+        both = torch.stack([self.three(x), self.four(x)], 1)
+        weights = self.weigh(both.sum(1).mean((2, 3))).view(-1, 2, 16).softmax(1)[..., None, None]
+        top, bottom = (both * weights).sum(1).chunk(2, 2)
+        return self.norm(self.fc(self.hidden(top - bottom))).mean((2, 3))

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from dsnet.errors import SlimError
 from dsnet.export.bundle import export_bundle
 from dsnet.export.dynamic import export_onnx
 from dsnet.models import DynamicRunner, Supernet, count, extract
 from dsnet.nn import Gate, SliceBatchNorm2d
 from dsnet.opening import open_runner
+from dsnet.slimming.convert import check_same
 from dsnet.slimming.network import slim
 from dsnet.slimming.sort import Importance
 from dsnet.tasks import load, save
@@ -72,6 +74,14 @@ def test_the_widest_path_is_the_original(name: str) -> None:
             assert_close(net(noise(), net.space.widest), wanted, 1e-4)
         slimmest = [net(noise(), net.space.slimmest) for net in nets]
         assert (slimmest[0] - slimmest[1]).abs().max() > 1e-3
+
+
+def test_a_wrong_conversion_is_refused() -> None:
+    other = copy.deepcopy(original("residual"))
+    with torch.no_grad():
+        other.get_parameter("two.1.weight").mul_(1.01)
+    with pytest.raises(SlimError, match="differs from the original"):
+        check_same(other, converted("residual"), example())
 
 
 @pytest.mark.parametrize("sort", ["scale", "l1"])

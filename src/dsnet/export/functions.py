@@ -71,9 +71,11 @@ def reduce(kind: str) -> Callable[..., str]:
 
 
 def get_item(graph: Graph, x: Any, item: Any) -> Any:
-    """One of several outputs, new axes at the end of a tensor, or a part of one of its axes."""
+    """One of several outputs, new axes at the end of a tensor, a part of one of its axes, or some of its channels."""
     if not isinstance(x, str):
         return x[item]
+    if isinstance(item[-1], tuple):
+        return graph.op("Gather", x, graph.constant(list(item[-1])), axis=len(item) - 1)
     if isinstance(item[-1], slice) and item[-1] != slice(None) and item[0] is not Ellipsis:
         part, axis = item[-1], len(item) - 1
         return graph.op("Slice", x, *(graph.constant([end]) for end in (part.start, part.stop, axis, part.step or 1)))
@@ -88,6 +90,10 @@ def get_item(graph: Graph, x: Any, item: Any) -> Any:
 
 def concat(graph: Graph, parts: list[str], axis: int = 0, *, dim: int | None = None) -> str:
     return graph.op("Concat", *parts, axis=axis if dim is None else dim)
+
+
+def stack(graph: Graph, parts: list[str], axis: int) -> str:
+    return graph.op("Concat", *(graph.op("Unsqueeze", part, graph.constant([axis])) for part in parts), axis=axis)
 
 
 def total(graph: Graph, x: str, axis: int, *, keepdim: bool) -> str:
@@ -199,6 +205,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.tanh: unary("Tanh"),
     torch.sigmoid: unary("Sigmoid"),
     torch.cat: concat,
+    torch.stack: stack,
     operator.add: binary("Add"),
     operator.sub: binary("Sub"),
     operator.mul: binary("Mul"),

@@ -77,6 +77,8 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "maximum": torch.maximum,
     "minimum": torch.minimum,
     "cat": lambda *parts: torch.cat(parts, 1),
+    "stack": lambda *parts, axis: torch.stack(parts, axis),
+    "pick": lambda x, places: x[:, places],
     "max_pool": max_pool,
     "avg_pool": avg_pool,
     "global_max": lambda x: F.adaptive_max_pool2d(x, 1),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
+import torch
+
 from dsnet.errors import SlimError
 from dsnet.slimming.groups import Groups, Layout
 from dsnet.slimming.trace import Op, Traced
@@ -11,7 +13,8 @@ from dsnet.slimming.trace import Op, Traced
 SHARE = 0.2  # of the MAdds that the front takes by default, or a little more
 REACH = (0.08, 0.5)  # shares among which the default is chosen
 SLIM = 0.25  # the width at which cuts are compared
-MIXING = {"take", "cat", "reshape", "shuffle", "permute", "pad_channels", "image"}  # operations that count channels
+MIXING = {"take", "cat", "stack", "pick", "reshape", "shuffle", "permute", "pad_channels", "image"}
+"""Operations that count channels."""
 
 
 def madds(op: Op) -> int:
@@ -37,6 +40,26 @@ def find_classifier(traced: Traced) -> int:
     if traced.ops[number].shape[0] != traced.ops[-1].shape[0]:
         raise SlimError(f"the last layer {traced.ops[number].name!r} does not give one number for each class")
     return number
+
+
+def fold_last(traced: Traced) -> None:
+    """Fold a batch norm that follows the last layer into it: the classes have one width, and need no statistics."""
+    layers = [op for op in traced.ops if op.kind in ("conv", "linear", "batch_norm")]
+    if len(layers) < 2:
+        return
+    layer, norm = layers[-2:]
+    readers = [op.name for op in traced.ops if layer.name in op.inputs]
+    if norm.kind != "batch_norm" or layer.kind == "batch_norm" or readers != [norm.name]:
+        return
+    held = norm.tensors
+    scale = held["weight"] * (held["running_var"] + float(norm.options["eps"])).rsqrt()  # type: ignore[arg-type]
+    weight, bias = layer.tensors["weight"], layer.tensors.get("bias", torch.zeros_like(scale))
+    layer.tensors["weight"] = weight * scale.view(-1, *[1] * (weight.dim() - 1))
+    layer.tensors["bias"] = (bias - held["running_mean"]) * scale + held["bias"]
+    layer.options["bias"] = True
+    traced.ops = [op for op in traced.ops if op is not norm]
+    for op in traced.ops:
+        op.inputs = [layer.name if name == norm.name else name for name in op.inputs]
 
 
 def candidates(traced: Traced, classifier: int) -> list[int]:

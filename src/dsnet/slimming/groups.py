@@ -282,7 +282,7 @@ RULES: dict[str, Rule] = {
     "cat": cat,
     "take": take,
     "flatten": flatten,
-    **dict.fromkeys(("reshape", "permute"), opaque),
+    **dict.fromkeys(("reshape", "permute", "stack", "pick"), opaque),
     "shuffle": shuffle,
     **dict.fromkeys(("softmax", "log_softmax", "mean", "sum", "amax", "crop"), along),
     "pad_channels": pad_channels,

@@ -129,6 +129,7 @@ class Reader:
         (self.image,) = signature.user_inputs
         self.ops: list[Op] = []
         self.names: dict[fx.Node, Any] = {}  # the values that nodes stand for: names, or lists of names
+        self.stacks: dict[str, tuple[int, list[str]]] = {}  # maps along a new axis: its number, their names
         self.notes: list[str] = []
         self.used: set[str] = set()
 

@@ -274,6 +274,23 @@ def cat(reader: Reader, node: fx.Node, parts: Sequence[fx.Node], dim: int = 0) -
     return reader.add(node, "cat", [reader.value(part, node) for part in parts])
 
 
+@translates("stack")
+def stack(reader: Reader, node: fx.Node, parts: Sequence[fx.Node], dim: int = 0) -> str | None:
+    """Maps along a new axis; where this axis is summed or averaged at once, a sum of maps (in `reduced`)."""
+    axis = dim % node.meta["val"].dim()
+    names = [reader.value(part, node) for part in parts]
+    reader.stacks[node.name] = axis, names
+    return reader.add(node, "stack", names, axis=axis) if axis else None
+
+
+@translates("index_select")
+def index_select(reader: Reader, node: fx.Node, x: fx.Node, dim: int, places: fx.Node) -> str:
+    held = reader.tensor(places)
+    if held is None or dim % (len(shape_of(x)) + 1) != 1:
+        raise refuse(reader, node, "selects by computed places, or no channels; give constant numbers of channels")
+    return reader.add(node, "pick", [reader.value(x, node)], places=tuple(int(place) for place in held))
+
+
 @translates("max_pool2d")
 def max_pool(
     reader: Reader,
@@ -340,12 +357,23 @@ def total(reader: Reader, node: fx.Node, x: fx.Node, dims: Any = None, keepdim: 
 def reduced(reader: Reader, node: fx.Node, kind: str, x: fx.Node, dims: Any, keep: bool, **more: Any) -> str:
     rank = len(shape_of(x)) + 1
     axes = sorted(dim % rank for dim in ([dims] if isinstance(dims, int) else dims or range(rank)))
+    axis, stacked = reader.stacks.get(x.name, (None, []))
+    if axes == [axis] and kind in ("sum", "mean") and not keep:
+        return added(reader, node, stacked, mean=kind == "mean")
     name = reader.value(x, node)
     if kind == "mean" and rank == 4 and axes == [2, 3]:
         return reader.add(node, "global_pool", [name], keep=keep)
     if 0 in axes:
         raise refuse(reader, node, "averages over the images of a batch; every image must have an answer of its own")
     return reader.add(node, kind, [name], dims=tuple(axes), keep=keep, **more)
+
+
+def added(reader: Reader, node: fx.Node, names: Sequence[str], *, mean: bool) -> str:
+    """The sum or mean of maps, one after another."""
+    total, *others = names
+    for number, other in enumerate(others):
+        total = reader.add(node, "add", [total, other], name=f"{node.name}_{number}")
+    return reader.add(node, "div", [total], number=float(len(names))) if mean else total
 
 
 @translates("view", "reshape", "flatten", "squeeze", "unsqueeze", "_unsafe_view", "unflatten")
@@ -398,16 +426,17 @@ def permute(reader: Reader, node: fx.Node, x: fx.Node, *args: Any) -> str:
 
 @translates("chunk", "split", "split_with_sizes", "tensor_split")
 def split(reader: Reader, node: fx.Node, x: fx.Node, sizes: Any, dim: int = 0) -> list[str]:
-    if dim % (len(shape_of(x)) + 1) != 1:
-        raise refuse(reader, node, f"splits axis {dim}; only channels (axis 1) are split")
+    axis = dim % (len(shape_of(x)) + 1)
+    if axis == 0:
+        raise refuse(reader, node, "splits a batch; every image must have an answer of its own")
     name, found, start = reader.value(x, node), [], 0
     for number, piece in enumerate(node.meta["val"]):
-        count = int(piece.shape[1])
-        shape = tuple(int(side) for side in piece.shape[1:])
-        found.append(
-            reader.add(node, "take", [name], name=f"{node.name}_{number}", shape=shape, start=start, stop=start + count)
-        )
-        start += count
+        stop = start + int(piece.shape[axis])
+        options: dict[str, Any] = {"start": start, "stop": stop} | ({} if axis == 1 else {"axis": axis, "step": 1})
+        options["shape"] = tuple(int(side) for side in piece.shape[1:])
+        kind = "take" if axis == 1 else "crop"
+        found.append(reader.add(node, kind, [name], name=f"{node.name}_{number}", **options))
+        start = stop
     return found
 
 
