@@ -79,7 +79,9 @@ def test_the_laws_hold_on_every_family(family: str, tmp_path: Path) -> None:
     assert report.sliceable == pytest.approx(row["sliceable"])
     assert report.madds[0] / report.madds[-1] == pytest.approx(row["slimmest"])
     with torch.no_grad():
-        assert_same(net(x, net.space.widest), model(x).flatten(1))
+        # Random weights make answers of thousands, and sorting changes the order of sums: floats may differ by more.
+        widest = copy.deepcopy(net).double()
+        assert_same(widest(x.double(), net.space.widest), copy.deepcopy(model).double()(x.double()).flatten(1))
         check_paths(disturbed(net), x)
         check_files(disturbed(net), x[:1], tmp_path, onnx=family in EXPORTED)
 
