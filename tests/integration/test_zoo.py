@@ -82,7 +82,7 @@ def test_the_laws_hold_on_every_family(family: str, tmp_path: Path) -> None:
         # Random weights make answers of thousands, and sorting changes the order of sums: floats may differ by more.
         widest = copy.deepcopy(net).double()
         assert_same(widest(x.double(), net.space.widest), copy.deepcopy(model).double()(x.double()).flatten(1))
-        check_paths(disturbed(net), x)
+        check_paths(copy.deepcopy(disturbed(net)).double(), x.double())
         check_files(disturbed(net), x[:1], tmp_path, onnx=family in EXPORTED)
 
 
@@ -98,7 +98,7 @@ def check_paths(net: Supernet, x: Tensor) -> None:
         assert_same(answer, alone[number])
         assert table.cost(path).layers == counter.get_total_flops() // 2
         assert table.params(path) == sum(weight.numel() for weight in static.parameters())
-    mixed, _, _ = net.forward_mixed(x, lambda point, scores: torch.eye(len(WIDTHS))[[0, -1]])
+    mixed, _, _ = net.forward_mixed(x, lambda point, scores: torch.eye(len(WIDTHS), dtype=x.dtype)[[0, -1]])
     for number, answer in enumerate(alone):
         assert_same(mixed[number : number + 1], answer)
     assert (alone[0] - alone[1]).abs().max() > 0
