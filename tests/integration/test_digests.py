@@ -17,7 +17,7 @@ import pytest
 
 import dsnet
 from dsnet.cli import main
-from dsnet.errors import CheckpointError, RoutingError
+from dsnet.errors import CheckpointError
 from dsnet.export.bundle import export_bundle
 from dsnet.export.dynamic import export_onnx
 from dsnet.export.int8 import quantisation
@@ -171,12 +171,8 @@ def test_without_the_digest_a_flipped_bit_would_change_answers(run: Path, monkey
         return file.read_bytes()[-seal.HEX :].decode()
 
     monkeypatch.setattr(seal, "checked", trusting)
-    with flipping(place, 8 * (size // 2 // 4 * 4 + 3) + 6):
-        try:
-            found = answers(place)
-        except RoutingError:  # the bit made a weight so large that logits are not finite
-            return
-        assert found != expected
+    with flipping(place, 8 * (size // 2 // 4 * 4 + 2) + 7):  # a weight becomes half or twice as large
+        assert answers(place) != expected
 
 
 def test_a_file_can_be_verified_by_its_last_bytes(trained: Path) -> None:

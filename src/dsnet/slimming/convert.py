@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dsnet.errors import SlimError
 from dsnet.models.graph import CLASSES, IMAGE, LAYERS, GraphSpec, Node, Part
 from dsnet.models.supernet import Supernet
-from dsnet.slimming import translate  # noqa: F401  the translations of operators
+from dsnet.slimming import layers, maps  # noqa: F401  the translations of operators
 from dsnet.slimming.clean import add_masks
 from dsnet.slimming.cut import find_classifier, find_cut, fold_last, madds, slimmest
 from dsnet.slimming.groups import FEW, Groups, Layout, find_groups, parts_between
