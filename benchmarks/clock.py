@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import tempfile
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from turns import in_turns
 
 from dsnet.cli import main as dsnet
 from dsnet.export.dynamic import export_onnx
@@ -111,15 +110,7 @@ def timed(repeats: int) -> list[dict[str, Any]]:
                 session = open_session(export_onnx(net, Path(folder) / "plain.onnx", path=(), int8=int8), 1)
                 calls[PLAINLY, precision, width] = partial(session.run, None, feed)
             madds[PLAINLY, width] = net.manifest().table.madds(())
-        spent: dict[tuple[str, str, int], list[float]] = {key: [] for key in calls}
-        order, rng = list(calls), random.Random(0)
-        for _ in range(repeats):
-            rng.shuffle(order)
-            for key in order:
-                calls[key]()  # brings the weights into the cache
-                start = time.thread_time()
-                calls[key]()
-                spent[key].append(1e3 * (time.thread_time() - start))
+        spent = in_turns(calls, repeats)
     ms = {key: float(np.median(found)) for key, found in spent.items()}
     return [
         {

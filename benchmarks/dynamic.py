@@ -11,10 +11,7 @@ milliseconds of a quiet one are in runtime.md. Writes PREFIX.json and PREFIX.md.
 from __future__ import annotations
 
 import argparse
-import json
-import random
 import tempfile
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from turns import in_turns, write_page
 
 from dsnet import export_onnx, quantisation
 from dsnet.bench.candidates import Artefacts
@@ -32,7 +30,6 @@ from dsnet.nn import RouterSpec
 from dsnet.report.tables import markdown_table
 from dsnet.runtime.engine import open_session
 from dsnet.runtime.onnx import IMAGE, FileRunner, knobs
-from dsnet.schema import plain
 from dsnet.space import WidthPath, path_name
 
 CASES: list[tuple[str, str, list[WidthPath]]] = [
@@ -46,20 +43,6 @@ def network(name: str) -> Supernet:
     """A network with fresh weights, because the time does not depend on them."""
     torch.manual_seed(0)
     return Supernet(replace(model_spec(name), router=RouterSpec())).eval()
-
-
-def in_turns(calls: dict[str, Call], repeats: int) -> dict[str, list[float]]:
-    """Processor seconds of the calling thread. Waiting does not count."""
-    times: dict[str, list[float]] = {key: [] for key in calls}
-    order, rng = list(calls), random.Random(0)
-    for _ in range(repeats):
-        rng.shuffle(order)
-        for key in order:
-            calls[key]()  # brings the weights into the cache
-            begun = time.thread_time()
-            calls[key]()
-            times[key].append(time.thread_time() - begun)
-    return times
 
 
 def compared(
@@ -82,7 +65,7 @@ def compared(
             }
             times = in_turns(calls, repeats)
             ratios.append(ratio(times["dynamic"], times["static"]))
-            ms.append(1e3 * float(np.median(times["static"])))
+            ms.append(float(np.median(times["static"])))
         rows.append({"model": name, "precision": precision, "path": path, "ratios": ratios, "static_ms": ms})
     return rows
 
@@ -124,9 +107,7 @@ def main() -> None:
     ]
     print("\n".join(lines))
     if args.export:
-        prefix = Path(args.export)
-        prefix.with_suffix(".json").write_text(json.dumps({**plain(about), **plain(results)}, indent=1) + "\n")
-        prefix.with_suffix(".md").write_text("\n".join(lines) + "\n")
+        write_page(Path(args.export), results, lines)
 
 
 if __name__ == "__main__":

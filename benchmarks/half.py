@@ -15,7 +15,6 @@ test images whose path and whose class are those of the file of floats. Writes P
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,6 +26,7 @@ import numpy as np
 import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from turns import write_page
 
 from dsnet import export_onnx, quantisation
 from dsnet.latency.timing import Call, interleaved, machine, summary
@@ -37,7 +37,6 @@ from dsnet.runs.folder import RunFolder
 from dsnet.runtime import openvino
 from dsnet.runtime.engine import ONNX_RUNTIME, Engine
 from dsnet.runtime.onnx import IMAGE, FileRunner
-from dsnet.schema import plain
 from dsnet.space import path_name
 from dsnet.tasks import images_of
 
@@ -211,9 +210,7 @@ def main() -> None:
     ]
     print("\n".join(lines))
     if args.export:
-        prefix = Path(args.export)
-        prefix.with_suffix(".json").write_text(json.dumps({**plain(about), **plain(results)}, indent=1) + "\n")
-        prefix.with_suffix(".md").write_text("\n".join(lines) + "\n")
+        write_page(Path(args.export), results, lines)
 
 
 if __name__ == "__main__":

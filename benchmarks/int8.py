@@ -13,7 +13,6 @@ PREFIX.md.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from turns import write_page
 
 from dsnet import export_onnx, quantisation
 from dsnet.export import int8 as room
@@ -179,9 +179,7 @@ def main() -> None:
     ]
     print("\n".join(lines))
     if args.export:
-        prefix = Path(args.export)
-        prefix.with_suffix(".json").write_text(json.dumps({**plain(about), **plain(result)}, indent=1) + "\n")
-        prefix.with_suffix(".md").write_text("\n".join(lines) + "\n")
+        write_page(Path(args.export), result, lines)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ width are zeroed). The candidates of each comparison are interleaved. Writes PRE
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from turns import write_page
 
 from dsnet.bench.candidates import Artefacts, forced_call
 from dsnet.bench.timing import interleaved
@@ -180,9 +180,7 @@ def main() -> None:
     ]
     print("\n".join(lines))
     if args.export:
-        prefix = Path(args.export)
-        prefix.with_suffix(".json").write_text(json.dumps({**plain(about), **plain(results)}, indent=1) + "\n")
-        prefix.with_suffix(".md").write_text("\n".join(lines) + "\n")
+        write_page(Path(args.export), results, lines)
 
 
 if __name__ == "__main__":
