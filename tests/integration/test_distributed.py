@@ -27,17 +27,13 @@ Two = dict[str, dict[str, torch.Tensor]]
 
 def torchrun(*words: str, ranks: int = 2, restarts: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    for _ in range(1 if restarts else 3):
-        done = subprocess.run(
-            [*launch, f"--max_restarts={restarts}", *words],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), **environment},
-            text=True,
-            capture_output=True,
-            timeout=200 * (1 + restarts),
-        )
-        if "could not join the others" not in done.stderr:  # gloo's ports are sometimes taken
-            break
-    return done
+    return subprocess.run(
+        [*launch, f"--max_restarts={restarts}", *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        text=True,
+        capture_output=True,
+        timeout=200 * (1 + restarts),
+    )
 
 
 DIGITS = [*SHORT, "--optim.epochs", "2", "--optim.batch_size", "128"]
@@ -150,14 +146,14 @@ def test_a_killed_rank_ends_the_job_with_a_clear_error(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_restart_by_torchrun_resumes(tmp_path: Path, counted: Counted) -> None:
-    """Slow because gloo may need several restarts, each after a time-out, until the processes meet again."""
+    """One restart is enough: what the killed processes left in torchrun's store does not mislead the next ones."""
     words = [*DYING, "--timeout", "0.5"]
     plain = torchrun("-m", "dsnet", "train", "--out", str(tmp_path / "plain"), *words)
     assert plain.returncode == 0, plain.stderr[-3000:]
     expected, broken = (tmp_path / "plain" / "model.safetensors").read_bytes(), []
     for fatal in range(3, 13):  # every trial dies at another step; states are saved every 3 steps and after an epoch
         run = tmp_path / str(fatal)
-        done = torchrun(*WORKER, "die", str(run), *words, restarts=5, DSNET_TEST_STEP=str(fatal))
+        done = torchrun(*WORKER, "die", str(run), *words, restarts=1, DSNET_TEST_STEP=str(fatal))
         resumed = re.search(r"resumed at step (\d+)", done.stdout)
         whole = done.returncode == 0 and (run / "model.safetensors").read_bytes() == expected
         if not (whole and resumed and fatal - 3 <= int(resumed[1]) <= fatal):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import os
 import re
-import sys
-import threading
+import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -39,9 +40,11 @@ def process_group(minutes: float = 30) -> Iterator[None]:
         f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} could not join the others by {backend} ({{}}); "
         f"check that they run and can be reached, or let torchrun try again with --max-restarts"
     )
+    patience = timedelta(minutes=minutes)
     try:
-        with ended_after(60 * minutes + 5, lost.format("it waited for them without end")):
-            dist.init_process_group(backend, timeout=timedelta(minutes=minutes))
+        store, rank, size = next(dist.rendezvous("env://", timeout=patience))
+        store = met(store, rank, size, patience)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     except RuntimeError as error:
         raise ValueError(lost.format(error)) from error
     try:
@@ -50,22 +53,38 @@ def process_group(minutes: float = 30) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-@contextmanager
-def ended_after(seconds: float, error: str) -> Iterator[None]:
-    """End this process with an error if a `with` block takes longer. Two processes that gloo connects anew may wait for
-    each other beyond every time-out of torch, and nothing but their end helps then."""
+def met(store: dist.Store, rank: int, size: int, patience: timedelta) -> dist.Store:
+    """A part of `store` for the processes that are there now.
 
-    def end() -> None:
-        print(f"dsnet train: error: {error}", file=sys.stderr, flush=True)
-        os._exit(2)
+    torchrun keeps one store through all restarts. What the processes of an earlier start wrote into it, their addresses
+    for one, is read by those of the next, which then call ports that nobody listens to. So every process writes a token
+    of its own, process 0 calls the roll of all tokens, and who is on the roll answers. Once all have answered, the roll
+    names a part of the store that nobody used before.
+    """
+    own, called, answered = uuid.uuid4().hex, "", ""
+    store.set(f"here/{rank}", own)
+    end = time.monotonic() + patience.total_seconds()
+    while time.monotonic() < end:
+        if rank == 0:
+            tokens = [read(store, f"here/{other}") for other in range(size)]
+            if all(tokens) and (roll := " ".join(tokens)) != called:
+                store.set("roll", roll)
+                called = roll
+        roll = read(store, "roll")
+        if own in roll:
+            name = hashlib.sha256(roll.encode()).hexdigest()
+            if name != answered:
+                store.set(f"{name}/{rank}", "here")
+                answered = name
+            if store.check([f"{name}/{other}" for other in range(size)]):
+                return dist.PrefixStore(name, store)
+        time.sleep(0.02)
+    raise RuntimeError(f"not all {size} were there after {patience.total_seconds():g} s")
 
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+
+def read(store: dist.Store, key: str) -> str:
+    """A value of the store, empty where there is none yet."""
+    return store.get(key).decode() if store.check([key]) else ""
 
 
 @contextmanager
