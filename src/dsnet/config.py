@@ -37,10 +37,12 @@ class RunConfig(Typed, ABC):
     """The keys that every task's config has. It is saved as config.yaml in the run's folder.
 
     BASIC: keys that the short help shows. CARRIED: keys that fine-tuning takes from the run that it starts from.
-    RECIPE: packaged config that a run on a folder of images starts from if the user names none.
+    RECIPE: packaged config that a run on a folder of images starts from if the user names none. PRETRAINED: the same
+    for runs that start from a network that `dsnet slim` converted.
     """
 
     RECIPE: ClassVar[str | None] = None
+    PRETRAINED: ClassVar[str | None] = None
     BASIC: ClassVar[tuple[str, ...]] = ()
     CARRIED: ClassVar[tuple[str, ...]] = ()
 

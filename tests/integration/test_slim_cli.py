@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from dsnet.cli import main
-from dsnet.tasks import load
+from dsnet.runs.config import new_config, recipe_for
+from dsnet.tasks import load, read_config
+from dsnet.tasks.classification.config import ClassificationConfig
+from dsnet.tasks.classification.task import task
 from support.cnns import Residual, lively
+from support.folders import make_folder
 
 FACTORY = "support.cnns:Residual"
 
@@ -56,6 +61,35 @@ def test_wrong_words_end_with_one_line(start: Path, capsys: pytest.CaptureFixtur
     for words in (["import", str(start), "--out", "new"], ["import", str(start), "--as", "resnet50", "--out", "new"]):
         assert main(words) == 2
         assert "was made by `dsnet slim` and has no blocks" in capsys.readouterr().err
+
+
+def test_training_takes_the_normalisation_and_the_recipe_for_pretrained_weights(start: Path, tmp_path: Path) -> None:
+    pictures = make_folder(tmp_path / "pictures")
+    keys = {"data": {"root": str(pictures)}}
+    recipe = recipe_for(ClassificationConfig, str(start), keys)
+    assert recipe == "pretrained"
+    assert recipe_for(ClassificationConfig, None, keys) == "folder"
+    config: Any = new_config(ClassificationConfig, str(start), keys, recipe=recipe)
+    card = load(start).card
+    assert (config.data.mean, config.data.std) == (card.preprocessing.mean, card.preprocessing.std)
+    assert (config.freeze, config.optim.name, config.model.image_size) == ("front", "adamw", 16)
+    data = task.open_data(config)
+    assert (data.mean, data.image_size) == (card.preprocessing.mean, 16)
+
+
+def test_a_frozen_front_stays_as_it_is(start: Path, tmp_path: Path) -> None:
+    words = ["--data.root", str(make_folder(tmp_path / "pictures")), "--optim.steps", "3", "--optim.batch_size", "4"]
+    run = tmp_path / "run"
+    assert main(["train", "--from", str(start), "--out", str(run), *words]) == 0
+    before, after = load(start).state_dict(), load(run).state_dict()
+    front = [key for key in before if key.startswith("front.")]
+    assert front
+    assert all(torch.equal(before[key], after[key]) for key in front)
+    behind = [key for key in before if key.startswith("segments.") and before[key].is_floating_point()]
+    assert any(not torch.equal(before[key], after[key]) for key in behind)
+    config = read_config(run / "config.yaml")
+    again: Any = new_config(ClassificationConfig, str(run), {"data": {"root": config.data.root}})
+    assert (again.data.mean, again.data.std) == (config.data.mean, config.data.std)
 
 
 @pytest.mark.slow

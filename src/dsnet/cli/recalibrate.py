@@ -39,7 +39,8 @@ def recalibrate_run(run: RunFolder, args: Namespace) -> None:
     config, data = run.opened(args.root)
     if args.images is not None:
         config = replace(config, recalibration=args.images)
-    batches = recalibrate(net, calibration_images(data, config, seed=args.seed))
+    images = calibration_images(data, config, seed=args.seed)
+    batches = recalibrate(net, images, frozen=config.freeze == "front")
     if batches == 0 and net.spec.router is None:
         print(f"{net.spec.name} has no batch norm and no router: there is nothing to recalibrate")
         return

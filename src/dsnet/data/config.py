@@ -62,6 +62,10 @@ class DataConfig(Reading):
         split_seed: Seed of the choice of calibration images.
         crop_ratio: Share of the short side that the centre crop keeps at evaluation, for folders.
         interpolation: How images of folders are resized.
+        mean: Mean of the pixels of each channel, as shares of 255, with which inputs are normalised. By default
+            ImageNet's for files, and that of the training images for arrays. On files, --from takes it from a network
+            that was converted.
+        std: Standard deviation of the same kind.
         on_corrupt: Stop at a damaged file, or skip it and list it in skipped.txt.
         max_skipped: Largest share of damaged files to skip. Above it the run stops.
         max_pixels: Images with more pixels than this are refused before they are decoded. Fewer are allowed in
@@ -78,6 +82,8 @@ class DataConfig(Reading):
     split_seed: int = 0
     crop_ratio: float = 0.875
     interpolation: Interpolation = "bilinear"
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
     on_corrupt: Literal["stop", "skip"] = "stop"
     max_skipped: float = 0.01
     max_pixels: int = MAX_PIXELS
@@ -96,6 +102,11 @@ class DataConfig(Reading):
         size = self.image_size
         must("data.image_size", size, size is None or size >= 1, "be at least 1, or null")
         allow("image_size", size or 1, "data.image_size is")
+        if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
+            raise ValueError(
+                f"data.mean is {self.mean} and data.std is {self.std}; give both, with a number per channel"
+            )
+        must("data.std", self.std, self.std is None or min(self.std, default=0) > 0, "have positive numbers only")
         must("data.crop_ratio", self.crop_ratio, 0 < self.crop_ratio <= 1, "be a share in (0, 1]")
 
     @property

@@ -262,7 +262,7 @@ def open_dataset(config: DataConfig, default_size: int = 224) -> Data:
         split = stratified(train.labels, ids, config.calibration, seed=config.split_seed, names=raw.classes)
         train_ids, held_ids = split
     held = train if held is None else held
-    mean, std = statistics(train, train_ids)
+    mean, std = normalisation(config, train, train_ids, raw.channels)
     return Data(
         Split(Loader(train, config, size, mean, std), train_ids),
         Split(Loader(held, config, size, mean, std), held_ids),
@@ -279,6 +279,19 @@ def open_dataset(config: DataConfig, default_size: int = 224) -> Data:
         counts=tuple(train.labels[train_ids].bincount(minlength=len(raw.classes)).tolist()),
         warnings=(*raw.warnings, *few_to_calibrate(len(held_ids), len(ids), share, key="data.calibration")),
     )
+
+
+def normalisation(
+    config: DataConfig, source: Arrays | Files, ids: Tensor, channels: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel that inputs are normalised with."""
+    if config.mean is None or config.std is None:
+        return statistics(source, ids)
+    if len(config.mean) != channels:
+        raise ValueError(
+            f"data.mean has {len(config.mean)} numbers but the images have {channels} channels; give one per channel"
+        )
+    return config.mean, config.std
 
 
 def few_to_calibrate(count: int, images: int, share: float | None, *, key: str) -> list[str]:

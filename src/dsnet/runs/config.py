@@ -31,19 +31,33 @@ def new_config(
     gate = keys.get("stage") == "gate"
     if gate and source is None:
         raise ValueError("--stage gate needs --from RUN: a router needs a trained network")
-    layers = recipe_keys(recipe, keys), source_keys(kind, source, gate=gate), keys, {"source": source}
+    carried = source_keys(kind, source, gate=gate)
+    if not gate and not reads_files(keys):  # arrays have their own normalisation, and may have other channels
+        carried.pop("data", None)
+    layers = recipe_keys(recipe, keys), carried, keys, {"source": source}
     config = resolve(kind, *layers)
     config.data.check_used()
     return config
 
 
 def recipe_for(kind: type[RunConfig], source: str | None, keys: Mapping[str, Any]) -> str | None:
-    """The packaged config that a run on a folder of images starts from if the user names none. None for other runs,
-    and for runs that start from another one."""
+    """The packaged config that a run on a folder of images starts from if the user names none: one for fresh weights,
+    one for a network that `dsnet slim` converted. None for other runs, and for runs that start from another run."""
+    if not reads_files(keys):
+        return None
+    return kind.RECIPE if source is None else kind.PRETRAINED if is_converted(source) else None
+
+
+def reads_files(keys: Mapping[str, Any]) -> bool:
+    """Whether the data of these keys is a folder of images."""
     data = keys.get("data") or {}
     named, place = data.get("dataset"), data.get("root") or data.get("labels")
-    is_folder = named == "folder" or (named is None and place is not None)
-    return kind.RECIPE if is_folder and source is None else None
+    return named == "folder" or (named is None and place is not None)
+
+
+def is_converted(source: str) -> bool:
+    """Whether `dsnet slim` wrote a folder, so that it holds a converted network that was not trained since."""
+    return not (Path(source) / CONFIG).is_file() and isinstance(blank(source).spec, GraphSpec)
 
 
 def recipe_keys(recipe: str | None, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,19 +73,26 @@ def recipe_keys(recipe: str | None, keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def source_keys(kind: type[RunConfig], source: str | None, *, gate: bool) -> dict[str, Any]:
-    """The keys taken from a source run: all of them to train a router, otherwise those in the config's CARRIED."""
+    """The keys taken from a source run: all of them to train a router, otherwise those in the config's CARRIED, and the
+    normalisation of a network that was converted."""
     if source is None or not (Path(source) / MODEL).is_file():
         return {}
     file = Path(source) / CONFIG
     if file.is_file():
         keys = read_yaml(file)
-        return keys if gate else {key: keys[key] for key in kind.CARRIED if key in keys}
+        if gate:
+            return keys
+        normalised = {key: keys.get("data", {}).get(key) for key in ("mean", "std")}
+        given = {key: value for key, value in normalised.items() if value is not None}
+        return {key: keys[key] for key in kind.CARRIED if key in keys} | ({"data": given} if given else {})
     if gate or "model" not in kind.CARRIED:
         return {}
-    spec = blank(source).spec
-    graph = isinstance(spec, GraphSpec)
-    outline = {"widths": list(spec.widths), "image_size": spec.image_size} if graph else {}
-    return {"model": {"name": spec.name, **outline}}
+    net = blank(source)
+    if not isinstance(net.spec, GraphSpec):
+        return {"model": {"name": net.spec.name}}
+    outline = {"name": net.spec.name, "widths": list(net.spec.widths), "image_size": net.spec.image_size}
+    normalised = {"mean": list(net.card.preprocessing.mean), "std": list(net.card.preprocessing.std)}
+    return {"model": outline, "data": normalised}
 
 
 def resumed_config(folder: Path, keys: Mapping[str, Any]) -> Any:

@@ -48,12 +48,14 @@ def batch_norms(net: nn.Module) -> list[SliceBatchNorm2d]:
 
 
 @torch.no_grad()
-def recalibrate(net: Supernet, images: Iterable[Tensor]) -> int:
+def recalibrate(net: Supernet, images: Iterable[Tensor], *, frozen: bool = False) -> int:
     """Recompute the batch-norm statistics of every width as the average over the given batches. Weights do not change.
 
+    frozen: Whether the front keeps its statistics.
     Returns the number of batches. Networks without batch norm are not changed.
     """
-    norms = batch_norms(net)
+    kept = set(batch_norms(net.front)) if frozen else set()
+    norms = [norm for norm in batch_norms(net) if norm not in kept]
     if not norms:
         return 0
     training, device = net.training, net.head.classifier.weight.device
@@ -64,6 +66,7 @@ def recalibrate(net: Supernet, images: Iterable[Tensor]) -> int:
         norm.num_batches_tracked.zero_()
         norm.momentum = None  # a plain average over batches
     net.train()
+    net.front.train(not frozen)
     count = 0
     try:
         for batch in images:

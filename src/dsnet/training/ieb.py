@@ -103,14 +103,20 @@ class IEB(Stage[Supernet]):
     """The losses of one step of stage I. The teacher is an argument because it is not trained.
 
     class_weights: Weight of each class in the loss on the labels. guide: Trained network whose widest answers the
-    widest learns besides the labels.
+    widest learns besides the labels. frozen: Whether the front keeps its weights and statistics.
     """
 
     updates_statistics = True
     class_weights: Tensor | None
 
     def __init__(
-        self, net: Supernet, config: IEBConfig, *, class_weights: Tensor | None = None, guide: Supernet | None = None
+        self,
+        net: Supernet,
+        config: IEBConfig,
+        *,
+        class_weights: Tensor | None = None,
+        guide: Supernet | None = None,
+        frozen: bool = False,
     ) -> None:
         super().__init__()
         self.net, self.config = net, config
@@ -118,9 +124,14 @@ class IEB(Stage[Supernet]):
         self.guide = None if guide is None else guide.eval().requires_grad_(False)
         for head in net.slimming_heads():  # stage I does not use the slimming heads
             head.requires_grad_(False)
+        self.frozen = frozen
+        if frozen:
+            net.front.requires_grad_(False)
 
     def train(self, mode: bool = True) -> IEB:
         super().train(mode)
+        if self.frozen:
+            self.net.front.eval()
         if self.guide is not None:
             self.guide.eval()
         return self

@@ -83,10 +83,13 @@ class ClassificationConfig(RunConfig):
         timeout: Minutes that the processes of a torchrun job wait for one that does not answer, until the run ends with
             an error. Others wait while the first checks the files of the data and finishes a stage.
         save_steps: Number of steps between checkpoints inside an epoch. By default only the end of an epoch is saved.
+        freeze: Weights that stage I leaves as they are: none, or those of the shared front with their statistics. A
+            frozen front makes steps shorter, and suits few images and pretrained weights.
         recalibration: Number of training images from which batch-norm statistics are recomputed at the end.
     """
 
     RECIPE: ClassVar[str | None] = "folder"
+    PRETRAINED: ClassVar[str | None] = "pretrained"
     BASIC: ClassVar[tuple[str, ...]] = (
         "data.dataset",
         "data.root",
@@ -118,6 +121,7 @@ class ClassificationConfig(RunConfig):
     threads: int = 0
     timeout: float = 30.0
     save_steps: int | None = None
+    freeze: Literal["none", "front"] = "none"
     recalibration: int = 4096
 
     def __post_init__(self) -> None:

@@ -146,7 +146,8 @@ def widths_plan(config: ClassificationConfig, data: Data, folder: Path) -> Plan[
 
     def stage(net: Supernet) -> IEB:
         weights = balanced(torch.tensor(data.counts)) if config.ieb.class_weights == "balanced" else None
-        return IEB(net, config.ieb, class_weights=weights, guide=load_guide(config, data, folder))
+        guide = load_guide(config, data, folder)
+        return IEB(net, config.ieb, class_weights=weights, guide=guide, frozen=config.freeze == "front")
 
     def validate(average: Supernet, note: Note) -> dict[str, float]:
         paths = ends(average)
@@ -155,7 +156,7 @@ def widths_plan(config: ClassificationConfig, data: Data, folder: Path) -> Plan[
 
     def finish(net: Supernet) -> Supernet:
         net.card = card_of(data)
-        recalibrate(net, calibration_images(data, config))
+        recalibrate(net, calibration_images(data, config), frozen=config.freeze == "front")
         return net
 
     return Plan(
