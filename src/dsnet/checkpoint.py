@@ -163,20 +163,22 @@ def card_in(folder: Path, content: Mapping[str, Any], *, fit: str) -> Card:
 
 
 LATER: dict[str, dict[str, Any]] = {
-    "router": {"early": None, "bound": False, "windows": None},
+    "": {"sizes": []},
+    "router": {"early": None, "bound": False, "windows": None, "candidates": []},
     "gate": {"standardised": False, "blocks": "all"},
 }
-"""Keys of a spec's parts that older models lack, with the values that they mean."""
+"""Keys of a spec's parts that older models lack, with the values that they mean. The spec of a network has no name."""
 
 
 def completed(spec: Any) -> Any:
     """The spec of a description, with the keys that dsnet did not have when it was written."""
     if not isinstance(spec, Mapping):
         return spec
-    return {
+    found = {
         key: {**LATER.get(key, {}), **completed(value)} if isinstance(value, Mapping) else value
         for key, value in spec.items()
     }
+    return {**LATER[""], **found} if "stages" in found or "nodes" in found else found
 
 
 def with_standard(given: dict[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:

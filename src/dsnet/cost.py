@@ -6,6 +6,7 @@ the paper's authors counted. Norms, activations and element-wise products are no
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -48,8 +49,45 @@ class Cost(Typed):
 Row = tuple[Cost, ...]
 
 
+class PathCosts(ABC):
+    """The costs of all paths of a network."""
+
+    image_size: int
+    probe: Cost | None
+
+    @property
+    @abstractmethod
+    def space(self) -> WidthSpace:
+        """All widths of the network, and all of its image sizes if it has several."""
+
+    @property
+    @abstractmethod
+    def whole(self) -> CostTable:
+        """The table of the largest image size."""
+
+    @abstractmethod
+    def cost(self, path: Sequence[int], *, dynamic: bool = False) -> Cost:
+        """Cost of one path as a static network; with `dynamic`, the cost of the router is included."""
+
+    def madds(self, path: Sequence[int], *, dynamic: bool = False) -> int:
+        return self.cost(path, dynamic=dynamic).madds
+
+    def params(self, path: Sequence[int], *, dynamic: bool = False) -> int:
+        """Parameters that the path uses."""
+        return self.cost(path, dynamic=dynamic).params
+
+    @cached_property
+    def slimmest(self) -> int:
+        return self.madds(self.space.slimmest)
+
+    @cached_property
+    def widest(self) -> int:
+        """MAdds of the widest path of the full space, by which the complexity loss is normalised."""
+        return self.madds(self.space.widest)
+
+
 @dataclass(frozen=True)
-class CostTable(Typed):
+class CostTable(PathCosts, Typed):
     """Costs of a network at one input size.
 
     Args:
@@ -90,6 +128,10 @@ class CostTable(Typed):
             must("the probed path", self.probed, self.probed in self.space, "be one of the network")
         must("MAdds of the widest path", self.widest, self.widest > 0, "be positive")
 
+    @property
+    def whole(self) -> CostTable:
+        return self
+
     @cached_property
     def space(self) -> WidthSpace:
         """All widths of the network."""
@@ -120,18 +162,44 @@ class CostTable(Typed):
             w_in = w_out
         return total + self.heads[w_in]
 
-    def madds(self, path: Sequence[int], *, dynamic: bool = False) -> int:
-        return self.cost(path, dynamic=dynamic).madds
 
-    def params(self, path: Sequence[int], *, dynamic: bool = False) -> int:
-        """Parameters that the path uses."""
-        return self.cost(path, dynamic=dynamic).params
+@dataclass(frozen=True)
+class SizedCosts(PathCosts):
+    """Costs of a network that runs at several image sizes: one table for each size, smallest first.
+
+    The front of a table contains the resizing of the image. A router that probes looks at one size first, whose table
+    has the probe. An image that goes on at another size pays for both looks.
+    """
+
+    tables: tuple[CostTable, ...]
+
+    @property
+    def whole(self) -> CostTable:
+        return self.tables[-1]
+
+    @property
+    def image_size(self) -> int:  # type: ignore[override]
+        return self.whole.image_size
+
+    @property
+    def probe(self) -> Cost | None:  # type: ignore[override]
+        return None if self.looked is None else self.looked.probe
 
     @cached_property
-    def slimmest(self) -> int:
-        return self.madds(self.space.slimmest)
+    def looked(self) -> CostTable | None:
+        """The table of the size that a router looks at first."""
+        return next((table for table in self.tables if table.probe is not None), None)
 
     @cached_property
-    def widest(self) -> int:
-        """MAdds of the widest path of the full space, by which the complexity loss is normalised."""
-        return self.madds(self.space.widest)
+    def space(self) -> WidthSpace:
+        return WidthSpace.full(map(len, self.whole.space.choices), sizes=len(self.tables))
+
+    def cost(self, path: Sequence[int], *, dynamic: bool = False) -> Cost:
+        size, *widths = self.space.validate(path)
+        table, looked = self.tables[size], self.looked
+        if not dynamic or looked is None or table is looked:
+            return table.cost(widths, dynamic=dynamic)
+        second, probe = table.cost(widths), looked.probe
+        assert probe is not None
+        known = min(second.params, looked.params(looked.probed))  # both looks share these weights
+        return Cost(probe.layers + second.layers, probe.pools + second.pools, probe.params + second.params - known)

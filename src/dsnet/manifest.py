@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, Literal
 
-from dsnet.cost import CostTable
+from dsnet.cost import CostTable, PathCosts, SizedCosts
 from dsnet.errors import CheckpointError, must
 from dsnet.limits import allow
 from dsnet.results import Evaluation
@@ -117,6 +117,8 @@ class RouterSpec(Typed):
         early: Hidden units of the early classifier, which reads the map that the first gate pools; 0 for a linear one.
             None for no early classifier: gates then read their own codes.
         bound: Whether the first gate decides for all gates, so that every path is uniform.
+        candidates: The paths that a router with a single decision chooses from, in the order of their cost. By default
+            the uniform ones. A router of a network with several image sizes names them; the first is looked at first.
         windows: Number of adjacent widths in a window. A gate was trained to choose within each window, and a budget
             picks the window. None if it was trained to choose among all widths.
     """
@@ -127,6 +129,7 @@ class RouterSpec(Typed):
     early: int | None = None
     bound: bool = False
     windows: int | None = None
+    candidates: tuple[WidthPath, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -148,6 +151,10 @@ class RouterSpec(Typed):
         if self.windows is not None:
             must("the size of a window", self.windows, self.windows >= 2, "be at least 2 widths")
             must("the router", self.kind, self.kind == "gate", "be a gate to choose within windows")
+        if self.candidates:
+            must("the router", self.kind, self.probes, "look at a candidate first to have a list of candidates")
+            good = len(set(self.candidates)) == len(self.candidates) >= 2
+            must("the list of candidates", self.candidates, good, "have at least two paths, each of them once")
 
     @property
     def probes(self) -> bool:
@@ -185,6 +192,8 @@ class Router(Typed):
         widths = len(self.routing.uniform) if exits else 0
         good = not self.combine or (len(self.combine) == widths and all_finite(*chain(*self.combine)))
         must("combine", self.combine, good, f"be finite, with one pair for each of {widths} widths")
+        for path in self.spec.candidates:
+            must("a candidate", path, path in self.routing, "be a path of the routing space")
         ends = [row.window[1] for row in self.budgets if row.window is not None]
         last = self.windows[-1][1]
         must("the last position of a window", max(ends, default=0), max(ends, default=0) <= last, f"be at most {last}")
@@ -197,7 +206,7 @@ class Router(Typed):
     def candidates(self) -> list[WidthPath]:
         """What a router with a single decision chooses from: the exit if there is one, and the uniform paths of the
         routing space, slimmest first."""
-        return [self.routing.exit_path] * self.spec.exits + self.routing.uniform
+        return list(self.spec.candidates) or [self.routing.exit_path] * self.spec.exits + self.routing.uniform
 
     @cached_property
     def windows(self) -> list[Window]:
@@ -252,8 +261,8 @@ class Manifest(Typed):
     """A network described as data.
 
     Args:
-        sizes: Image sizes, smallest first.
-        space: The widths that this network or file can run.
+        sizes: Image sizes that the network runs at, smallest first. Images are given in the last.
+        space: The widths, and the image sizes if there are several, that this network or file can run.
         costs: One table for each image size.
         outputs: Names of the outputs, and their shapes without the batch dimension.
         inputs: Names of the inputs of an ONNX file.
@@ -302,12 +311,14 @@ class Manifest(Typed):
         must("the number of classes", len(self.classes), len(self.classes) in (0, self.num_classes), "be num_classes")
         good = bool(self.outputs) and all(min(shape, default=1) >= 0 for shape in self.outputs.values())
         must("outputs", self.outputs, good, "be names with shapes that are not negative")
-        for table in self.costs:
-            whole = WidthSpace(table.space.choices, exit=self.space.exit or table.space.exit)
-            for space in (self.space, *(router.routing for router in self.routers)):
-                must("the paths of the network", path_name(space.widest), within(space, whole), "have costs")
+        shapes = {tuple(map(len, table.space.choices)) for table in self.costs}
+        must("the widths of the costs", sorted(shapes), len(shapes) == 1, "be the same at every image size")
+        known = self.table.space
+        whole = WidthSpace(known.choices, self.space.exit or known.exit, known.sized)
+        for space in (self.space, *(router.routing for router in self.routers)):
+            must("the paths of the network", path_name(space.widest), within(space, whole), "have costs")
         for row in self.widths:
-            good = row.path in self.table.space and len(row.channels) >= len(row.path)
+            good = row.path in known and len(row.channels) >= len(known.widths_of(row.path))
             must("a path of the list of widths", row.path, good, "have a cost, and channels at each choice point")
             must(
                 "the parts of a width", list(row.parts), row.parts.keys() == self.widths[0].parts.keys(), "be the same"
@@ -332,9 +343,10 @@ class Manifest(Typed):
         """Whether a path can be pinned; a file that was exported with --simple takes a budget only."""
         return self.kind != "dynamic" or "pin" in self.inputs
 
-    @property
-    def table(self) -> CostTable:
-        return self.costs[-1]
+    @cached_property
+    def table(self) -> PathCosts:
+        """The costs of all paths."""
+        return self.costs[0] if len(self.costs) == 1 else SizedCosts(self.costs)
 
     @cached_property
     def pinnable(self) -> list[WidthPath]:
@@ -384,17 +396,17 @@ class Manifest(Typed):
             )
         if self.any_size:
             must_reach(self.model, shape[2], self.min_size)
-        elif shape[2] not in self.sizes:
-            sizes = " or ".join(map(str, self.sizes))
+        elif shape[2] != self.image_size:
+            remedy = "it looks at smaller ones itself" if self.space.sized else "or export again with --image_size"
             raise ValueError(
-                f"input is {shape[2]} x {shape[3]} pixels but this {self.model} takes {sizes}; "
-                f"resize it, or export again with --image_size"
+                f"input is {shape[2]} x {shape[3]} pixels but this {self.model} takes {self.image_size}; "
+                f"resize it, {remedy}"
             )
 
 
 def within(space: WidthSpace, whole: WidthSpace) -> bool:
     """Whether all widths of a space are among those of another one."""
-    if len(space) != len(whole):
+    if len(space) != len(whole) or space.sized != whole.sized:
         return False
     if whole.exit and space.slimmest == whole.exit_path:  # the exit alone
         return True

@@ -1,4 +1,4 @@
-"""Widths as plain values: paths, spaces of paths, and the number of channels at each width."""
+"""Widths and image sizes as plain values: paths, spaces of paths, and the number of channels at each width."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from math import prod
 from typing import Any
 
 WidthPath = tuple[int, ...]
-"""One width index per choice point, 0 = slimmest. A static network has the path ()."""
+"""One width index per choice point, 0 = slimmest. A static network has the path ().
+
+In a network with several image sizes the index of the size comes first, 0 = smallest: a path is then a setting, a size
+and the widths."""
 Window = tuple[int, int]
 """The first and the last of a run of adjacent positions in a router's list of widths."""
 EXIT = -2
@@ -93,6 +96,13 @@ class Channels:
         parts = tuple(tuple(factor * count for count in piece) for piece in self.parts)
         return Channels(tuple(factor * count for count in self.counts), parts)
 
+    def repeated(self, times: int) -> Channels:
+        """Every width several times, side by side: once for each image size."""
+        if times == 1:
+            return self
+        counts, *parts = (tuple(count for count in row for _ in range(times)) for row in (self.counts, *self.parts))
+        return Channels(counts, tuple(parts))
+
     @property
     def max(self) -> int:
         return self.counts[-1]
@@ -103,10 +113,12 @@ class WidthSpace:
     """The width indices allowed at each choice point: the full space of a network, or its routing space.
 
     exit: whether the exit is a path too. Iteration, `size`, `slimmest` and `uniform` are about widths only.
+    sized: whether the first entry of a path is the index of an image size.
     """
 
     choices: tuple[tuple[int, ...], ...]
     exit: bool = False
+    sized: bool = False
 
     def __post_init__(self) -> None:
         for point, allowed in enumerate(self.choices):
@@ -119,14 +131,36 @@ class WidthSpace:
                 )
 
     @classmethod
-    def full(cls, widths: Iterable[int], *, exit: bool = False) -> WidthSpace:
-        """All width indices, given the number of widths at each choice point."""
-        return cls(tuple(tuple(range(count)) for count in widths), exit)
+    def full(cls, widths: Iterable[int], *, exit: bool = False, sizes: int = 1) -> WidthSpace:
+        """All width indices, given the number of widths at each choice point, at one image size or several."""
+        counts = (sizes, *widths) if sizes > 1 else widths
+        return cls(tuple(tuple(range(count)) for count in counts), exit, sizes > 1)
 
     @classmethod
-    def only(cls, path: WidthPath) -> WidthSpace:
+    def only(cls, path: WidthPath, *, sized: bool = False) -> WidthSpace:
         """The space of one path."""
-        return cls(tuple((width,) for width in path), is_exit(path))
+        return cls(tuple((width,) for width in path), is_exit(path), sized)
+
+    @classmethod
+    def around(cls, paths: Sequence[WidthPath], *, sized: bool = False) -> WidthSpace:
+        """The smallest space that holds these paths."""
+        return cls(tuple(tuple(sorted(set(column))) for column in zip(*paths, strict=True)), sized=sized)
+
+    def size_of(self, path: Sequence[int]) -> int:
+        """The index of the image size of a path; 0 where there is one size."""
+        return path[0] if self.sized else 0
+
+    def widths_of(self, path: WidthPath) -> WidthPath:
+        """The width indices of a path, without the image size."""
+        return path[1:] if self.sized else path
+
+    def rows(self, path: WidthPath) -> WidthPath:
+        """Which of the widths of its layers each part of the full network runs at: the front, and then every segment.
+
+        The layers of a network with several image sizes have every width once for each size, side by side.
+        """
+        size, sizes = self.size_of(path), len(self.choices[0]) if self.sized else 1
+        return size, *(width * sizes + size for width in self.widths_of(path))
 
     def restrict(self, routing: Sequence[int] | Sequence[Sequence[int]] | None) -> WidthSpace:
         """A subspace: allowed indices per choice point, or one list of indices for all of them."""
@@ -191,7 +225,10 @@ class WidthSpace:
 
     @property
     def uniform(self) -> list[WidthPath]:
-        """The paths that take the same position in every choice point's list, slimmest first."""
+        """The paths that take the same position in every choice point's list, slimmest first, at every image size."""
+        if self.sized:
+            widths = WidthSpace(self.choices[1:]).uniform
+            return [(size, *path) for size in self.choices[0] for path in widths]
         positions = min((len(allowed) for allowed in self.choices), default=1)
         return [tuple(allowed[k] for allowed in self.choices) for k in range(positions)]
 
@@ -204,9 +241,11 @@ class WidthSpace:
             raise ValueError(f"path {path!r} is not a tuple of width indices; for example {self.widest}")
         path = tuple(_index(w) for w in path)
         if len(path) != len(self):
+            wanted = f"an image size and {len(self) - 1}" if self.sized else f"{len(self)}"
             raise ValueError(
-                f"path {path} has {len(path)} entries but the network has {len(self)} choice points; "
-                f"give one width index for each, for example {','.join(map(str, self.widest))}"
+                f"path {path} has {len(path)} entries but the network has {wanted} choice points; "
+                f"give one {'index' if self.sized else 'width index'} for each, for example "
+                f"{','.join(map(str, self.widest))}"
             )
         if self.exit and path == self.exit_path:
             return path
@@ -218,10 +257,9 @@ class WidthSpace:
                     else "the network has no exit; train it with the router exit_first, or choose widths"
                 )
             if width not in allowed:
-                raise ValueError(
-                    f"path {path} asks for width {width} at choice point {point}; allowed are "
-                    f"{', '.join(map(str, allowed))}"
-                )
+                place = point - self.sized
+                what = f"image size {width}" if place < 0 else f"width {width} at choice point {place}"
+                raise ValueError(f"path {path} asks for {what}; allowed are {', '.join(map(str, allowed))}")
         return path
 
 

@@ -61,7 +61,7 @@ def run(args: Namespace) -> None:
             "choice_points": manifest.points,
             "paths": space.size,
             "routing": [list(widths) for widths in routing],
-            "front_madds": table.front.madds,
+            "front_madds": table.whole.front.madds,
         }
         print_json({**summary, "widths": rows})
         return
@@ -86,8 +86,8 @@ def run(args: Namespace) -> None:
             ]
             for row in rows
         ],
-        note=f"Every path shares a front of {human(table.front.madds)} MAdds."
-        if manifest.points and table.front.madds
+        note=f"Every path shares a front of {human(table.whole.front.madds)} MAdds."
+        if manifest.points and table.whole.front.madds
         else "",
     )
 

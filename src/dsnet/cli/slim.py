@@ -30,6 +30,11 @@ def add_arguments(parser: Parser) -> None:
         "residual channels: 0.35/0.5 0.5/0.75 1."
     )
     parser.add("--widths", widths, nargs="+", default=["0.25", "0.5", "0.75", "1"], metavar="SHARE")
+    sizes = (
+        "Image sizes that the network runs at, smallest first, such as 64 96 128; with them, --widths 1 keeps all "
+        "channels (default: one size)."
+    )
+    parser.add("--sizes", sizes, type=int, nargs="+", default=[], metavar="PX")
     cut = "Where the shared front ends: the name of a module, or a share of the MAdds (default: about 0.2)."
     parser.add("--cut", cut, metavar="NAME|SHARE")
     parser.add("--multiple", "Round channels to multiples of this number; 16 suits INT8.", type=int, default=8)
@@ -62,9 +67,9 @@ def run(args: Namespace) -> None:
     if (Path(args.out) / MODEL).exists():
         raise CheckpointError(f"{args.out} already holds a model; choose another --out or remove it")
     widths = [read_share(text) for text in args.widths]
-    pairs(widths)  # reports a wrong width before a large network is made
+    pairs(widths, least=1 if args.sizes else 2)  # reports a wrong width before a large network is made
     known = PRETRAINED.get(args.model)
-    size = args.image_size or (224 if known is None else known.image_size)
+    size = args.image_size or (max(args.sizes) if args.sizes else 224 if known is None else known.image_size)
     if known is not None:
         model, name = known.model(size), args.model
         preprocessing = known.preprocessing
@@ -84,6 +89,7 @@ def run(args: Namespace) -> None:
             images=images,
             sort=args.sort,
             multiple=args.multiple,
+            sizes=args.sizes,
             name=name,
         )
     except SlimError as error:

@@ -44,6 +44,7 @@ LATER: Keys = {  # keys by their endings that were added later. At these values 
     "freeze": "none",
     "model.widths": None,
     "model.image_size": None,
+    "model.sizes": None,
     "ieb.weight": 1.0,
     "ieb.mixup": 0.0,
     "ieb.class_weights": "none",

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from dsnet.cost import CostTable
+from dsnet.cost import PathCosts
 from dsnet.export.int8 import Int8
 from dsnet.export.parts import PartWriter
 from dsnet.export.writer import FLOAT, INT, Graph
@@ -34,7 +34,7 @@ class DecisionWriter(PartWriter):
     ) -> None:
         super().__init__(live, manifest, int8)
         self.policy, self.simple = policy, simple
-        self.table: CostTable = manifest.table
+        self.table: PathCosts = manifest.table
         self.prices = None if self.router is None else Prices(self.table, self.router)
         self.graph = self.blank()
 
@@ -111,7 +111,7 @@ class DecisionWriter(PartWriter):
         """The position of the pinned width among the allowed widths; without a router, -1 is the widest."""
         width = graph.op("Gather", PIN, graph.constant(point))
         # Widths that are not in the file get a position out of range, so that pinning them fails.
-        positions = [len(self.choices[point])] * len(self.table.steps[point][0])
+        positions = [len(self.choices[point])] * len(self.table.whole.steps[point][0])
         for position, allowed in enumerate(self.choices[point]):
             positions[allowed] = position
         return graph.op("Gather", graph.constant(positions), width)

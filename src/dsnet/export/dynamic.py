@@ -205,7 +205,7 @@ class DynamicWriter(DecisionWriter):
         return finish(self.graph, self.manifest.model, [image, *knobs], infos)
 
     def write_gates(self, names: list[str]) -> dict[str, str]:
-        graph, spent = self.graph, self.table
+        graph, spent = self.graph, self.table.whole
         before: str | None = None
         inputs: Sequence[int] = (0,)
         madds = graph.constant(spent.front.madds)
@@ -258,7 +258,7 @@ class DynamicWriter(DecisionWriter):
         is_free = graph.op("Equal", pinned, graph.constant(FREE))
         # Widths that are not in the file get a position out of range, so that pinning them fails.
         positions = {path[0]: position for position, path in enumerate(candidates)}
-        listed = [positions.get(width, len(candidates)) for width in range(EXIT, len(table.steps[0][0]))]
+        listed = [positions.get(width, len(candidates)) for width in range(EXIT, len(table.whole.steps[0][0]))]
         listed[FREE - EXIT] = 0  # not read
         place = graph.op("Gather", graph.constant(listed), graph.op("Sub", pinned, graph.constant(EXIT)))
         chosen = self.decision(graph, scores, graph.constant(self.prices.at(0, 0), np.float64), 0)

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from dsnet.manifest import Manifest
 from dsnet.models.parts import LiveParts
 from dsnet.nn.tracing import trace
-from dsnet.routing.route import Fork, Outputs, Step, run_paths
+from dsnet.routing.route import Fork, Outputs, Step, run_sizes
 from dsnet.space import WidthPath, is_exit
 
 CHUNK = 16  # images that are observed together
@@ -49,8 +50,9 @@ class Part:
         return keys | {node.args[0]: FEATURES for node in nodes if node.target == f"root.{CLASSIFIER}"}
 
 
-def front_part(live: LiveParts) -> Part:
-    return Part("front", lambda x: untyped(live.front(x)), ("image",), fork_keys(0, 0))
+def front_part(live: LiveParts, size: int = 0) -> Part:
+    name = f"front.{size}" if size else "front"
+    return Part(name, lambda x: untyped(live.front(x, size)), ("image",), fork_keys(0, size))
 
 
 def first_part(live: LiveParts, point: int, w_in: int, w_out: int) -> Part:
@@ -115,8 +117,12 @@ class ObservedParts:
         self.observers: dict[str, _Observer] = {}
         self.seen: dict[str, list[Tensor]] = {}
 
-    def front(self, x: Tensor) -> Step:
-        return typed(self._run(front_part(self.live), x))
+    @property
+    def manifest(self) -> Manifest:
+        return self.live.manifest
+
+    def front(self, x: Tensor, size: int = 0) -> Step:
+        return typed(self._run(front_part(self.live, size), x))
 
     def first(self, point: int, w_in: int, w_out: int, fork: Fork) -> Tensor:
         maps = (fork.scaled,) if fork.x is None else (fork.x, fork.scaled)
@@ -142,7 +148,7 @@ def observe(live: LiveParts, paths: Sequence[WidthPath], images: Tensor) -> dict
     parts = ObservedParts(live)
     with torch.no_grad():
         for chunk in images.split(CHUNK):
-            run_paths(parts, parts.front(chunk), paths)  # type: ignore[arg-type]
+            run_sizes(parts, chunk, paths)  # type: ignore[arg-type]
     return {key: range_of(torch.cat(rows)) for key, rows in parts.seen.items()}
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dsnet.cost import CostTable
+from dsnet.cost import PathCosts
 from dsnet.errors import ResultError, RoutingError
 from dsnet.files import digest, write_whole
 from dsnet.manifest import Budget, Manifest, Policy
@@ -124,7 +124,7 @@ def cores() -> int:
 # Milliseconds of paths and budgets
 
 
-def times_of(latency: Latency, table: CostTable | None, path: WidthPath) -> PathTime:
+def times_of(latency: Latency, table: PathCosts | None, path: WidthPath) -> PathTime:
     """The time of a routed path. A path that was not measured is interpolated by MAdds between those that were, for
     which `table` is needed."""
     rows = {row.path: row for row in latency.rows if row.routed is not None}
@@ -151,7 +151,7 @@ def numbers(times: Times | None) -> list[float]:
     return [times.mean, times.p50, times.p95, times.p95 if times.p99 is None else times.p99]
 
 
-def times_at(latency: Latency, table: CostTable | None, shares: Shares) -> Times:
+def times_at(latency: Latency, table: PathCosts | None, shares: Shares) -> Times:
     """Times of the dynamic network if these shares of the images take these paths: shares times table."""
     rows = {path: times_of(latency, table, path) for path in shares}
     mean = sum(share * numbers(rows[path].routed)[0] for path, share in shares.items())
@@ -256,7 +256,7 @@ def policy_in(
     budget: str | float | None = None,
     max_width: int | None = None,
     image_size: int | None = None,
-    table: CostTable | None = None,
+    table: PathCosts | None = None,
     window: str | Sequence[int] | None = None,
 ) -> Policy:
     """The policy that meets a mean latency and keeps a cap on the latency of every image, from a latency table."""

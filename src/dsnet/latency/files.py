@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from dsnet.cost import CostTable
+from dsnet.cost import PathCosts
 from dsnet.latency import threads_text
 from dsnet.latency.measure import Timed, budgets_of, deployed, measure, noise, time_policies, uniform_paths
 from dsnet.latency.timing import interleaved, machine, ratio, summary
@@ -127,7 +127,7 @@ def bench_budgets(
 
 
 def rows_of(
-    times: Mapping[tuple[str, WidthPath], list[float]], table: CostTable, batch: int, threads: int
+    times: Mapping[tuple[str, WidthPath], list[float]], table: PathCosts, batch: int, threads: int
 ) -> list[WidthTime]:
     """One row per runtime and path: times, throughput, ratio to the ideal, and the ideal's ratio to itself."""
     rows = []

@@ -124,10 +124,10 @@ def build(spec: ModelSpec) -> Modules:
     """The blocks before the first choice point, one segment per choice point, and the classifier."""
     front: list[tuple[Block, str | None]] = []
     segments: list[list[tuple[Block, str | None]]] = []
-    cin, choice = Channels.of(spec.in_channels), None
+    cin, choice = Channels.of(spec.in_channels).repeated(spec.rows), None
     for stage in spec.stages:
         widths = 1 if stage.choice is None else spec.widths[stage.choice]
-        cout = Channels.of(stage.out, widths)
+        cout = Channels.of(stage.out, widths).repeated(spec.rows)
         for number in range(stage.repeats):
             starts = stage.choice != choice
             if starts:
@@ -139,7 +139,7 @@ def build(spec: ModelSpec) -> Modules:
             cin = cout
     conv = None
     if spec.features is not None:
-        features = Channels.of(spec.features, len(cin))
+        features = Channels.of(spec.features, len(cin) // spec.rows).repeated(spec.rows)
         conv = ConvBlock(cin, features, norm=spec.norm, activation=spec.activation, kernel=1)
         cin = features
     parts = [Segment(*blocks[0], stack(blocks[1:])) for blocks in segments]

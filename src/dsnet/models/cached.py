@@ -82,8 +82,8 @@ class CachedParts:
     def take(self, x: Any) -> Tensor:
         return self.live.take(x).contiguous(memory_format=torch.channels_last)
 
-    def front(self, x: Tensor) -> Step:
-        return _step(self._part(("front",), lambda x: _plain(self.live.front(x)))(x))
+    def front(self, x: Tensor, size: int = 0) -> Step:
+        return _step(self._part(("front", size), lambda x: _plain(self.live.front(x, size)))(x))
 
     def first(self, point: int, w_in: int, w_out: int, fork: Fork) -> Tensor:
         key = ("first", point, w_in, w_out)

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
-from dsnet.cost import Cost, CostTable, Row
+from dsnet.cost import Cost, CostTable, PathCosts, Row, SizedCosts
+from dsnet.nn.resize import Resize
 from dsnet.nn.router import probe_head
 from dsnet.nn.slicing import Sliceable
 from dsnet.nn.tracing import trace
@@ -36,22 +37,44 @@ class Countable(Protocol):
         ...
 
 
-def count(model: Any, image_size: int | None = None) -> CostTable:
+def count(model: Any, image_size: int | None = None) -> PathCosts:
     """The costs of a network, or of the network that a spec describes, at an image size."""
     spec: Any = getattr(model, "spec", model)
+    if getattr(spec, "sizes", ()):
+        if image_size not in (None, spec.image_size):
+            raise ValueError(
+                f"image size is {image_size}, but {spec.name!r} takes images of {spec.image_size} pixels, which it "
+                f"makes smaller itself"
+            )
+        return SizedCosts(sized_tables(spec))
     size = spec.image_size if image_size is None else image_size
     spec.check_size(size)
     if spec.router is None or not spec.router.probes:
         bound = spec.router is not None and spec.router.bound  # then some slimming heads do not run
         return _table(spec if bound else spec.without_router(), size)
-    table = _table(spec.without_router(), size)
-    candidates = WidthSpace(spec.routing).uniform
+    return probing(_table(spec.without_router(), size), spec, WidthSpace(spec.routing).uniform[0])
+
+
+def sized_tables(spec: Any) -> tuple[CostTable, ...]:
+    """The table of each image size. Its front contains the resizing."""
+    one, resize, tables = spec.at_one_size(), Resize(spec.sizes), list[CostTable]()
+    image = (1, spec.in_channels, spec.image_size, spec.image_size)
+    for number, size in enumerate(spec.sizes):
+        table, more = _table(one, size), Cost(resize.madds(image, number))
+        tables.append(replace(table, front=table.front + more, shared=table.shared + more))
+    if spec.router is not None:
+        first, *widths = spec.candidates[0]
+        tables[first] = probing(tables[first], spec, tuple(widths))
+    return tuple(tables)
+
+
+def probing(table: CostTable, spec: Any, path: WidthPath) -> CostTable:
+    """A table with the cost of the path that a router runs first, and of the head that reads its answer."""
     with torch.device("meta"):
-        head = probe_head(spec.router, spec.num_classes, len(candidates))
+        head = probe_head(spec.router, spec.num_classes, len(spec.candidates))
     assert head is not None
     params = sum(parameter.numel() for parameter in head.parameters())
-    probe = table.cost(candidates[0]) + Cost(head.madds(), 0, params)
-    return replace(table, probe=probe, probed=candidates[0])
+    return replace(table, probe=table.cost(path) + Cost(head.madds(), 0, params), probed=path)
 
 
 def count_parts(model: Any, path: WidthPath, names: Iterable[str]) -> dict[str, Cost]:

@@ -66,6 +66,7 @@ class GraphSpec(Network):
         head: Number of the node that is the classifier. The last value is the answer.
         widths: Number of widths.
         divides: Input pixels per pixel of the last map; 0 if only images of this size fit.
+        sizes: Image sizes that the network runs at, smallest first, the last being `image_size`; empty for one size.
     """
 
     name: str
@@ -81,6 +82,7 @@ class GraphSpec(Network):
     image_size: int = 224
     routing: tuple[tuple[int, ...], ...] = ()
     router: RouterSpec | None = None
+    sizes: tuple[int, ...] = ()
     kind: Literal["graph"] = "graph"
 
     def __post_init__(self) -> None:
@@ -108,7 +110,7 @@ class GraphSpec(Network):
         return self.divides or self.image_size
 
     @property
-    def any_size(self) -> bool:
+    def flexible(self) -> bool:
         return self.divides > 0
 
     @property
@@ -116,7 +118,7 @@ class GraphSpec(Network):
         return self.nodes, self.groups, self.cut
 
     def check_size(self, *sides: int) -> None:
-        if not self.any_size and any(side != self.image_size for side in sides):
+        if not self.flexible and any(side != self.image_size for side in sides):
             raise ValueError(
                 f"{self.name!r} takes images of {self.image_size} pixels only, not of {list(sides)}, because it "
                 f"flattens maps; convert it with an example of the other size"
@@ -127,7 +129,7 @@ class GraphSpec(Network):
         found: list[int] = []
         for node in self.nodes[self.cut : self.head]:
             if node.op in ("conv", "linear") and any(len(set(self.groups[group])) > 1 for group, _ in node.writes):
-                count = self.counts(node.writes)[path[0]]
+                count = self.counts(node.writes)[self.space.rows(path)[1]]
                 if not found or found[-1] != count:
                     found.append(count)
         return found
@@ -141,7 +143,7 @@ class GraphSpec(Network):
         fixed = {IMAGE: self.in_channels, CLASSES: self.num_classes}
         members = [(fixed[group],) * self.widths[0] if group < 0 else self.groups[group] for group, _ in parts]
         runs = [Channels(group) * factor for group, (_, factor) in zip(members, parts, strict=True)]
-        return [Channels.of(run.max) for run in runs] if shared else runs
+        return [(Channels.of(run.max) if shared else run).repeated(self.rows) for run in runs]
 
     def modules(self) -> Modules:
         front = Layers(self, self.nodes[: self.cut], shared=True)

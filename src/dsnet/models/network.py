@@ -25,6 +25,8 @@ class Network(Typed):
     Args:
         widths: Number of widths at each choice point.
         gate: How gates are built; None for networks without gates.
+        sizes: Image sizes that the network runs at, smallest first; the last is its image size, in which images are
+            given. Empty if it runs at one size only.
         routing: Allowed width indices at each choice point; the slimming heads have one output for each.
         router: How the trained network chooses its widths; None if it has not learned to route.
     """
@@ -37,6 +39,7 @@ class Network(Typed):
     image_size: int
     routing: tuple[tuple[int, ...], ...]
     router: RouterSpec | None
+    sizes: tuple[int, ...]
 
     def check_limits(self) -> None:
         """Refuse sizes that would take too long or too much memory, before anything else looks at them."""
@@ -47,17 +50,39 @@ class Network(Typed):
         for count in self.widths:
             must("the number of widths of a choice point", count, count >= 1, "be at least 1")
             allow("widths", count, "the number of widths of a choice point is")
-        allow("paths", prod(self.widths), "the number of paths is")
+        allow("widths", len(self.sizes), "the number of image sizes is")
+        allow("paths", self.rows * prod(self.widths), "the number of paths is")
 
     def check_common(self) -> None:
-        object.__setattr__(self, "routing", self.space.restrict(self.routing or None).choices)
-        if self.router is not None:
-            self._check_router(self.router)
+        object.__setattr__(self, "routing", WidthSpace.full(self.widths).restrict(self.routing or None).choices)
         if type(self.image_size) is not int:
             raise ValueError(f"image_size is {self.image_size!r}; give the side in whole pixels")
         self.check_size(self.image_size)
+        if self.sizes:
+            self._check_sizes()
+        if self.router is not None:
+            self._check_router(self.router)
+
+    def _check_sizes(self) -> None:
+        sizes = list(self.sizes)
+        if any(type(size) is not int for size in sizes) or sizes != sorted(set(sizes)) or len(sizes) < 2:
+            raise ValueError(
+                f"image sizes {sizes} must rise, each of them once, and be two at least, such as 64 96 128; leave them "
+                f"out for one size"
+            )
+        if sizes[-1] != self.image_size:
+            raise ValueError(
+                f"the largest of the image sizes {sizes} must be that of the images, {self.image_size}; change the "
+                f"sizes, or set the image size to {sizes[-1]}"
+            )
+        self.check_size(*sizes)
 
     def _check_router(self, router: RouterSpec) -> None:
+        if self.sizes:
+            self._check_sized_router(router)
+            return
+        if router.candidates:
+            raise ValueError(f"{self.name!r} has one image size, so its router takes uniform paths; name no candidates")
         if not self.widths:
             raise ValueError(f"{self.name!r} has one width only, so there is nothing to route; choose another model")
         if WidthSpace(self.routing).size == 1:
@@ -73,16 +98,42 @@ class Network(Typed):
                 f"targets {router.targets} compares uniform paths and needs the same number everywhere"
             )
 
+    def _check_sized_router(self, router: RouterSpec) -> None:
+        if not router.probes:
+            raise ValueError(
+                f"{self.name!r} runs at several image sizes, and router {router.kind} chooses widths at one; use "
+                f"router margin or threshold, which look at a small image first, or leave the sizes out"
+            )
+        for path in router.candidates:
+            self.space.validate(path)
+
     @property
     def space(self) -> WidthSpace:
-        return WidthSpace.full(self.widths, exit=self.router is not None and self.router.exits)
+        exits = self.router is not None and self.router.exits
+        return WidthSpace.full(self.widths, exit=exits, sizes=self.rows)
+
+    @property
+    def rows(self) -> int:
+        """Number of image sizes. The layers have every width once for each of them."""
+        return max(1, len(self.sizes))
+
+    @property
+    def routing_space(self) -> WidthSpace:
+        """The paths that a router may choose from."""
+        exits = self.router is not None and self.router.exits
+        if self.router is not None and self.router.candidates:
+            return WidthSpace.around(self.router.candidates, sized=self.rows > 1)
+        sizes = (tuple(range(self.rows)),) if self.rows > 1 else ()
+        return WidthSpace((*sizes, *self.routing), exits, self.rows > 1)
 
     @property
     def candidates(self) -> list[WidthPath]:
         """What a router with a single decision chooses from: the exit if there is one, and the uniform paths of the
         routing space, slimmest first."""
+        if self.router is not None and self.router.candidates:
+            return list(self.router.candidates)
         exits = self.router is not None and self.router.exits
-        return [self.space.exit_path] * exits + WidthSpace(self.routing).uniform
+        return [self.space.exit_path] * exits + self.routing_space.uniform
 
     @property
     def stride(self) -> int:
@@ -90,9 +141,14 @@ class Network(Typed):
         return 1
 
     @property
-    def any_size(self) -> bool:
-        """Whether the network takes images of other sizes than its own."""
+    def flexible(self) -> bool:
+        """Whether the layers take maps of any size."""
         return True
+
+    @property
+    def any_size(self) -> bool:
+        """Whether the network takes images of other sizes than its own. With several sizes it makes them itself."""
+        return self.flexible and not self.sizes
 
     @property
     def layers(self) -> tuple[Any, ...]:
@@ -124,6 +180,10 @@ class Network(Typed):
     def without_router(self) -> Self:
         return replace(self, router=None)  # type: ignore[type-var]
 
+    def at_one_size(self) -> Self:
+        """The same layers for images of one size, without a router."""
+        return replace(self, sizes=(), router=None)  # type: ignore[type-var]
+
     def with_routing(self, routing: Sequence[Sequence[int]]) -> Self:
         """The same network with other width indices to choose from at each gate."""
         return replace(self, routing=tuple(map(tuple, routing)))  # type: ignore[type-var]
@@ -151,6 +211,7 @@ class Outline(Network):
     in_channels: int = 3
     routing: tuple[tuple[int, ...], ...] = ()
     router: RouterSpec | None = None
+    sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.check_common()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsnet.cost import CostTable
+from dsnet.cost import PathCosts, SizedCosts
 from dsnet.manifest import Card, Manifest, Policy, Router, WidthRow
-from dsnet.models.count import count, count_parts
+from dsnet.models.count import count, count_parts, sized_tables
 from dsnet.nn.norm import SliceBatchNorm2d
 from dsnet.nn.router import link
 from dsnet.routing.budgets import default_policy
 from dsnet.routing.parts import Fork, Outputs, Routed, Step
 from dsnet.runtime.runner import GroupedRunner
-from dsnet.schema import to_json
+from dsnet.schema import plain
 from dsnet.space import WidthPath, WidthSpace
 
 if TYPE_CHECKING:
@@ -55,9 +56,11 @@ class LiveParts:
     def take(self, x: Any) -> Tensor:
         return (torch.from_numpy(x) if isinstance(x, np.ndarray) else x).to(self.device)
 
-    def front(self, x: Tensor) -> Step:
-        x = self.net.front(x, 0)
-        return Step(self.fork(0, 0, x), {}) if self.net.chain else Step(None, {"logits": self.net.head(x, 0)})
+    def front(self, x: Tensor, size: int = 0) -> Step:
+        x = self.net.shared(x, size)
+        if self.net.chain:
+            return Step(self.fork(0, size, x), {})
+        return self.end(x, size)
 
     def fork(self, point: int, width: int, x: Tensor) -> Fork:
         segment = self.net.chain[point]
@@ -84,6 +87,9 @@ class LiveParts:
         x = self.net.chain[point].rest(x, width)
         if point + 1 < len(self.net.chain):
             return Step(self.fork(point + 1, width, x), {})
+        return self.end(x, width)
+
+    def end(self, x: Tensor, width: int) -> Step:
         if self.headless:
             return Step(None, {"features": self.net.head.features(x, width)})
         return Step(None, {"logits": self.net.head(x, width)})
@@ -153,7 +159,7 @@ class LiveRunner(GroupedRunner):
                 f"so their accuracy would mean nothing; run `dsnet recalibrate` on the model first"
             )
 
-    def table(self, image_size: int) -> CostTable:
+    def table(self, image_size: int) -> PathCosts:
         table = self.manifest.table
         return table if table.image_size == image_size else count(self.live.owner, image_size)
 
@@ -188,7 +194,7 @@ def torch_runtime() -> str:
 
 def weights_digest(net: Any) -> str:
     """The digest of a network's spec and weights, which do not depend on the card."""
-    found = hashlib.sha256(to_json(net.spec).encode())
+    found = hashlib.sha256(json.dumps(without_later(plain(net.spec))).encode())
     for name, tensor in sorted(net.state_dict().items()):
         held = tensor.detach().cpu()
         held = (held.float() if held.is_floating_point() else held).contiguous()
@@ -197,14 +203,21 @@ def weights_digest(net: Any) -> str:
     return found.hexdigest()
 
 
+def without_later(spec: Any) -> Any:
+    """A spec as plain data without the keys that it did not have when digests were first made, unless they are used."""
+    if not isinstance(spec, dict):
+        return spec
+    return {key: without_later(held) for key, held in spec.items() if held or key not in ("sizes", "candidates")}
+
+
 def uncalibrated(net: Supernet, paths: Sequence[WidthPath]) -> list[WidthPath]:
     """The paths whose batch-norm statistics were never computed, so that their outputs are meaningless."""
     batch_norms = [module for module in net.modules() if isinstance(module, SliceBatchNorm2d)]
-    norms = [norm for norm in batch_norms if len(norm.channels) > 1 or not net.spec.widths]
-    seen = [
-        all(bool(norm.num_batches_tracked[w] > 0) for norm in norms) for w in range(max(net.spec.widths, default=1))
-    ]
-    return [path for path in paths if norms and not seen[path[0] if path else 0]]
+    sizes = net.spec.rows
+    norms = [norm for norm in batch_norms if len(norm.channels) > sizes or not net.spec.widths]
+    rows = sizes * max(net.spec.widths, default=1)
+    seen = [all(bool(norm.num_batches_tracked[row] > 0) for norm in norms) for row in range(rows)]
+    return [path for path in paths if norms and not seen[net.space.rows(path)[-1]]]
 
 
 def combination(net: Supernet) -> Combination:
@@ -236,16 +249,18 @@ def describe(
     """
     spec, card = net.spec, net.card
     size = spec.image_size if image_size is None else image_size
-    table, space = count(net, size), spec.space
+    sizes, space = getattr(spec, "sizes", ()), spec.space
+    tables = sized_tables(spec) if sizes else (count(net, size).whole,)
+    table = SizedCosts(tables) if sizes else tables[0]
     routers: tuple[Router, ...] = ()
     defaults = Policy()
     if spec.router is not None:
-        routing = WidthSpace(spec.routing, spec.router.exits)
+        routing = spec.routing_space if sizes else WidthSpace(spec.routing, spec.router.exits)
         router = Router(spec.router, routing, card.budgets, combination(net))
         routers, defaults = (router,), default_policy(router, spec.image_size)
     widths = [
         WidthRow(
-            size=size,
+            size=sizes[path[0]] if sizes else size,
             path=path,
             channels=tuple(channels(path)),
             madds=table.madds(path),
@@ -258,9 +273,9 @@ def describe(
         task=task,
         model=spec.name,
         in_channels=spec.in_channels,
-        sizes=(size,),
+        sizes=sizes or (size,),
         space=space,
-        costs=(table,),
+        costs=tables,
         outputs=outputs,
         routers=routers,
         widths=tuple(widths),

@@ -57,6 +57,7 @@ def create_model(
     slimming: str | None = None,
     shared: bool | None = None,
     width: float | None = None,
+    sizes: Sequence[int] | None = None,
 ) -> Supernet:
     """Create a network with fresh weights; None keeps the model's default.
 
@@ -69,6 +70,7 @@ def create_model(
         slimming: Output of the slimming heads, `one_hot` or `scalar`.
         shared: Whether the slimming head shares its first layer with the attention head.
         width: Multiplier of all channels, for static models only.
+        sizes: Image sizes that the network runs at, smallest first. Images are given in the largest.
     """
     spec = model_spec(
         name,
@@ -79,6 +81,7 @@ def create_model(
         routing=routing,
         slimming=slimming,
         shared=shared,
+        sizes=sizes,
     )
     return Supernet(spec)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -12,7 +13,7 @@ from dsnet.models.network import Network
 from dsnet.nn.gate import ACTIVATIONS, Activation, GateSpec
 from dsnet.nn.norm import NormSpec
 from dsnet.schema import Typed
-from dsnet.space import Channels, WidthPath
+from dsnet.space import Channels, WidthPath, WidthSpace
 
 if TYPE_CHECKING:
     from dsnet.models.build import Modules
@@ -71,6 +72,7 @@ class ModelSpec(Network):
         features: Output channels of a 1x1 convolution before the classifier; None for no such convolution.
         routing: Allowed width indices at each choice point; the slimming heads have one output for each.
         router: How the trained network chooses its widths; None if it has not learned to route.
+        sizes: Image sizes that the network runs at, smallest first, the last being `image_size`; empty for one size.
     """
 
     name: str
@@ -87,6 +89,7 @@ class ModelSpec(Network):
     image_size: int = 224
     routing: tuple[tuple[int, ...], ...] = ()
     router: RouterSpec | None = None
+    sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.check_limits()
@@ -136,7 +139,8 @@ class ModelSpec(Network):
         for stage in self.stages:
             if stage.block == "max_pool" or (self.widths and stage.choice is None):
                 continue
-            out = stage.out if isinstance(stage.out, int) else stage.out[path[stage.choice or 0]]
+            widths = self.space.widths_of(path)
+            out = stage.out if isinstance(stage.out, int) else stage.out[widths[stage.choice or 0]]
             if not counts or counts[-1] != out:
                 counts.append(out)
         return counts
@@ -163,12 +167,19 @@ def customise(
     routing: Any = None,
     slimming: str | None = None,
     shared: bool | None = None,
+    sizes: Sequence[int] | None = None,
 ) -> S:
-    """A copy of a spec with the given options changed; None keeps the model's default."""
+    """A copy of a spec with the given options changed; None keeps the model's default.
+
+    sizes: Without an image size, the largest of them is taken.
+    """
+    if sizes and image_size is None:
+        image_size = sizes[-1]
     given = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
+    given["sizes"] = None if sizes is None else tuple(sizes)  # type: ignore[assignment]
     changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if routing is not None:
-        changes["routing"] = spec.space.restrict(routing).choices
+        changes["routing"] = WidthSpace.full(spec.widths).restrict(routing).choices
     gate = {key: value for key, value in (("slimming", slimming), ("shared", shared)) if value is not None}
     if gate:
         if spec.gate is None:

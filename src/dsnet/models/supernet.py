@@ -1,4 +1,4 @@
-"""The supernet. Widths are arguments of every call, and every call is a loop over segments."""
+"""The supernet. Widths and image size are arguments of every call, and every call is a loop over segments."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dsnet.models.count import FRONT, HEAD
 from dsnet.models.network import Network
 from dsnet.models.parts import LiveParts, describe
 from dsnet.nn import Mix, SlimmingHead, Width, early_router, probe_head
+from dsnet.nn.resize import Resize
 from dsnet.space import WidthPath, WidthSpace, is_exit
 
 Choose = Callable[[int, Tensor | None], Tensor]
@@ -21,8 +22,8 @@ Choose = Callable[[int, Tensor | None], Tensor]
 
 
 class Entered(NamedTuple):
-    """The state before the first choice, which is the same for every path: a map, the map scaled by the first gate's
-    attention, and the code that its slimming head reads."""
+    """The state before the first choice, which is the same for every path of an image size: a map, the map scaled by
+    the first gate's attention, and the code that its slimming head reads."""
 
     x: Tensor
     scaled: Tensor
@@ -46,6 +47,7 @@ class Supernet(nn.Module):
         super().__init__()
         self.spec: Any = spec  # a Network; rooms that know its kind read more of it
         self.card = Card(preprocessing=Preprocessing.for_channels(spec.in_channels))
+        self.resize = Resize(spec.sizes) if spec.sizes else None
         self.front, segments, self.head = spec.modules()
         self.segments = nn.ModuleList(segments)
         self.probe = probe_head(spec.router, spec.num_classes, len(spec.candidates))
@@ -58,7 +60,7 @@ class Supernet(nn.Module):
 
     @property
     def routing(self) -> WidthSpace:
-        return WidthSpace(self.spec.routing)
+        return self.spec.routing_space if self.spec.sizes else WidthSpace(self.spec.routing)
 
     @property
     def candidates(self) -> list[WidthPath]:
@@ -78,7 +80,7 @@ class Supernet(nn.Module):
         return [module for module in self.modules() if isinstance(module, SlimmingHead)]
 
     def forward(self, x: Tensor, path: Sequence[int] = ()) -> Tensor:
-        """Logits of the sub-network `path`."""
+        """Logits of the sub-network `path`. Images have the largest size, whatever the size of the path is."""
         self.check_input(x)
         return self.run(x, self.space.validate(path))
 
@@ -87,18 +89,23 @@ class Supernet(nn.Module):
         if is_exit(path):
             assert self.early is not None
             return self.early.classifier(self.chain[0].enter(self.front(x, 0), 0))
-        x, w_in = self.front(x, 0), 0
-        for segment, w_out in zip(self.chain, path, strict=True):
+        w_in, *rows = self.space.rows(path)
+        x = self.shared(x, w_in)
+        for segment, w_out in zip(self.chain, rows, strict=True):
             x, w_in = segment(x, w_in, w_out), w_out
         return self.head(x, w_in)
 
-    def enter(self, x: Tensor) -> Entered:
-        """The part that all paths share; `run_paths`, `run_mixed` and `run_coded` go on from it."""
-        x = self.front(x, 0)
+    def shared(self, x: Tensor, size: int = 0) -> Tensor:
+        """The front, at the image size of an index."""
+        return self.front(x if self.resize is None else self.resize(x, size), size)
+
+    def enter(self, x: Tensor, size: int = 0) -> Entered:
+        """The part that all paths of an image size share; `run_paths`, `run_mixed` and `run_coded` go on from it."""
+        x = self.shared(x, size)
         if not self.chain:
             return Entered(x, x)
-        x = self.chain[0].enter(x, 0)
-        return Entered(x, *self.chain[0].attend(x, 0))
+        x = self.chain[0].enter(x, size)
+        return Entered(x, *self.chain[0].attend(x, size))
 
     def pooled_early(self, entered: Entered) -> Tensor:
         """What the early classifier reads [B, C * 16]."""
@@ -156,9 +163,9 @@ class Supernet(nn.Module):
     def forward_features(self, x: Tensor, path: Sequence[int] = ()) -> Features:
         """The tapped feature maps of the sub-network `path`, by name, in the order of the network."""
         self.check_input(x)
-        x, features = self.front.features(x, 0)
-        w_in = 0
-        for segment, w_out in zip(self.chain, self.space.validate(path), strict=True):
+        w_in, *rows = self.space.rows(self.space.validate(path))
+        x, features = self.front.features(x if self.resize is None else self.resize(x, w_in), w_in)
+        for segment, w_out in zip(self.chain, rows, strict=True):
             x, more = segment.features(x, w_in, w_out)
             features, w_in = features | more, w_out
         return features
@@ -166,22 +173,31 @@ class Supernet(nn.Module):
     def forward_paths(self, x: Tensor, paths: Sequence[Sequence[int]]) -> list[Tensor]:
         """Logits of several sub-networks on one batch, in the order of `paths`.
 
-        Common prefixes of paths, and paths that occur twice, are computed once.
+        Common prefixes of paths, and paths that occur twice, are computed once; so is an image at each size.
         """
         self.check_input(x)
-        wanted = [self.space.validate(path) for path in paths]
-        return self.run_paths(self.enter(x), wanted) if wanted else []
+        space, logits = self.space, dict[WidthPath, Tensor]()
+        wanted = [space.validate(path) for path in paths]
+        for size in dict.fromkeys(map(space.size_of, wanted)):
+            mine = [path for path in wanted if space.size_of(path) == size]
+            found = self.run_paths(self.enter(x, size), list(map(space.widths_of, mine)), size)
+            logits |= zip(mine, found, strict=True)
+        return [logits[path] for path in wanted]
 
-    def run_paths(self, entered: Entered, paths: Sequence[WidthPath]) -> list[Tensor]:
-        """`forward_paths` from `enter` on."""
+    def run_paths(self, entered: Entered, paths: Sequence[WidthPath], size: int = 0) -> list[Tensor]:
+        """`forward_paths` from `enter` on, at one image size: paths have no size here."""
         logits: dict[WidthPath, Tensor] = {}
         wide = [path for path in paths if not is_exit(path)]
 
+        def row(width: int) -> int:
+            return width * self.spec.rows + size
+
         def descend(x: Tensor, scaled: Tensor, prefix: WidthPath) -> None:
-            w_in, point = prefix[-1] if prefix else 0, len(prefix)
+            w_in, point = row(prefix[-1]) if prefix else size, len(prefix)
             below = [path[point] for path in wide if path[:point] == prefix]
-            for w_out in dict.fromkeys(below):
-                path, y = (*prefix, w_out), self.chain[point].body(x, scaled, w_in, w_out)
+            for width in dict.fromkeys(below):
+                path, w_out = (*prefix, width), row(width)
+                y = self.chain[point].body(x, scaled, w_in, w_out)
                 if len(path) == len(self.chain):
                     logits[path] = self.head(y, w_out)
                     continue
@@ -193,7 +209,7 @@ class Supernet(nn.Module):
         if self.chain:
             descend(entered.x, entered.scaled, ())
         else:
-            logits[()] = self.head(entered.x, 0)
+            logits[()] = self.head(entered.x, size)
         return [logits[path] for path in paths]
 
     def forward_mixed(self, x: Tensor, choose: Choose) -> tuple[Tensor, list[Tensor | None], list[Tensor]]:
@@ -209,6 +225,8 @@ class Supernet(nn.Module):
 
     def run_mixed(self, entered: Entered, choose: Choose) -> tuple[Tensor, list[Tensor | None], list[Tensor]]:
         """`forward_mixed` from `enter` on."""
+        if self.spec.sizes:
+            raise ValueError(f"{self.spec.name!r} runs at several image sizes; widths are mixed at one size only")
         x, scaled, code = entered
         width: Width = 0
         weights: Tensor | None = None
@@ -246,7 +264,7 @@ class Supernet(nn.Module):
         return LiveParts(self, routed=routed, headless=headless)
 
     def manifest(self, image_size: int | None = None) -> Manifest:
-        """The manifest of this network, at its own image size or another."""
+        """The manifest of this network, at its own image size or another. One with several sizes has its own only."""
         outputs: dict[str, tuple[int, ...]] = {"logits": (self.spec.num_classes,)}
         channels = self.spec.channels
         about = {"outputs": outputs, "channels": channels, "any_size": self.spec.any_size}

@@ -46,9 +46,13 @@ class Batch:
         """Run what all samples share."""
 
         def run(rows: np.ndarray) -> Piece:
-            return Piece(rows, 0, *begin(self.x if len(rows) == len(self.x) else self.x[side_by_side(rows.tolist())]))
+            return Piece(rows, 0, *begin(self.images(rows)))
 
         self.advance([(np.arange(len(self.x)), None if self.costs is None else self.costs.front, run)])
+
+    def images(self, rows: np.ndarray) -> Any:
+        """The images of these rows, which rise."""
+        return self.x if len(rows) == len(self.x) else self.x[side_by_side(rows.tolist())]
 
     def advance(self, groups: Sequence[tuple[np.ndarray, np.ndarray | None, Start]]) -> None:
         """Run groups (rows, milliseconds, what runs a piece of them), the longest pieces first."""

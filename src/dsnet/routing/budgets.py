@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dsnet.cost import CostTable
+from dsnet.cost import PathCosts
 from dsnet.errors import RoutingError
 from dsnet.manifest import Budget, Manifest, Policy, Router
 from dsnet.routing.windows import parse_window, trained_windows
@@ -33,7 +33,7 @@ class Amount:
     value: float
     is_share: bool
 
-    def madds(self, table: CostTable) -> float:
+    def madds(self, table: PathCosts) -> float:
         return self.value * table.widest if self.is_share else self.value
 
 
@@ -89,7 +89,7 @@ def read_latency(latency: str) -> float:
     return value
 
 
-def parse_budget(budget: str | float, table: CostTable) -> float:
+def parse_budget(budget: str | float, table: PathCosts) -> float:
     """The MAdds of a budget that `read_budget` understands."""
     return read_budget(budget).madds(table)
 
@@ -100,7 +100,7 @@ def policy_for(
     *,
     max_width: int | None = None,
     image_size: int | None = None,
-    table: CostTable | None = None,
+    table: PathCosts | None = None,
     window: str | Sequence[int] | None = None,
 ) -> Policy:
     """The policy that meets an average budget, from the router's calibrated table; without a budget, the default.
@@ -111,7 +111,8 @@ def policy_for(
         table: Costs that a budget given as a share refers to; by default those at the manifest's image size.
         window: The window to choose within as trained, that is with lambda 0: S, M, L, or positions such as 0:2.
     """
-    limit = max(manifest.table.space.widest, default=0)
+    space = manifest.table.space
+    limit = max(space.widths_of(space.widest), default=0)
     if max_width is not None and not 0 <= max_width <= limit:
         raise RoutingError(
             f"max_width is {max_width}; it is a width index of {manifest.model}, from 0 (slimmest) to {limit} (widest)"
@@ -154,12 +155,12 @@ def default_policy(router: Router, image_size: int) -> Policy:
     return Policy(lam, window=window)
 
 
-def share_of(madds: float, table: CostTable) -> float:
+def share_of(madds: float, table: PathCosts) -> float:
     """MAdds as a share of the widest path's, rounded to single precision: the form in which exported files take it."""
     return float(np.float32(madds / table.widest))
 
 
-def lambdas(rows: Sequence[Budget], table: CostTable) -> Lambdas:
+def lambdas(rows: Sequence[Budget], table: PathCosts) -> Lambdas:
     """Lambda and window as functions of the budget as a share."""
     return Lambdas.between([share_of(row.madds, table) for row in rows], rows)
 

@@ -65,6 +65,9 @@ class Step(NamedTuple):
 class Parts(Protocol):
     """A network cut at its choice points. Live weights, cached modules and ONNX sessions implement it.
 
+    Widths are those of the layers: where a network runs at several image sizes, these have every width once for each
+    size (`WidthSpace.rows`), and the front runs at the size of an index.
+
     front -> Step -> first (from w_in to w_out) -> rest (at w_out) -> the next Step ... -> finish -> Outputs
 
     `first` returns a map. Where only one width can come in, it may return anything that `rest` understands.
@@ -77,7 +80,7 @@ class Parts(Protocol):
         """Convert a batch of the caller to the arrays that these parts read."""
         ...
 
-    def front(self, x: Any) -> Step: ...
+    def front(self, x: Any, size: int = 0) -> Step: ...
 
     def first(self, point: int, w_in: int, w_out: int, fork: Fork) -> Any: ...
 

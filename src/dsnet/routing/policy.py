@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from dsnet.cost import CostTable
+from dsnet.cost import CostTable, PathCosts
 from dsnet.errors import RoutingError
 from dsnet.manifest import Policy, Router
 from dsnet.space import WidthPath
@@ -37,7 +37,7 @@ class Prices:
     once, it is the cost of a candidate beyond that of the first one.
     """
 
-    def __init__(self, table: CostTable, router: Router) -> None:
+    def __init__(self, table: PathCosts, router: Router) -> None:
         self.table, self.router = table, router
         self._spent: dict[WidthPath, int] = {}
         self.tables: list[np.ndarray] = []
@@ -46,6 +46,7 @@ class Prices:
             prices = [(table.madds(path, dynamic=True) - base) / table.widest for path in router.candidates]
             self.tables.append(np.array([prices], np.float64))
             return
+        assert isinstance(table, CostTable)  # gates choose widths at one image size
         for point, step in enumerate(table.steps):
             rows = [
                 [
@@ -59,6 +60,7 @@ class Prices:
     def rest(self, point: int, position: int) -> int:
         """MAdds behind a choice point when every later one takes the same position in its list."""
         table, routing = self.table, self.router.routing.choices
+        assert isinstance(table, CostTable)
         path: WidthPath = tuple(allowed[min(position, len(allowed) - 1)] for allowed in routing[point:])
         steps = table.steps[point + 1 :]
         later = sum(step[a][b].madds for step, (a, b) in zip(steps, pairwise(path), strict=True))
@@ -78,7 +80,7 @@ class Prices:
     def widths(self, point: int) -> list[int]:
         """The widest index that each candidate of a decision uses; that of the exit is below any cap."""
         if self.router.spec.single:
-            return [max(path) for path in self.router.candidates]
+            return [max(self.router.routing.widths_of(path), default=0) for path in self.router.candidates]
         return list(self.router.routing.choices[point])
 
     def check_cap(self, max_width: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Dynamic inference: the batch is regrouped by width at every choice point.
+"""Dynamic inference: the batch is regrouped by width at every choice point, and by image size if there are several.
 
 The result equals running the samples one by one, unless groups are rounded up.
 Every task and every runtime uses this loop. It only selects rows; `Parts` does the computation, so that torch, CUDA
@@ -52,8 +52,21 @@ def run_grouped(
     return Routed(left, paths, madds, scores)
 
 
-def run_paths(parts: Parts, at: Step, paths: Sequence[WidthPath]) -> list[Outputs]:
-    """The outputs of several paths, starting behind the front; common prefixes of paths are computed once."""
+def run_sizes(parts: Parts, x: Any, paths: Sequence[WidthPath]) -> tuple[list[Outputs], Step | None]:
+    """The outputs of several paths. Every image size runs once; where there is one, the state behind its front, too."""
+    space, outputs, step = parts.manifest.table.space, dict[WidthPath, Outputs](), None
+    for size in dict.fromkeys([space.size_of(path) for path in paths] or [0]):
+        mine = [path for path in paths if space.size_of(path) == size]
+        step = parts.front(x, size)
+        outputs |= zip(mine, run_paths(parts, step, [space.rows(path)[1:] for path in mine], size), strict=True)
+    return [outputs[path] for path in paths], None if space.sized else step
+
+
+def run_paths(parts: Parts, at: Step, paths: Sequence[WidthPath], came: int = 0) -> list[Outputs]:
+    """The outputs of several paths, starting behind the front; common prefixes of paths are computed once.
+
+    paths: Widths of the layers. came: That of the front.
+    """
     outputs: dict[WidthPath, Outputs] = {}
     wide = [path for path in paths if not is_exit(path)]
 
@@ -64,7 +77,7 @@ def run_paths(parts: Parts, at: Step, paths: Sequence[WidthPath]) -> list[Output
             return
         point = len(prefix)
         for w_out in dict.fromkeys(path[point] for path in wide if path[:point] == prefix):
-            y = parts.first(point, prefix[-1] if prefix else 0, w_out, step.fork)
+            y = parts.first(point, prefix[-1] if prefix else came, w_out, step.fork)
             descend(parts.rest(point, w_out, y), left, (*prefix, w_out))
 
     for path in set(paths) - set(wide):
@@ -79,22 +92,28 @@ def _once(batch: Batch, prices: Prices, decided: Decided) -> tuple[Outputs, np.n
     """One decision for the whole path. A router that probes reads the outputs of the first candidate, others what the
     first gate or the early classifier says."""
     parts, router, candidates = batch.parts, prices.router, prices.router.candidates
+    space = prices.table.space
+    looked = space.size_of(candidates[0])
 
     def begin(x: Any) -> tuple[Step, Outputs]:
-        step = parts.front(x)
-        assert step.fork is not None
+        step = parts.front(x, looked)
         if router.probes:
-            known = follow(parts, step.fork, candidates[0])
-            scores = parts.probe(parts.finish({**step.left, **known}))
-            return Step(step.fork._replace(scores=scores), step.left), known
+            known = {**step.left, **follow(parts, step.fork, space.rows(candidates[0]))}
+            scores = parts.probe(parts.finish(known))
+            return Step((step.fork or Fork(None, None))._replace(scores=scores), {}), known
+        assert step.fork is not None
         return step, exit_outputs(step.fork) if router.spec.exits else {}
 
     def ms(position: int) -> Any:
         return None if batch.costs is None else batch.costs.path(candidates[position])
 
     def run(path: WidthPath, rows: np.ndarray) -> Piece:
+        if (size := space.size_of(path)) != looked:
+            step = parts.front(batch.images(rows), size)
+            found = {**step.left, **follow(parts, step.fork, space.rows(path))}
+            return Piece(rows, 0, Step(None, found))
         fork = batch.fork(rows)
-        found = follow(parts, fork, path)
+        found = follow(parts, fork, space.rows(path))
         if router.spec.exits:
             found = combined(router, path, exit_outputs(fork), found)
         return Piece(rows, 0, Step(None, found))
@@ -129,11 +148,11 @@ def combined(router: Router, path: WidthPath, exit: Outputs, outputs: Outputs) -
     return {"logits": u * exit["logits"] + v * outputs["logits"]}
 
 
-def follow(parts: Parts, fork: Fork, path: WidthPath) -> Outputs:
-    """Run one path from its first choice on, and return the arrays that `finish` will read."""
-    at: Fork | None = fork
-    left: Outputs = {}
-    w_in = 0
+def follow(parts: Parts, fork: Fork | None, rows: WidthPath) -> Outputs:
+    """Run one path from its first choice on, and return the arrays that `finish` will read. rows: Widths of the layers,
+    that of the front first."""
+    at, left = fork, dict[str, Any]()
+    w_in, *path = rows
     for point, w_out in enumerate(path):
         assert at is not None
         step = parts.rest(point, w_out, parts.first(point, w_in, w_out, at))

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dsnet.cost import CostTable
+from dsnet.cost import PathCosts
 from dsnet.manifest import Manifest, Policy, Router
 from dsnet.results import Difference, Example, Metric
 from dsnet.routing.parts import Outputs, Routed, as_array
@@ -106,7 +106,7 @@ class Surveyed(Protocol):
 
     def prices(self, image_size: int) -> Prices: ...
 
-    def table(self, image_size: int) -> CostTable: ...
+    def table(self, image_size: int) -> PathCosts: ...
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class Traces:
         return self.runner.prices(self.image_size)
 
     @property
-    def table(self) -> CostTable:
+    def table(self) -> PathCosts:
         return self.runner.table(self.image_size)
 
     def __len__(self) -> int:

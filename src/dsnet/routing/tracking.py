@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dsnet.cost import CostTable
+from dsnet.cost import PathCosts
 from dsnet.errors import RoutingError, must
 from dsnet.manifest import Manifest, Policy
 from dsnet.pictures import as_batch
@@ -46,7 +46,7 @@ class Tracked(Protocol):
 
     def run(self, x: Any, policy: Policy) -> Routed: ...
 
-    def table(self, image_size: int) -> CostTable: ...
+    def table(self, image_size: int) -> PathCosts: ...
 
 
 class BudgetTracker:

@@ -34,7 +34,10 @@ def new_config(
     carried = source_keys(kind, source, gate=gate)
     if not gate and not reads_files(keys):  # arrays have their own normalisation, and may have other channels
         carried.pop("data", None)
-    layers = recipe_keys(recipe, keys), carried, keys, {"source": source}
+    begun = recipe_keys(recipe, keys)
+    if any((layer.get("model") or {}).get("sizes") for layer in (carried, keys)):
+        begun.pop("freeze", None)  # the front has statistics for each image size, which it must learn
+    layers = begun, carried, keys, {"source": source}
     config = resolve(kind, *layers)
     config.data.check_used()
     return config
@@ -91,6 +94,7 @@ def source_keys(kind: type[RunConfig], source: str | None, *, gate: bool) -> dic
     if not isinstance(net.spec, GraphSpec):
         return {"model": {"name": net.spec.name}}
     outline = {"name": net.spec.name, "widths": list(net.spec.widths), "image_size": net.spec.image_size}
+    outline |= {"sizes": list(net.spec.sizes)} if net.spec.sizes else {}
     normalised = {"mean": list(net.card.preprocessing.mean), "std": list(net.card.preprocessing.std)}
     return {"model": outline, "data": normalised}
 

@@ -147,7 +147,7 @@ def resampled_row(
 
 def resampled_shares(traces: Traces, outcomes: Sequence[Outcome], draws: int) -> np.ndarray:
     """Shares of the images at each width [outcomes, points, widths, draws]."""
-    points = [len(step[0]) for step in traces.table.steps]
+    points = [len(widths) for widths in traces.table.space.choices]
     found = np.zeros((len(outcomes), len(points), max(points, default=0), draws))
     for row, outcome in zip(found, outcomes, strict=True):
         for point, widths in enumerate(points):

@@ -17,11 +17,11 @@ CONFUSIONS = 1000  # most pairs of classes that are kept
 
 def histograms(traces: Traces, paths: np.ndarray) -> tuple[Gate, ...]:
     """For each choice point, the share of images at each width, and the entropy of these shares and the exit's in
-    bits."""
+    bits. The image size is the first choice where there are several."""
     gates = []
-    for point, step in enumerate(traces.table.steps):
+    for point, widths in enumerate(traces.table.space.choices):
         wide = paths[paths[:, point] != EXIT, point]
-        shares = np.bincount(wide, minlength=len(step[0])) / len(paths)
+        shares = np.bincount(wide, minlength=len(widths)) / len(paths)
         every = np.array([1 - len(wide) / len(paths), *shares])
         entropy = -float((every * np.log2(np.clip(every, 1e-12, None))).sum())
         gates.append(Gate(tuple(shares.tolist()), max(0.0, entropy)))

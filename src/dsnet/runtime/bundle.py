@@ -112,15 +112,17 @@ class BundleRunner(GroupedRunner):
 
     def costs(self, count: int) -> Costs | None:
         """Milliseconds of pieces, measured when several images first run together on this machine."""
-        if count < 2:
+        if count < 2 or self.manifest.space.sized:  # pieces are measured at one image size only
             return None
         with self.measuring:
             if self._costs is None:
-                setting, table = replace(self.setting(), threads=1), self.manifest.table
+                setting, table = replace(self.setting(), threads=1), self.manifest.table.whole
                 self._costs = Costs(piece_times(self.parts, setting, table), table)
             return self._costs
 
     def _run_rounded(self, x: Any, policy: Policy, prices: Prices) -> Routed:
+        if self.manifest.space.sized:
+            raise ValueError("round_up joins groups of widths at one image size; leave it out, this one has several")
         return self._run(x, policy, prices, round_up=True)
 
 
@@ -143,8 +145,8 @@ class BundleParts:
     def take(self, x: Any) -> np.ndarray:
         return contiguous(x)
 
-    def front(self, x: np.ndarray) -> Step:
-        return self._step("front", x)
+    def front(self, x: np.ndarray, size: int = 0) -> Step:
+        return self._step(f"front.{size}" if self.manifest.space.sized else "front", x)
 
     def first(self, point: int, w_in: int, w_out: int, fork: Fork) -> np.ndarray | Fork:
         if point == 0:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dsnet.cost import CostTable
+from dsnet.cost import PathCosts
 from dsnet.errors import RoutingError
 from dsnet.latency import cpu, policy_in, require
 from dsnet.manifest import Manifest, Policy
@@ -19,7 +19,7 @@ from dsnet.routing.budgets import policy_for
 from dsnet.routing.parts import Outputs, Parts, Routed, as_array, like
 from dsnet.routing.pieces import Costs
 from dsnet.routing.policy import Prices
-from dsnet.routing.route import run_grouped, run_paths
+from dsnet.routing.route import run_grouped, run_sizes
 from dsnet.space import WidthPath
 
 EXTREME = 1e6  # root mean square of an image's normalised pixels, which lie near 1; above it no network answers
@@ -201,9 +201,10 @@ class Runner:
             self._prices[image_size] = manifest, prices
         return prices
 
-    def table(self, image_size: int) -> CostTable:
+    def table(self, image_size: int) -> PathCosts:
         """The costs at an image size."""
-        return next(table for table in self.manifest.costs if table.image_size == image_size)
+        assert image_size == self.manifest.image_size
+        return self.manifest.table
 
     def check_paths(self, paths: Sequence[WidthPath]) -> None:
         """Refuse paths whose outputs would be meaningless."""
@@ -272,7 +273,7 @@ def no_rows() -> np.ndarray:
 
 
 class GroupedRunner(Runner):
-    """Runs a network part by part; batches are grouped by width."""
+    """Runs a network part by part; batches are grouped by width and image size."""
 
     def __init__(self, parts: Parts, runtime: str) -> None:
         super().__init__()
@@ -312,13 +313,13 @@ class GroupedRunner(Runner):
             wanted.append(router.candidates[0])
 
         def run(x: Any) -> list[Outputs]:
-            start = parts.front(x)
-            outputs = run_paths(parts, start, wanted)
+            outputs, start = run_sizes(parts, x, wanted)
             if router is None:
                 return outputs
             if router.probes:
                 scores = parts.probe(outputs[wanted.index(router.candidates[0])])
             else:
+                assert start is not None
                 assert start.fork is not None
                 scores = start.fork.scores
             return [*outputs[: len(paths)], {"scores": scores}]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dsnet.errors import SlimError
+from dsnet.models.sizes import at_sizes
 from dsnet.models.supernet import Supernet
 from dsnet.slimming.convert import built, check_same, plan
 from dsnet.slimming.report import SlimReport, report
 from dsnet.slimming.sort import Importance, calibrate_identities, sort_members
-from dsnet.slimming.widths import MULTIPLE, WIDTHS, Share
+from dsnet.slimming.widths import MULTIPLE, WIDTHS, Share, pairs
 
 
 def slim(
@@ -25,6 +27,7 @@ def slim(
     sort: Importance | None = None,
     multiple: int = MULTIPLE,
     overrides: Mapping[str, Sequence[Share]] | None = None,
+    sizes: Sequence[int] = (),
     name: str | None = None,
 ) -> Supernet:
     """Turn a CNN into a supernet. Its widest path computes what the CNN computes; narrower paths share its weights.
@@ -39,11 +42,12 @@ def slim(
             or `none`.
         multiple: Channels are rounded to multiples of this number.
         overrides: Shares for the channels that a layer writes, by the layer's name.
+        sizes: Image sizes that the network runs at, smallest first; the last is that of the example. With several, the
+            widths may be 1 alone.
         name: Name of the network.
     """
-    return slim_with_report(
-        model, example, widths, cut, images=images, sort=sort, multiple=multiple, overrides=overrides, name=name
-    )[0]
+    options: dict[str, Any] = {"images": images, "sort": sort, "multiple": multiple, "overrides": overrides}
+    return slim_with_report(model, example, widths, cut, sizes=sizes, name=name, **options)[0]
 
 
 def slim_with_report(
@@ -56,11 +60,17 @@ def slim_with_report(
     sort: Importance | None = None,
     multiple: int = MULTIPLE,
     overrides: Mapping[str, Sequence[Share]] | None = None,
+    sizes: Sequence[int] = (),
     name: str | None = None,
 ) -> tuple[Supernet, SlimReport]:
     """`slim`, and what it found: the groups with their widths, and what is fixed and why."""
     if images is not None and (images.dim() != 4 or images.shape[1:] != example.shape[1:] or not len(images)):
         raise SlimError(f"images have shape {tuple(images.shape)}; give [N, {', '.join(map(str, example.shape[1:]))}]")
+    pairs(widths, least=1 if sizes else 2)
+    if sizes and sizes[-1] != example.shape[-1]:
+        raise SlimError(
+            f"the largest of the image sizes {list(sizes)} must be that of the example, {example.shape[-1]} px"
+        )
     found = plan(model, example, widths, cut=cut, multiple=multiple, overrides=overrides)
     generator = torch.Generator().manual_seed(0)
     seen = torch.randn(4, *example.shape[1:], generator=generator) if images is None else images
@@ -68,4 +78,5 @@ def slim_with_report(
     calibrate_identities(found, seen)
     net = built(found, name or type(model).__name__.lower())
     error = check_same(model, net, example)
-    return net, report(found, net, error)
+    summary = report(found, net, error)
+    return at_sizes(net, sizes) if sizes else net, summary

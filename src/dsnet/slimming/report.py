@@ -77,7 +77,7 @@ def report(plan: Plan, net: Supernet, error: float) -> SlimReport:
     return SlimReport(
         groups=tuple(rows),
         madds=tuple(table.madds(path) for path in net.space),
-        front=table.front.madds,
+        front=table.whole.front.madds,
         cut=next((op.place for op in plan.ops if op.name == plan.cut), "") or plan.cut,
         sliceable=sliced / total,
         error=error,

@@ -26,16 +26,19 @@ def read_share(text: str) -> Share:
     return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
 
 
-def pairs(widths: Sequence[Share]) -> list[tuple[float, float]]:
-    """The shares of hidden and residual channels at each width, checked."""
+def pairs(widths: Sequence[Share], *, least: int = 2) -> list[tuple[float, float]]:
+    """The shares of hidden and residual channels at each width, checked. least: Smallest number of widths."""
     shares = [width if isinstance(width, tuple) else (float(width), float(width)) for width in widths]
     for number, share in enumerate(shares):
         if not all(0 < part <= 1 for part in share):
             raise SlimError(f"width {share} is not a share of the channels; it must lie in (0, 1]")
         if number and not all(old <= new for old, new in zip(shares[number - 1], share, strict=True)):
             raise SlimError(f"widths {list(widths)} fall; give them from the slimmest to the widest")
-    if len(shares) < 2 or shares[-1] != (1, 1):
-        raise SlimError(f"widths {list(widths)} must be at least two and end with 1, the original network")
+    if len(shares) < least or shares[-1] != (1, 1):
+        raise SlimError(
+            f"widths {list(widths)} must be at least two and end with 1, the original network; 1 alone needs several "
+            f"image sizes"
+        )
     return shares
 
 
@@ -49,7 +52,7 @@ def find_widths(
     overrides: Mapping[str, Sequence[Share]] | None = None,
 ) -> dict[int, tuple[int, ...]]:
     """Members of every group at each width. overrides: Shares of the groups that layers write, by their names."""
-    shares = pairs(widths)
+    shares = pairs(widths, least=1)
     if multiple < 1:
         raise SlimError(f"channels are rounded to multiples of {multiple}; it must be at least 1")
     units: dict[int, int] = {}  # channels that a member has, in the map where they are fewest
@@ -97,7 +100,7 @@ def overridden(
 
 
 def check_apart(found: Mapping[int, tuple[int, ...]], widths: Sequence[Share]) -> None:
-    if all(counts[0] == counts[-1] for counts in found.values()):
+    if len(widths) > 1 and all(counts[0] == counts[-1] for counts in found.values()):
         raise SlimError(
             "no channels of the network can be slimmed: every group is fixed or too small; see the reasons with "
             "dsnet.slimming.report, or choose an earlier cut"

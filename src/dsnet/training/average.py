@@ -49,7 +49,8 @@ def batch_norms(net: nn.Module) -> list[SliceBatchNorm2d]:
 
 @torch.no_grad()
 def recalibrate(net: Supernet, images: Iterable[Tensor], *, frozen: bool = False) -> int:
-    """Recompute the batch-norm statistics of every width as the average over the given batches. Weights do not change.
+    """Recompute the batch-norm statistics of every width at every image size, as the average over the given batches.
+    Weights do not change.
 
     frozen: Whether the front keeps its statistics.
     Returns the number of batches. Networks without batch norm are not changed.

@@ -140,6 +140,9 @@ class IEB(Stage[Supernet]):
         """Draw the random paths R of one step, the same for all parts of its batch. A static network has none."""
         space, alpha = self.net.space, self.config.mixup
         paths = [space.sample(rng) for _ in range(self.config.paths)] if space.size > 1 else []
+        if space.sized:  # the ends are trained in every step anyway
+            others = [path for path in space if path not in (space.slimmest, space.widest)]
+            paths = rng.sample(others, min(self.config.paths, len(others)))
         return Drawn(paths, rng.betavariate(alpha, alpha) if alpha else 1.0)
 
     def forward(self, images: Tensor, labels: Tensor, drawn: Drawn, teacher: Supernet) -> dict[str, Tensor]:

@@ -136,7 +136,7 @@ class SGS(Stage[Supernet]):
 
         logits, raws, mixes = self.net.run_mixed(entered, choose)
         guidance = [self.guidance(raw, answers, labels, windows) for raw in raws if raw is not None]
-        shares = expected(self.table, mixes) / self.table.widest
+        shares = expected(self.table.whole, mixes) / self.table.widest
         return {
             "classification": F.cross_entropy(full(logits), labels),
             "complexity": self.complexity(shares).to(full(logits).dtype),

@@ -31,6 +31,8 @@ class ModelConfig(Typed):
         shared: Let the slimming heads read the first layer of the attention head.
         widths: Number of widths of a network that `dsnet slim` made; set by --from.
         image_size: Image size of such a network; set by --from.
+        sizes: Image sizes that the network learns to run at, smallest first, such as [64, 96, 128]. The largest is
+            that of the images. By default one size.
     """
 
     name: str = "ds_mobilenet_v1_tiny"
@@ -40,6 +42,7 @@ class ModelConfig(Typed):
     shared: bool | None = None
     widths: list[int] | None = None
     image_size: int | None = None
+    sizes: list[int] | None = None
 
     def __post_init__(self) -> None:
         self.spec()
@@ -48,7 +51,13 @@ class ModelConfig(Typed):
         """The network with fresh weights; of a converted one, all but its layers."""
         if self.widths is not None and self.image_size is not None:
             outline = Outline(self.name, tuple(self.widths), self.image_size, GATE)
-            return customise(outline, routing=self.routing, slimming=self.slimming, shared=self.shared)
+            known: dict[str, Any] = {
+                "routing": self.routing,
+                "slimming": self.slimming,
+                "shared": self.shared,
+                "sizes": self.sizes,
+            }
+            return customise(outline, **known)
         return model_spec(
             self.name,
             width=self.width,
@@ -58,6 +67,7 @@ class ModelConfig(Typed):
             num_classes=num_classes,
             in_channels=in_channels,
             image_size=image_size,
+            sizes=self.sizes,
         )
 
 
@@ -131,6 +141,11 @@ class ClassificationConfig(RunConfig):
             raise ValueError(f"stage {self.stage!r} is unknown; choose both, supernet or gate")
         if self.stage == "gate" and self.distill is not None:
             raise ValueError("--distill is for stage I, which trains weights; stage gate trains only a router")
+        if self.freeze == "front" and self.model.sizes:
+            raise ValueError(
+                f"freeze front keeps the statistics of the front, but it needs others at each of the image sizes "
+                f"{self.model.sizes}; set freeze none, or leave model.sizes out"
+            )
         if self.routes:
             self.routed(self.model.spec())
 
@@ -143,7 +158,7 @@ class ClassificationConfig(RunConfig):
     @property
     def routes(self) -> bool:
         """Whether this run trains a router. A static network has no widths to choose from."""
-        return self.stage == "gate" or (self.stage == "both" and bool(self.model.spec().widths))
+        return self.stage == "gate" or (self.stage == "both" and self.model.spec().space.size > 1)
 
     def routed(self, spec: N) -> N:
         """A supernet's spec with this run's router, routing space and gate design."""

@@ -245,7 +245,7 @@ def source_network(config: ClassificationConfig, data: Data) -> Supernet:
 
 def carried_over(config: ClassificationConfig, data: Data) -> Supernet:
     """The source's network, adapted to this run's data. Prints what happened to its tensors."""
-    net, account = transferred(load_source(config), data)
+    net, account = transferred(load_source(config), data, config.model.sizes or ())
     if rank() == 0:
         where = f"{len(data.train)} training images of {len(data.classes)} classes, {data.image_size} px"
         begun = f"from {config.source}: {len(account.loaded)} tensors loaded"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from dsnet.data.dataset import Data
 from dsnet.data.splits import SPLITS, check_data
 from dsnet.models import Network, Supernet
+from dsnet.models.sizes import at_sizes
 from dsnet.nn import SliceConv2d
 from dsnet.nn.router import of_router
 from dsnet.tasks import check_source, load
@@ -35,8 +37,13 @@ def load_source(config: ClassificationConfig) -> Supernet:
     return net
 
 
-def transferred(source: Supernet, data: Data) -> tuple[Supernet, Account]:
-    """A network for the classes, channels and image size of `data`, with the source's weights and statistics."""
+def transferred(source: Supernet, data: Data, sizes: Sequence[int] = ()) -> tuple[Supernet, Account]:
+    """A network for the classes, channels and image size of `data`, with the source's weights and statistics.
+
+    sizes: Image sizes that the network runs at.
+    """
+    if source.spec.sizes != tuple(sizes):
+        source = at_sizes(source, sizes)
     changed = {"num_classes": len(data.classes), "in_channels": data.channels, "image_size": data.image_size}
     spec = replace(source.spec, router=None, **changed)
     spec.check_size(data.image_size)

@@ -190,7 +190,7 @@ class DetectorParts(LiveParts):
     def device(self) -> torch.device:
         return self.detector.priors.device
 
-    def front(self, x: Tensor) -> Step:
+    def front(self, x: Tensor, size: int = 0) -> Step:
         x, tapped = self.net.front.features(x, 0)
         fork = self.fork(0, 0, x) if self.net.chain else None
         return Step(fork, named_maps(self.detector.project(tapped, 0)))
