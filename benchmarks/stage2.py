@@ -52,7 +52,7 @@ def main() -> None:
     made = dsnet.create_model(args.model, image_size=args.image_size)
     ours = with_fresh_router(made, replace(made.spec, router=SGSConfig("gate").spec))
     stage, plain = SGS(ours, SGSConfig("gate")).train(), with_fresh_router(ours, ours.spec).eval()
-    table, size = count(plain), ours.spec.image_size
+    table, size = count(plain).whole, ours.spec.image_size
     x = torch.randn(args.batch, ours.spec.in_channels, size, size)
     labels = torch.randint(ours.spec.num_classes, (args.batch,))
 
