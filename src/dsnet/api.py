@@ -99,8 +99,10 @@ def keys_of(
 
 
 def data_keys(data: Place) -> dict[str, str]:
-    """The key of the group `data` that a folder, a CSV file of labels or the name of a dataset stands for."""
+    """The keys of the group `data` that a folder, shards, a CSV file of labels or the name of a dataset stands for."""
     place, name = Path(data), os.fspath(data)
+    if (place / "shards.json").is_file():
+        return {"dataset": "shards", "root": name}
     if place.is_dir():
         return {"root": name}
     if place.suffix == ".csv":

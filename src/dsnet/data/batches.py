@@ -18,8 +18,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dsnet.data.dataset import Batch, BatchLoader, Split
+from dsnet.data.shards import Shards
 from dsnet.errors import DataError
 
+AHEAD = 64  # batches before it is needed, a shard at a URL is fetched
 TIMEOUT = 600  # seconds without a batch after which loading has failed
 
 
@@ -76,9 +78,7 @@ class TrainBatches:
 
     def order(self, epoch: int) -> Tensor:
         """The sample numbers [batches, batch_size] of an epoch."""
-        generator = torch.Generator().manual_seed(seed_of(self.seed, epoch))
-        shuffled = self.split.ids[torch.randperm(len(self.split), generator=generator)]
-        return shuffled[: len(self) * self.batch_size].view(len(self), self.batch_size)
+        return self.split.order(self.batch_size, torch.Generator().manual_seed(seed_of(self.seed, epoch)))
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, beginning with batch number `start`."""
@@ -87,7 +87,12 @@ class TrainBatches:
             (order[number, self.rank :: self.world], seed_of(self.seed, epoch, number, self.rank))
             for number in range(start, len(self))
         ]
-        yield from load_all(self.split, jobs, self.workers)
+        source = self.split.source
+        for number, batch in enumerate(load_all(self.split, jobs, self.workers)):
+            if isinstance(source, Shards):
+                for ids, _ in jobs[number + AHEAD if number else 0 : number + AHEAD + 1]:
+                    source.expect(ids)
+            yield batch
 
 
 def plain_batches(split: Split, batch_size: int, *, workers: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:

@@ -22,7 +22,9 @@ from torch import Tensor
 from dsnet.data.augment import Augment, normalise, to_float, to_tensor
 from dsnet.data.config import DataConfig, Reading
 from dsnet.data.folders import open_folder
-from dsnet.data.sources import Arrays, Files, open_source, statistics
+from dsnet.data.remote import Store
+from dsnet.data.shards import Shards, drawn, read_index, read_table
+from dsnet.data.sources import Arrays, Images, Raw, open_source, statistics
 from dsnet.errors import DataError
 from dsnet.images import Fit, ImageError, ImageFile, Interpolation, centre_crop, random_crop, to_array
 
@@ -62,6 +64,12 @@ class Source(Protocol):
         ...
 
 
+class Pictures(Source, Protocol):
+    """Numbered samples that are decoded when they are needed."""
+
+    def image(self, number: int, max_pixels: int) -> ImageFile: ...
+
+
 class BatchLoader(Protocol):
     """Loads samples of a source as a batch of pixels. With a seed the images are augmented, with None they are not."""
 
@@ -94,6 +102,14 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def order(self, columns: int, generator: torch.Generator) -> Tensor:
+        """The sample numbers in random order, in batches [batches, columns]; what is left over is left out."""
+        if isinstance(self.source, Shards):
+            return self.ids[drawn(self.source.shard_of(self.ids), columns, generator)]
+        count = len(self) // columns
+        mixed = self.ids[torch.randperm(len(self), generator=generator)]
+        return mixed[: count * columns].view(count, columns)
 
     def files(self) -> list[str]:
         """The files of the samples; none if they are in memory."""
@@ -163,7 +179,7 @@ class Data:
 
 def read_files(
     ids: Tensor,
-    file_of: Callable[[int], str],
+    source: Pictures,
     fit: Callable[[int, ImageFile], Image.Image],
     options: Reading,
     size: int,
@@ -175,13 +191,12 @@ def read_files(
     """
     images, read, skipped = [], [], []
     for number in ids.tolist():
-        file = file_of(number)
         try:
-            square = fit(number, ImageFile(Path(file), max_pixels=options.max_pixels))
+            square = fit(number, source.image(number, options.max_pixels))
         except ImageError as error:
             if options.on_corrupt == "stop":
                 raise DataError(f"{error}; {SKIPPING}") from error
-            skipped.append(file)
+            skipped.append(error.file)
             continue
         images.append(to_tensor(square))
         read.append(number)
@@ -193,7 +208,7 @@ def read_files(
 class Loader:
     """Decodes, crops and augments images with labels. A batch depends only on sample numbers and seed."""
 
-    source: Arrays | Files
+    source: Images
     config: DataConfig
     size: int
     mean: tuple[float, ...]
@@ -206,7 +221,7 @@ class Loader:
             if seed is not None and (self.augment.by_picture or self.config.augment.crop == "resized"):
                 images = torch.stack([self.changed(image, int(n), seed) for image, n in zip(images, ids, strict=True)])
         else:
-            images, ids, skipped = read_files(ids, source.file, partial(self.fitted, seed), self.config, self.size)
+            images, ids, skipped = read_files(ids, source, partial(self.fitted, seed), self.config, self.size)
         if seed is not None and len(images):
             images = self.augment.batch(images, seed)
         return Batch(images, source.labels[ids], ids, skipped)
@@ -238,8 +253,7 @@ class Loader:
 
 def open_dataset(config: DataConfig, default_size: int = 224) -> Data:
     """Open images with labels as three splits. Only evaluation reads the test images."""
-    root, labels = (Path(name) if name else None for name in (config.root, config.labels))
-    raw = open_folder(root, labels) if config.kind == "folder" else open_source(config.kind, root)
+    raw = open_shards(config) if config.kind == "shards" else open_files(config)
     size = config.image_size or raw.size or default_size
     train, held, test = (
         source.resized(size) if isinstance(source, Arrays) else source
@@ -254,7 +268,8 @@ def open_dataset(config: DataConfig, default_size: int = 224) -> Data:
         test_ids = torch.arange(len(test))
     share: float | None = config.calibration
     if held is not None:
-        config.refuse(["calibration", "split_seed"], "the data brings its own calibration images")
+        if config.kind != "shards":
+            config.refuse(["calibration", "split_seed"], "the data brings its own calibration images")
         train_ids, held_ids, share = ids, torch.arange(len(held)), None
     elif raw.groups is not None:
         train_ids, held_ids = by_group(train.labels, raw.groups, config.calibration, seed=config.split_seed)
@@ -273,7 +288,7 @@ def open_dataset(config: DataConfig, default_size: int = 224) -> Data:
         mean=mean,
         std=std,
         fit="crop",
-        crop=config.crop_ratio if isinstance(train, Files) else 1.0,
+        crop=1.0 if isinstance(train, Arrays) else config.crop_ratio,
         interpolation=config.interpolation,
         name=config.name,
         counts=tuple(train.labels[train_ids].bincount(minlength=len(raw.classes)).tolist()),
@@ -282,7 +297,7 @@ def open_dataset(config: DataConfig, default_size: int = 224) -> Data:
 
 
 def normalisation(
-    config: DataConfig, source: Arrays | Files, ids: Tensor, channels: int
+    config: DataConfig, source: Images, ids: Tensor, channels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel that inputs are normalised with."""
     if config.mean is None or config.std is None:
@@ -292,6 +307,30 @@ def normalisation(
             f"data.mean has {len(config.mean)} numbers but the images have {channels} channels; give one per channel"
         )
     return config.mean, config.std
+
+
+def open_files(config: DataConfig) -> Raw:
+    root, labels = (Path(name) if name else None for name in (config.root, config.labels))
+    return open_folder(root, labels) if config.kind == "folder" else open_source(config.kind, root)
+
+
+def open_shards(config: DataConfig) -> Raw:
+    """Open the splits of a folder of shards. Its index must fit, and its shards must be there."""
+    root = config.root or ""
+    index, share = read_index(root), config.calibration
+    if index.calibration not in (None, share) and share != DataConfig.calibration:
+        raise DataError(
+            f"data.calibration is {share:g}, but the shards in {root} were written with {index.calibration:g} set "
+            f"aside; set --data.calibration {index.calibration:g}, or write them with --calibration {share:g}"
+        )
+    store = Store(config.store, config.cache_size)
+    parts: dict[str, Shards] = {}
+    for name, part in index.splits.items():
+        table = read_table(root, part, len(index.classes))
+        parts[name] = Shards(root, tuple(part.shards), table, len(index.classes), store)
+        parts[name].check()
+    held = parts.get("calibration")
+    return Raw(parts["train"], parts.get("test"), tuple(index.classes), 3, None, calibration=held)
 
 
 def few_to_calibrate(count: int, images: int, share: float | None, *, key: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from dsnet.data.shards import HEAD
 from dsnet.data.sources import Files, Raw
 from dsnet.errors import DataError
 from dsnet.images import SUFFIXES
@@ -34,6 +35,8 @@ def open_folder(root: Path | None, labels: Path | None) -> Raw:
     assert root is not None  # DataConfig asks for it
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; give the folder that holds one folder per class")
+    if (root / HEAD).is_file():
+        raise DataError(f"{root} holds shards; train on them with --data.dataset shards --data.root {root}")
     return scan(root)
 
 

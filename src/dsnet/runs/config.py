@@ -44,18 +44,18 @@ def new_config(
 
 
 def recipe_for(kind: type[RunConfig], source: str | None, keys: Mapping[str, Any]) -> str | None:
-    """The packaged config that a run on a folder of images starts from if the user names none: one for fresh weights,
-    one for a network that `dsnet slim` converted. None for other runs, and for runs that start from another run."""
+    """The packaged config that a run on a folder of images, or on shards, starts from if the user names none: one for
+    fresh weights, one for a network that `dsnet slim` converted. None for other runs, and for runs that start from another run."""
     if not reads_files(keys):
         return None
     return kind.RECIPE if source is None else kind.PRETRAINED if is_converted(source) else None
 
 
 def reads_files(keys: Mapping[str, Any]) -> bool:
-    """Whether the data of these keys is a folder of images."""
+    """Whether the data of these keys are image files, in a folder or in shards."""
     data = keys.get("data") or {}
     named, place = data.get("dataset"), data.get("root") or data.get("labels")
-    return named == "folder" or (named is None and place is not None)
+    return named in ("folder", "shards") or (named is None and place is not None)
 
 
 def is_converted(source: str) -> bool:
