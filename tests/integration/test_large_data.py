@@ -5,11 +5,16 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+import dsnet
 from dsnet.cli import main
+from dsnet.errors import CheckpointError
 from dsnet.runs import train as runs_train
+from dsnet.training import Interrupted
 from dsnet.training.display import Display
 from support.folders import make_folder
 from support.runs import SHORT
@@ -60,3 +65,25 @@ def test_a_run_on_shards_resumes_in_mid_epoch_bit_for_bit(
     capsys.readouterr()
     assert main(["eval", str(tmp_path / "a")]) == 0
     assert "on shards: 36 test images" in capsys.readouterr().out
+
+
+def test_a_run_on_datasets_of_torch_resumes_and_is_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pixels = np.random.default_rng(0).integers(0, 80, (90, 32, 32), np.uint8)
+    items = [(image + np.uint8(80 * (number % 3)), number % 3) for number, image in enumerate(pixels)]
+    keys: dict[str, Any] = {"threads": 1, "optim": {"epochs": 1, "batch_size": 8, "warmup_epochs": 0}}
+    keys |= {"sgs": {"router": "slim_first"}, "sgs_optim": {"epochs": 1, "batch_size": 8}}
+    whole = dsnet.train(items, out=tmp_path / "a", **keys)
+    with monkeypatch.context() as patch:
+        patch.setattr(runs_train, "make_display", lambda place, rank: Stopping(place, 3))
+        with pytest.raises(Interrupted):
+            dsnet.train(items, out=tmp_path / "b", **keys)
+    broken = dsnet.train(items, resume=tmp_path / "b")
+    assert (whole.folder / "model.safetensors").read_bytes() == (broken.folder / "model.safetensors").read_bytes()
+    assert whole.evaluation is not None
+    assert dsnet.evaluate(whole, data=items).rows == whole.evaluation.rows
+    with pytest.raises(CheckpointError, match="the data is not the one that the run"):
+        dsnet.evaluate(whole, data=items[:-3])
+    assert main(["eval", str(whole.folder)]) == 2
+    assert "datasets from Python, which only Python can give" in capsys.readouterr().err

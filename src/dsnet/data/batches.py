@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dsnet.data.dataset import Batch, BatchLoader, Split
+from dsnet.data.own import Stream
 from dsnet.data.shards import Shards
 from dsnet.errors import DataError
 
@@ -78,6 +79,8 @@ class TrainBatches:
 
     def order(self, epoch: int) -> Tensor:
         """The sample numbers [batches, batch_size] of an epoch."""
+        if isinstance(self.split.source, Stream):
+            return self.split.source.order(epoch, self.batch_size)
         return self.split.order(self.batch_size, torch.Generator().manual_seed(seed_of(self.seed, epoch)))
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
@@ -132,6 +135,7 @@ Job = tuple[Tensor, int | None]
 
 def load_all(split: Split, jobs: list[Job], workers: int, device: torch.device | None = None) -> Iterator[Batch]:
     """The batches of all jobs in order, loaded in this process or ahead of time by `workers` others."""
+    workers = min(workers, 1) if isinstance(split.source, Stream) else workers  # each would read the whole stream
     loaded = Pool.of(split, workers).batches(jobs) if workers else (split.loader(ids, seed) for ids, seed in jobs)
     for batch in loaded:
         yield split.finished(batch, device)

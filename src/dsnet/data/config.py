@@ -14,7 +14,7 @@ from dsnet.images import MAX_PIXELS, Interpolation
 from dsnet.limits import allow
 from dsnet.schema import Typed
 
-Dataset = Literal["digits", "cluttered_digits", "cifar10", "fashion_mnist", "idx", "folder", "shards"]
+Dataset = Literal["digits", "cluttered_digits", "cifar10", "fashion_mnist", "idx", "folder", "shards", "python"]
 EMBEDDED = ("digits", "cluttered_digits")
 FILES_ONLY = ("crop_ratio", "interpolation", "on_corrupt", "max_skipped", "max_pixels")
 SHARDS_ONLY = ("cache", "cache_size")
@@ -141,11 +141,11 @@ class DataConfig(Reading):
                 f"data.root is {self.root}, but {self.kind} are part of the installation; leave data.dataset out to "
                 f"train on the images in {self.root}, or leave data.root out"
             )
-        if self.kind not in ("folder", "shards"):
+        if self.kind not in ("folder", "shards", "python"):
             self.refuse(("labels", *FILES_ONLY), f"it is for image files, and {self.kind} is read as arrays")
-        if self.kind == "shards":
-            self.refuse(["labels"], "it is for image files, and shards have their labels inside")
-        else:
+        if self.kind in ("shards", "python"):
+            self.refuse(["labels"], f"it is for image files, and {self.kind} has its own labels")
+        if self.kind != "shards":
             self.refuse(SHARDS_ONLY, "it is for shards, data.dataset shards")
         augment = self.augment
         if augment.crop != "pad":

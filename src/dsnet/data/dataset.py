@@ -9,9 +9,8 @@ import hashlib
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,10 +20,10 @@ from torch import Tensor
 
 from dsnet.data.augment import Augment, normalise, to_float, to_tensor
 from dsnet.data.config import DataConfig, Reading
-from dsnet.data.folders import open_folder
-from dsnet.data.remote import Store
-from dsnet.data.shards import Shards, drawn, read_index, read_table
-from dsnet.data.sources import Arrays, Images, Raw, open_source, statistics
+from dsnet.data.opening import open_raw
+from dsnet.data.own import Datasets, Own, Stream
+from dsnet.data.shards import Shards, drawn
+from dsnet.data.sources import Arrays, Images, statistics
 from dsnet.errors import DataError
 from dsnet.images import Fit, ImageError, ImageFile, Interpolation, centre_crop, random_crop, to_array
 
@@ -67,7 +66,7 @@ class Source(Protocol):
 class Pictures(Source, Protocol):
     """Numbered samples that are decoded when they are needed."""
 
-    def image(self, number: int, max_pixels: int) -> ImageFile: ...
+    def image(self, number: int, max_pixels: int) -> Image.Image | ImageFile: ...
 
 
 class BatchLoader(Protocol):
@@ -180,7 +179,7 @@ class Data:
 def read_files(
     ids: Tensor,
     source: Pictures,
-    fit: Callable[[int, ImageFile], Image.Image],
+    fit: Callable[[int, Any], Image.Image],
     options: Reading,
     size: int,
 ) -> tuple[Tensor, Tensor, tuple[str, ...]]:
@@ -224,7 +223,8 @@ class Loader:
             images, ids, skipped = read_files(ids, source, partial(self.fitted, seed), self.config, self.size)
         if seed is not None and len(images):
             images = self.augment.batch(images, seed)
-        return Batch(images, source.labels[ids], ids, skipped)
+        labels = source.labels_of(ids) if isinstance(source, Stream) else source.labels[ids]
+        return Batch(images[:, : len(self.mean)], labels, ids, skipped)
 
     @property
     def augment(self) -> Augment:
@@ -244,25 +244,31 @@ class Loader:
         if config.augment.crop == "resized":
             scale = config.augment.scale
             square = random_crop(image, self.size, scale=scale, rng=rng, interpolation=interpolation)
-        elif isinstance(image, ImageFile):
-            square = centre_crop(image, self.size, crop=config.crop_ratio, interpolation=interpolation)
-        else:
+        elif isinstance(self.source, Arrays) and isinstance(image, Image.Image):
             square = image
+        else:
+            square = centre_crop(image, self.size, crop=config.crop_ratio, interpolation=interpolation)
         return self.augment.picture(square, rng)
 
 
-def open_dataset(config: DataConfig, default_size: int = 224) -> Data:
-    """Open images with labels as three splits. Only evaluation reads the test images."""
-    raw = open_shards(config) if config.kind == "shards" else open_files(config)
+def open_dataset(config: DataConfig, default_size: int = 224, own: Datasets | None = None) -> Data:
+    """Open images with labels as three splits. Only evaluation reads the test images.
+
+    own: The datasets of a run on data from Python.
+    """
+    raw = open_raw(config, own)
     size = config.image_size or raw.size or default_size
+    if isinstance(raw.train, Own | Stream) and raw.size == size:
+        config = replace(config, crop_ratio=1.0)  # the images are what the network sees
     train, held, test = (
         source.resized(size) if isinstance(source, Arrays) else source
         for source in (raw.train, raw.calibration, raw.test)
     )
     assert train is not None
     ids = torch.arange(len(train))
+    known = None if isinstance(train, Stream) else train.labels
     if test is None:
-        ids, test_ids = stratified(train.labels, ids, 0.2, seed=0, names=raw.classes)
+        ids, test_ids = stratified(known, ids, 0.2, seed=0, names=raw.classes)
         test = train
     else:
         test_ids = torch.arange(len(test))
@@ -271,10 +277,10 @@ def open_dataset(config: DataConfig, default_size: int = 224) -> Data:
         if config.kind != "shards":
             config.refuse(["calibration", "split_seed"], "the data brings its own calibration images")
         train_ids, held_ids, share = ids, torch.arange(len(held)), None
-    elif raw.groups is not None:
-        train_ids, held_ids = by_group(train.labels, raw.groups, config.calibration, seed=config.split_seed)
+    elif raw.groups is not None and known is not None:
+        train_ids, held_ids = by_group(known, raw.groups, config.calibration, seed=config.split_seed)
     else:
-        split = stratified(train.labels, ids, config.calibration, seed=config.split_seed, names=raw.classes)
+        split = stratified(known, ids, config.calibration, seed=config.split_seed, names=raw.classes)
         train_ids, held_ids = split
     held = train if held is None else held
     mean, std = normalisation(config, train, train_ids, raw.channels)
@@ -291,7 +297,7 @@ def open_dataset(config: DataConfig, default_size: int = 224) -> Data:
         crop=1.0 if isinstance(train, Arrays) else config.crop_ratio,
         interpolation=config.interpolation,
         name=config.name,
-        counts=tuple(train.labels[train_ids].bincount(minlength=len(raw.classes)).tolist()),
+        counts=() if known is None else tuple(known[train_ids].bincount(minlength=len(raw.classes)).tolist()),
         warnings=(*raw.warnings, *few_to_calibrate(len(held_ids), len(ids), share, key="data.calibration")),
     )
 
@@ -301,36 +307,13 @@ def normalisation(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel that inputs are normalised with."""
     if config.mean is None or config.std is None:
-        return statistics(source, ids)
+        mean, std = statistics(source, ids)
+        return mean[:channels], std[:channels]  # ImageNet's have three
     if len(config.mean) != channels:
         raise ValueError(
             f"data.mean has {len(config.mean)} numbers but the images have {channels} channels; give one per channel"
         )
     return config.mean, config.std
-
-
-def open_files(config: DataConfig) -> Raw:
-    root, labels = (Path(name) if name else None for name in (config.root, config.labels))
-    return open_folder(root, labels) if config.kind == "folder" else open_source(config.kind, root)
-
-
-def open_shards(config: DataConfig) -> Raw:
-    """Open the splits of a folder of shards. Its index must fit, and its shards must be there."""
-    root = config.root or ""
-    index, share = read_index(root), config.calibration
-    if index.calibration not in (None, share) and share != DataConfig.calibration:
-        raise DataError(
-            f"data.calibration is {share:g}, but the shards in {root} were written with {index.calibration:g} set "
-            f"aside; set --data.calibration {index.calibration:g}, or write them with --calibration {share:g}"
-        )
-    store = Store(config.store, config.cache_size)
-    parts: dict[str, Shards] = {}
-    for name, part in index.splits.items():
-        table = read_table(root, part, len(index.classes))
-        parts[name] = Shards(root, tuple(part.shards), table, len(index.classes), store)
-        parts[name].check()
-    held = parts.get("calibration")
-    return Raw(parts["train"], parts.get("test"), tuple(index.classes), 3, None, calibration=held)
 
 
 def few_to_calibrate(count: int, images: int, share: float | None, *, key: str) -> list[str]:

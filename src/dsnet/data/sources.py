@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dsnet.data.cluttered import Drawings, cluttered_digits
+from dsnet.data.own import Own, Stream
 from dsnet.data.shards import Shards
 from dsnet.errors import DataError
 from dsnet.images import ImageFile
@@ -77,7 +78,7 @@ class Files:
         return self.labels.numpy().tobytes() + names.encode()
 
 
-Images = Arrays | Files | Shards  # what images with labels may come from
+Images = Arrays | Files | Shards | Own | Stream  # what images with labels may come from
 
 
 @dataclass(frozen=True)

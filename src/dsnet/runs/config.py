@@ -45,7 +45,8 @@ def new_config(
 
 def recipe_for(kind: type[RunConfig], source: str | None, keys: Mapping[str, Any]) -> str | None:
     """The packaged config that a run on a folder of images, or on shards, starts from if the user names none: one for
-    fresh weights, one for a network that `dsnet slim` converted. None for other runs, and for runs that start from another run."""
+    fresh weights, one for a network that `dsnet slim` converted. None for other runs, and for runs that start from
+    another run."""
     if not reads_files(keys):
         return None
     return kind.RECIPE if source is None else kind.PRETRAINED if is_converted(source) else None

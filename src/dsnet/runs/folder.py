@@ -17,6 +17,7 @@ import torch
 from dsnet.checkpoint import MODEL
 from dsnet.config import CONFIG, RunConfig, flat
 from dsnet.data.dataset import Data
+from dsnet.data.own import Datasets
 from dsnet.data.splits import SPLITS, check_data, write_splits
 from dsnet.errors import CheckpointError
 from dsnet.files import contents, locked, write_whole
@@ -46,10 +47,11 @@ class RunFolder:
     def config(self) -> Any:
         return read_config(self.folder / CONFIG)
 
-    def opened(self, root: str | None = None) -> tuple[Any, Data]:
-        """The config and the data of a run that is there; root: where the data lies now. It must be what it was."""
+    def opened(self, root: str | None = None, own: Datasets | None = None) -> tuple[Any, Data]:
+        """The config and the data of a run that is there; root: where the data lies now, own: its datasets from Python.
+        It must be what it was."""
         config = self.config()
-        data = self.task.open_data(config, root)
+        data = self.task.open_data(config, root, own)
         self.reopen(data)
         return config, data
 

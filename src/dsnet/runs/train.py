@@ -16,6 +16,7 @@ from dsnet.data.batches import TrainBatches
 from dsnet.data.check import check_files
 from dsnet.data.dataset import Data
 from dsnet.data.folders import listed
+from dsnet.data.own import Datasets
 from dsnet.models import eager
 from dsnet.results import Evaluation
 from dsnet.runs.evaluate import evaluate, evaluate_resampled
@@ -37,11 +38,13 @@ def train(
     overwrite: bool = False,
     draw: bool = True,
     resample: bool = False,
+    own: Datasets | None = None,
 ) -> Evaluation | None:
     """Train what the config asks for, or go on. draw: figures of the result as well. resample: also write the scores
     over test images that are drawn again.
 
     overwrite: Delete the run that is in the folder, once all checks have passed.
+    own: The datasets of a run on data from Python.
     Returns the evaluation of the saved network on the test split; processes other than the first return None.
     """
     if config.threads:
@@ -54,7 +57,7 @@ def train(
             until_the_end.enter_context(run.held())
         elif rank() == 0:
             run.check_free(config, overwrite=overwrite)
-        data = task.open_data(config)
+        data = task.open_data(config, own=own)
         plans = task.plans(config, data, folder)
         left = plans_left(plans, run) if resume else plans
         # Find errors in the config before the folder is touched.
