@@ -44,8 +44,9 @@ class ImageError(DataError):
     """A file that cannot be read as an image. `reason` tells why, without the name of the `file`."""
 
     def __init__(self, file: Path, reason: str, remedy: str = "replace or remove it") -> None:
-        super().__init__(f"{file} cannot be read as an image ({reason}); {remedy}")
-        self.file, self.reason = str(file), reason
+        self.file, self.reason, self.remedy = str(file), reason, remedy
+        self.found = f"{file} cannot be read as an image ({reason})"
+        super().__init__(f"{self.found}; {remedy}")
 
 
 @contextmanager

@@ -87,3 +87,27 @@ def test_a_run_on_datasets_of_torch_resumes_and_is_evaluated(
         dsnet.evaluate(whole, data=items[:-3])
     assert main(["eval", str(whole.folder)]) == 2
     assert "datasets from Python, which only Python can give" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("split", ["train", pytest.param("val", marks=pytest.mark.slow)])
+def test_an_image_that_breaks_in_mid_run_is_passed_over(
+    split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run equals one that passed over the image from its beginning."""
+    root = make_folder(tmp_path / "pets")
+    bad = root / split / "dog" / "03.jpg"
+    monkeypatch.setattr(runs_train, "check_files", lambda data, options: [])  # it breaks behind the check
+    bad.write_bytes(bad.read_bytes()[:300])
+    words = ["train", *SMALL, "--data.root", str(root), "--save_steps", "1", "--data.max_skipped", "0.05"]
+    assert main([*words, "--data.workers", "2" if split == "train" else "0", "--out", str(tmp_path / "a")]) == 2
+    more = f"--resume {tmp_path / 'a'} --data.on_corrupt skip"
+    error = capsys.readouterr().err
+    assert f"{bad} cannot be read as an image" in error
+    assert error.endswith(f"leave it there and pass over it with {more}\n")
+    assert main(["train", *more.split(" ")]) == 0
+    assert main([*words, "--data.on_corrupt", "skip", "--out", str(tmp_path / "b")]) == 0
+    a, b = tmp_path / "a", tmp_path / "b"
+    assert (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes()
+    if split == "train":
+        assert (a / "skipped.txt").read_text() == (b / "skipped.txt").read_text() == f"{bad}\n"
+    assert main(["eval", str(a)]) == 0, "later commands pass over it too"

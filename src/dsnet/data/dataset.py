@@ -24,7 +24,7 @@ from dsnet.data.opening import open_raw
 from dsnet.data.own import Datasets, Own, Stream
 from dsnet.data.shards import Shards, drawn
 from dsnet.data.sources import Arrays, Images, statistics
-from dsnet.errors import DataError
+from dsnet.errors import DamagedError, DataError
 from dsnet.images import Fit, ImageError, ImageFile, Interpolation, centre_crop, random_crop, to_array
 
 TRUSTED = 100  # calibration images; fewer leave an uncertainty of more than 6 points at an accuracy of 90 %
@@ -194,7 +194,7 @@ def read_files(
             square = fit(number, source.image(number, options.max_pixels))
         except ImageError as error:
             if options.on_corrupt == "stop":
-                raise DataError(f"{error}; {SKIPPING}") from error
+                raise DamagedError(error.found, f"{error.remedy}; {SKIPPING}") from error
             skipped.append(error.file)
             continue
         images.append(to_tensor(square))

@@ -15,6 +15,8 @@ from dsnet.config import CONFIG, RunConfig, packaged, read_yaml, resolve
 from dsnet.models.graph import GraphSpec
 from dsnet.tasks import blank, read_config
 
+ALLOWED = ("root", "workers", "on_corrupt", "max_skipped", "cache", "cache_size")  # of data, in a resumed run
+
 
 def as_yaml(config: RunConfig) -> str:
     """A config as the file that gives it."""
@@ -101,13 +103,15 @@ def source_keys(kind: type[RunConfig], source: str | None, *, gate: bool) -> dic
 
 
 def resumed_config(folder: Path, keys: Mapping[str, Any]) -> Any:
-    """The config of a resumed run; only where and with how much patience it runs may change."""
+    """The config of a resumed run; only where and with how much patience it runs may change, and whether damaged
+    images are skipped."""
     config: Any = read_config(folder / CONFIG)
     given: Any = resolve(type(config), config.to_dict(), keys)
-    where = replace(given.data, root=config.data.root, workers=config.data.workers)
-    if replace(given, threads=config.threads, timeout=config.timeout, data=where) != config:
+    own = {key: getattr(config.data, key) for key in ALLOWED if hasattr(config.data, key)}
+    if replace(given, threads=config.threads, timeout=config.timeout, data=replace(given.data, **own)) != config:
+        named = ", ".join(f"--data.{key}" for key in own)
         raise ValueError(
-            "--resume goes on with the run's own config; besides it only --data.root, --data.workers, --threads and "
-            "--timeout may be given. To change anything else, start a new run"
+            f"--resume goes on with the run's own config; besides it only {named}, --threads and --timeout may be "
+            f"given. To change anything else, start a new run"
         )
     return given

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from dsnet.results import Evaluation
 from dsnet.runs.config import as_yaml
 from dsnet.runs.record import record
 from dsnet.tasks import GATE, STATE, Plan, Task, load, named, read_config, save
+from dsnet.training.distributed import rank
 from dsnet.version import __version__, commit
 
 BENCH = "results/bench.json"
@@ -113,6 +114,13 @@ class RunFolder:
     def reopen(self, data: Data) -> None:
         """Go on in a folder whose data must be what it was."""
         check_data(self.folder, data)
+
+    def change_skipping(self, config: RunConfig) -> None:
+        """Write down if damaged images are skipped from now on, so that later commands do the same."""
+        held: Any = self.config()
+        data = replace(held.data, on_corrupt=config.data.on_corrupt, max_skipped=config.data.max_skipped)
+        if data != held.data and rank() == 0:
+            write_whole(self.folder / CONFIG, as_yaml(replace(held, data=data)).encode())
 
     def below(self, plan: Plan[Any]) -> Path:
         """Where the state and the metrics of a stage lie."""

@@ -17,6 +17,7 @@ from dsnet.data.check import check_files
 from dsnet.data.dataset import Data
 from dsnet.data.folders import listed
 from dsnet.data.own import Datasets
+from dsnet.errors import DamagedError, DataError
 from dsnet.models import eager
 from dsnet.results import Evaluation
 from dsnet.runs.evaluate import evaluate, evaluate_resampled
@@ -72,8 +73,10 @@ def train(
             loop = None if left[0].goes_on else make_loop(left[0], net, data, run, config)
         if rank() == 0:
             announce(tasks.blank(folder) if resume and left[0].goes_on else net, data, folder)
+        until_the_end.enter_context(damage_explained(folder))
         if resume:
             run.reopen(data)
+            run.change_skipping(config)
         elif rank() == 0:
             check(data, config)
             until_the_end.enter_context(run.held())
@@ -101,6 +104,17 @@ def removed_if_empty(folder: Path) -> Iterator[None]:
     finally:
         with suppress(OSError):
             folder.rmdir()
+
+
+@contextmanager
+def damage_explained(folder: Path) -> Iterator[None]:
+    """A damaged image that a run came across is left where it is: without it, the splits would be others."""
+    try:
+        yield
+    except DamagedError as error:
+        more = f"--resume {folder} --data.on_corrupt skip"
+        remedy = f"restore it and continue with --resume {folder}, or leave it there and pass over it with {more}"
+        raise DataError(f"{error.found}; {remedy}") from error
 
 
 def announce(net: Any, data: Data, folder: Path) -> None:
