@@ -60,13 +60,17 @@ def train(
         out: Folder of the run; by default a new one in runs/.
         source: Run to start from: fine-tune its network, or train its router with stage="gate".
         config: YAML files, or names of configs that come with dsnet. The other arguments override them.
-        resume: Folder of a run to continue, bit for bit. It keeps its own config.
+        resume: Folder of a run to continue, bit for bit. It keeps its own config. "auto" continues the run in the
+            folder `out` if it has begun, and begins it otherwise.
         overwrite: Delete the run that is in the folder `out`, once all checks have passed.
         options: Keys of the config. Groups are dicts: seed=1, optim={"epochs": 30}, or **{"optim.epochs": 30}.
     """
     configs, folders = import_heavy("dsnet.runs.config"), import_heavy("dsnet.runs.folder")
     own = own_of(data)
     keys = keys_of(data if own is None else {"dataset": "python"}, model, config, options)
+    if resume == "auto":
+        resume = folders.begun_in(out, overwrite=overwrite)
+        out, source = (None, None) if resume is not None else (out, source)
     if resume is not None:
         if out is not None or source is not None:
             raise ValueError(f"resume continues in {os.fspath(resume)} with its own source; leave out and source out")

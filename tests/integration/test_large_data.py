@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,8 +13,12 @@ import pytest
 
 import dsnet
 from dsnet.cli import main
+from dsnet.data.dataset import open_dataset
 from dsnet.errors import CheckpointError
+from dsnet.runs import dry
 from dsnet.runs import train as runs_train
+from dsnet.tasks import config_from
+from dsnet.tasks.classification.task import new_network
 from dsnet.training import Interrupted
 from dsnet.training.display import Display
 from support.folders import make_folder
@@ -111,3 +116,60 @@ def test_an_image_that_breaks_in_mid_run_is_passed_over(
     if split == "train":
         assert (a / "skipped.txt").read_text() == (b / "skipped.txt").read_text() == f"{bad}\n"
     assert main(["eval", str(a)]) == 0, "later commands pass over it too"
+
+
+def test_resume_auto_begins_goes_on_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    words = ["train", *SHORT, "--stage", "supernet", "--resume", "auto", "--out", str(out)]
+    stopped(monkeypatch, words)
+    assert main(words) == 0
+    assert "resumed at step 2" in capsys.readouterr().out
+    done = (out / "model.safetensors").read_bytes()
+    assert main(words) == 0, "a finished run ends at once"
+    assert (out / "model.safetensors").read_bytes() == done
+    for more, message in (
+        (["--optim.lr", "0.5"], "--resume goes on with the run's own config"),
+        (["--overwrite"], "--resume auto continues the run in the folder of --out, or begins it; --overwrite would"),
+    ):
+        assert main([*words, *more]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["train", "--resume", "auto"]) == 2
+    assert "it needs --out FOLDER" in capsys.readouterr().err
+
+
+def test_a_dry_run_measures_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dry, "STEPS", 2)
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "--dry_run", "--threads", "1", "--sgs.router", "gate", "--sgs.cache", "0"]
+    assert main([*words, "--optim.batch_size", "16", "--out", str(tmp_path / "run")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("dry run of ds_mobilenet_v1_tiny on digits: 10 classes")
+    assert [line.partition(":")[0].strip() for line in lines[1:6]] == [
+        "stage I",
+        "a step",
+        "memory",
+        "loader alone",
+        "training",
+    ]
+    assert "  a step: 16 images over 1 process, " in lines[2]
+    assert lines[6].startswith("stage II: ")
+    assert re.search(r"training: [\d,]+ images/s, 2,000 steps, [\d.]+ hours", lines[5])
+    assert not list(tmp_path.iterdir())
+    assert main(["train", "--dry_run", "--resume", str(tmp_path)]) == 2
+    assert "--dry_run is for a training that has not begun" in capsys.readouterr().err
+
+
+def test_the_madds_of_a_dry_run_are_those_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A static network has no teacher; pooling is not counted."""
+    monkeypatch.setattr(dry, "STEPS", 1)
+    keys = {"stage": "supernet", "threads": 1, "model": {"name": "mobilenet_v1_tiny"}, "optim": {"batch_size": 4}}
+    config = config_from(keys)
+    (found,) = dry.dry_run(config).stages
+    net = new_network(config, open_dataset(config.data))
+    assert found.madds == pytest.approx(4 * dsnet.count(net).widest, rel=0.01)
+    assert found.parameters == sum(parameter.numel() for parameter in net.parameters())
+    assert found.hours == pytest.approx(found.steps * 4 / found.trained / 3600)

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from dsnet.data.config import DataConfig
 from dsnet.data.dataset import open_dataset
 from dsnet.errors import TrainingError
 from dsnet.models import Supernet, model_spec
-from dsnet.training import IEB, IEBConfig, Loop, OptimConfig
+from dsnet.training import IEB, IEBConfig, Loop, OptimConfig, start
 from dsnet.training.distributed import average_statistics, process_group, rank, world
 
 torch.set_num_threads(1)
@@ -83,6 +84,34 @@ def steps(folder: Path) -> None:
         if rank() == 0:
             torch.save(found, folder / f"{what}.pt")
     nan(folder)
+    (folder / f"agreed{rank()}.json").write_text(json.dumps(agreements(folder)))
+
+
+def agreements(folder: Path) -> dict[str, str]:
+    """What a process is told about folders and data that are, or are not, those of the other."""
+    start.PATIENCE = 2
+
+    def told(call: Callable[[], object]) -> str:
+        try:
+            return str(call())
+        except ValueError as error:
+            return str(error)
+
+    def opened(root: Path) -> str:
+        return open_dataset(DataConfig("folder", root=str(root))).fingerprint
+
+    def mine() -> str:
+        if rank() != 0:
+            raise AssertionError("only the first process opens the data")
+        return open_dataset(DataConfig()).fingerprint
+
+    return {
+        "same": told(lambda: start.check_shared(folder / "both", resume=True)),
+        "other": told(lambda: start.check_shared(folder / f"own{rank()}", resume=False)),
+        "some": told(lambda: start.check_shared(folder / "both", resume=rank() == 0)),
+        "missing": told(lambda: start.opened_once(lambda: opened(folder / "none"))),
+        "opened": told(lambda: start.opened_once(mine)),
+    }
 
 
 def nan(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shutil
 import sys
@@ -156,6 +157,14 @@ def empty(folder: Path) -> None:
 def has_begun(folder: Path) -> bool:
     """Whether the folder holds a state or a network to resume from."""
     return any((folder / name).exists() for name in (STATE, f"{GATE}/{STATE}", MODEL))
+
+
+def begun_in(out: str | os.PathLike[str] | None, *, overwrite: bool) -> str | None:
+    """The run that --resume auto continues: that of --out, or None if there is none yet."""
+    if out is None or overwrite:
+        wrong = "--overwrite would delete the run that it continues" if overwrite else "it needs --out FOLDER"
+        raise ValueError(f"--resume auto continues the run in the folder of --out, or begins it; {wrong}")
+    return os.fspath(out) if has_begun(Path(out)) else None
 
 
 def new_folder(name: str) -> Path:

@@ -27,6 +27,7 @@ from dsnet.training import Interrupted, Loop
 from dsnet.training.display import make_display
 from dsnet.training.distributed import barrier, device, process_group, rank, together, world
 from dsnet.training.memory import keep_memory
+from dsnet.training.start import check_shared, opened_once
 
 N = TypeVar("N", bound=nn.Module)
 
@@ -54,11 +55,12 @@ def train(
     task = tasks.named(config.task)
     run = RunFolder(folder, task)
     with removed_if_empty(folder), process_group(config.timeout), together(folder), ExitStack() as until_the_end:
+        check_shared(folder, resume=resume)
         if resume and rank() == 0:
             until_the_end.enter_context(run.held())
         elif rank() == 0:
             run.check_free(config, overwrite=overwrite)
-        data = task.open_data(config, own=own)
+        data = opened_once(lambda: task.open_data(config)) if own is None else task.open_data(config, own=own)
         plans = task.plans(config, data, folder)
         left = plans_left(plans, run) if resume else plans
         # Find errors in the config before the folder is touched.
