@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,22 +17,11 @@ from dsnet.tasks import load as load_detector
 from support.counted import Counted
 from support.folders import voc_folder
 from support.networks import randomised
-from support.ranks import STEPS, one_step
+from support.ranks import STEPS, one_step, torchrun
 from support.runs import SHORT, made_once
 
 WORKER = ["-m", "support.ranks"]
 Two = dict[str, dict[str, torch.Tensor]]
-
-
-def torchrun(*words: str, ranks: int = 2, restarts: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    return subprocess.run(
-        [*launch, f"--max_restarts={restarts}", *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), **environment},
-        text=True,
-        capture_output=True,
-        timeout=200 * (1 + restarts),
-    )
 
 
 DIGITS = [*SHORT, "--optim.epochs", "2", "--optim.batch_size", "128"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +24,20 @@ from dsnet.training import IEB, IEBConfig, Loop, OptimConfig, start
 from dsnet.training.distributed import average_statistics, process_group, rank, world
 
 torch.set_num_threads(1)
+
+
+def torchrun(
+    *words: str, ranks: int = 2, restarts: int = 0, seconds: float = 200, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in several processes."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    return subprocess.run(
+        [*launch, f"--max_restarts={restarts}", *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        text=True,
+        capture_output=True,
+        timeout=seconds * (1 + restarts),
+    )
 
 
 FAILURES = {"die": signal.SIGKILL, "hang": signal.SIGSTOP}
