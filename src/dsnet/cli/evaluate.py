@@ -61,23 +61,29 @@ def run(args: Namespace) -> None:
     from dsnet.runs.folder import RunFolder
     from dsnet.runs.record import draw_examples
     from dsnet.runtime.onnx import is_artefact
+    from dsnet.training.distributed import barrier, process_group, rank
 
     options = {"rule": args.rule, "overlap": args.overlap}
     asked = EvalOptions(args.split, args.budgets, args.max_width, args.sample, args.seed, options)
     static = [read_result(Path(name), args.split) for name in args.static]
     results = []
-    for where in args.runs:  # run folders, ONNX files, bundles
-        place, label = run_of(where, args)
-        folder = RunFolder.of(place)
-        config, data = folder.opened(args.root)
-        runner = open_runner(where, eager=True, runtime=args.runtime)
-        wanted = in_milliseconds(asked, runner, args)
-        result = evaluate(runner, data, folder.task, config, wanted)
-        if args.drift:
-            note = partial(print, file=sys.stderr)
-            result = with_drift(result, runner, data, folder.task, config, max_width=wanted.max_width, note=note)
-        pictures = folder.record(label, result, data)
-        results.append(result)
+    with process_group():  # under torchrun all processes share the images
+        first = rank() == 0
+        for where in args.runs:  # run folders, ONNX files, bundles
+            place, label = run_of(where, args)
+            folder = RunFolder.of(place)
+            config, data = folder.opened(args.root)
+            runner = open_runner(where, eager=True, runtime=args.runtime)
+            wanted = in_milliseconds(asked, runner, args)
+            result = evaluate(runner, data, folder.task, config, wanted)
+            if args.drift:
+                note = partial(print, file=sys.stderr) if first else lambda words: None
+                result = with_drift(result, runner, data, folder.task, config, max_width=wanted.max_width, note=note)
+            results.append(result)
+            pictures = folder.record(label, result, data) if first else []
+        barrier()
+    if not first:  # one process tells the result
+        return
     shown = together(results)
     if len(shown) < len(results) or static:
         place, _ = run_of(args.runs[0], args)

@@ -152,6 +152,10 @@ class LiveRunner(GroupedRunner):
     def threads(self) -> int:
         return torch.get_num_threads()
 
+    @property
+    def device(self) -> torch.device:
+        return self.live.device
+
     def check_paths(self, paths: Sequence[WidthPath]) -> None:
         if unseen := uncalibrated(self.live.net, paths):
             raise ValueError(

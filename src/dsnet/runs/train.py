@@ -78,16 +78,17 @@ def train(
         for plan in left:
             barrier()  # wait until the first process has written its files
             train_stage(plan, loop if plan is left[0] else None, data, run, config, resume=resume)
-        if rank() != 0:  # the evaluation runs in one process
-            return None
-        runner = eager(run.load())
+        barrier()
+        runner = eager(run.load().to(device()))
         result, resampled = (
             evaluate_resampled(runner, data, task, config) if resample else (evaluate(runner, data, task, config), None)
         )
-        if resampled is not None:
-            resampled.write(folder)
-        run.record("test", result, data, draw=draw)
-        return result
+        if rank() == 0:
+            if resampled is not None:
+                resampled.write(folder)
+            run.record("test", result, data, draw=draw)
+        barrier()  # no process leaves while another one works: the end of the group would wait for it
+        return result if rank() == 0 else None
 
 
 @contextmanager
@@ -126,14 +127,14 @@ def train_stage(
 ) -> None:
     """One stage; leaves its finished network in the folder. loop: where it is made already."""
     if loop is None:  # every process reads the folder
-        net = plan.prepare(run.load())
+        net = plan.prepare(run.load()).to(device())
         loop = make_loop(plan, net, data, run, config)
     if loop is not None:
         if resume and (run.begun([plan]) or not plan.goes_on):
             loop.resume()
         net = run_loop(loop, plan, run)
+    finished = plan.finish(net)
     if rank() == 0:
-        finished = plan.finish(net)
         run.save(finished.to(memory_format=torch.contiguous_format))  # type: ignore[call-overload]
 
 

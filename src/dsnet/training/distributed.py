@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dsnet.errors import TrainingError
 from dsnet.training.average import batch_norms
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -141,13 +143,41 @@ def wrap(stage: nn.Module) -> nn.Module:
     return DistributedDataParallel(stage, **options)
 
 
-def gathered(names: Sequence[str]) -> list[str]:
-    """The names of all processes, in the order of their ranks."""
+def gathered(items: Sequence[T]) -> list[T]:
+    """The items of all processes, in the order of their ranks. They are pickled, so they should be small."""
     if world() == 1:
-        return list(names)
+        return list(items)
     lists: list[Any] = [None] * world()
-    dist.all_gather_object(lists, list(names))
-    return [name for part in lists for name in part]
+    dist.all_gather_object(lists, list(items))
+    return [item for part in lists for item in part]
+
+
+def in_order(items: Sequence[T]) -> list[T]:
+    """What all processes made of their batches, in the order of the batches; a process has every world-th of them."""
+    numbered = [(rank() + place * world(), item) for place, item in enumerate(items)]
+    return [item for _, item in sorted(gathered(numbered), key=lambda one: one[0])]
+
+
+def share(net: nn.Module) -> None:
+    """Give the tensors of the first process's network to all others."""
+    if world() > 1:
+        for tensor in net.state_dict().values():
+            dist.broadcast(tensor, 0)
+
+
+class Team:
+    """All processes, which share the images of an evaluation; see `routing.traces`."""
+
+    @property
+    def rank(self) -> int:
+        return rank()
+
+    @property
+    def world(self) -> int:
+        return world()
+
+    def gathered(self, mine: Sequence[T]) -> list[T]:
+        return gathered(mine)
 
 
 def barrier() -> None:
