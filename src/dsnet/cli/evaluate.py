@@ -29,6 +29,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add("--budgets", budgets, nargs="+", metavar="BUDGET")
     parser.add("--max_width")
     parser.add("--runtime")
+    parser.add("--device")
     times = "Mean times per image of the dynamic network, such as 5ms, besides --budgets. Needs `dsnet bench` first."
     parser.add("--latency", times, nargs="+", metavar="TIME")
     parser.add("--latency_cap")
@@ -67,13 +68,15 @@ def run(args: Namespace) -> None:
     asked = EvalOptions(args.split, args.budgets, args.max_width, args.sample, args.seed, options)
     static = [read_result(Path(name), args.split) for name in args.static]
     results = []
-    with process_group():  # under torchrun all processes share the images
+    files = [is_artefact(where) for where in args.runs]
+    with process_group(device="cpu" if all(files) else args.device) as device:  # under torchrun all share the images
         first = rank() == 0
-        for where in args.runs:  # run folders, ONNX files, bundles
+        for where, is_file in zip(args.runs, files, strict=True):  # run folders, ONNX files, bundles
             place, label = run_of(where, args)
             folder = RunFolder.of(place)
             config, data = folder.opened(args.root)
-            runner = open_runner(where, eager=True, runtime=args.runtime)
+            on = args.device if is_file else str(device)
+            runner = open_runner(where, eager=True, runtime=args.runtime, device=on)
             wanted = in_milliseconds(asked, runner, args)
             result = evaluate(runner, data, folder.task, config, wanted)
             if args.drift:
@@ -139,7 +142,9 @@ def run_of(name: str, args: Namespace) -> tuple[Path, str]:
     folder = Path(args.run or Path(name).resolve().parent)
     if not (folder / CONFIG).exists():
         raise ValueError(f"{folder} is not the run that {name} came from: there is no {CONFIG}; name it with --run")
-    return folder, "-".join([args.split, Path(name).stem, *([args.runtime] if args.runtime == "openvino" else [])])
+    return folder, "-".join(
+        [args.split, Path(name).stem, *([args.runtime] if args.runtime not in (None, "onnx") else [])]
+    )
 
 
 def read_result(folder: Path, split: str) -> Evaluation:

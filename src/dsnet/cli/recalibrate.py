@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 from dsnet.cli.arguments import Parser
 
 if TYPE_CHECKING:
+    import torch
+
     from dsnet.runs.folder import RunFolder
 
 
 def add_arguments(parser: Parser) -> None:
     parser.add("run", "A folder that `dsnet train` wrote.")
     parser.add("--images", "Number of training images to use (default: as in training).", type=int)
+    parser.add("--device")
     parser.add("--root")
     parser.add("--seed", "Seed for choosing the images (default: 0).", type=int, default=0)
 
@@ -25,22 +28,22 @@ def run(args: Namespace) -> None:
     from dsnet.training.distributed import barrier, process_group, rank
 
     folder = RunFolder.of(Path(args.run))
-    with process_group(), folder.held() if rank() == 0 else nullcontext():
-        recalibrate_run(folder, args)
+    with process_group(device=args.device) as device, folder.held() if rank() == 0 else nullcontext():
+        recalibrate_run(folder, args, device)
         barrier()
 
 
-def recalibrate_run(run: RunFolder, args: Namespace) -> None:
+def recalibrate_run(run: RunFolder, args: Namespace, device: torch.device) -> None:
     """Recalibrate a run. Under torchrun all processes share the images, and the first one writes."""
     from dataclasses import replace
 
     from dsnet.tasks import calibrated, load, save
     from dsnet.tasks.classification.task import calibration_images, task
     from dsnet.training import recalibrate
-    from dsnet.training.distributed import device, rank
+    from dsnet.training.distributed import rank
 
     folder = run.folder
-    net = load(folder, "classification", device=device())
+    net = load(folder, "classification", device=device)
     config, data = run.opened(args.root)
     if args.images is not None:
         config = replace(config, recalibration=args.images)

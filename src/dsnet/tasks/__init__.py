@@ -36,6 +36,7 @@ from dsnet.data.dataset import Data
 from dsnet.errors import CheckpointError
 from dsnet.manifest import Card, Manifest, Preprocessing
 from dsnet.models import Supernet, eager
+from dsnet.models.devices import find_device
 from dsnet.nn import ThresholdHead
 from dsnet.results import Metric
 from dsnet.routing.budgets import policy_for
@@ -278,8 +279,9 @@ def load(folder: str | os.PathLike[str], task: str | None = None, *, device: tor
 def load(folder: str | os.PathLike[str], task: str | None = None, *, device: torch.device | str = "cpu") -> Any:
     """Load a saved network in eval mode. Its weights are equal bit for bit.
 
-    task: If given, networks of other tasks are refused.
+    task: If given, networks of other tasks are refused. device: Where it is loaded: auto, cpu, cuda, cuda:N or mps.
     """
+    device = find_device(device)
     folder = Path(folder)
     content, tensors = read_model(folder)
     empty = described(folder, content, task)

@@ -20,24 +20,26 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dsnet.errors import TrainingError
+from dsnet.models.devices import find_device
 from dsnet.training.average import batch_norms
 
 T = TypeVar("T")
 
 
 @contextmanager
-def process_group(minutes: float = 30) -> Iterator[None]:
-    """Join the process group of a torchrun job for the duration of a `with` block.
+def process_group(minutes: float = 30, device: str = "auto") -> Iterator[torch.device]:
+    """Join the process group of a torchrun job for the duration of a `with` block, which gets this process's device.
 
     minutes: How long a process waits for another one, to join and in every collective call.
-    Does nothing without torchrun, with a single process, or if the group exists already.
+    Joins nothing without torchrun, with a single process, or if the group exists already.
     """
+    place = find_device(device)
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
     if dist.is_initialized() or "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield
+        yield place
         return
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    if torch.cuda.is_available():
-        torch.cuda.set_device(device())
+    backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
     lost = (
         f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} could not join the others by {backend} ({{}}); "
         f"check that they run and can be reached, or let torchrun try again with --max-restarts"
@@ -50,7 +52,7 @@ def process_group(minutes: float = 30) -> Iterator[None]:
     except RuntimeError as error:
         raise ValueError(lost.format(error)) from error
     try:
-        yield
+        yield place
     finally:
         dist.destroy_process_group()
 
@@ -109,12 +111,6 @@ def rank() -> int:
 
 def world() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def device() -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def total(values: Tensor) -> Tensor:

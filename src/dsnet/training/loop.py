@@ -91,7 +91,7 @@ class Loop(Generic[N]):
         max_skipped: float | None = None,
         device: torch.device | None = None,
     ) -> None:
-        self.device = device or distributed.device()
+        self.device = device or torch.device("cpu")
         self.stage = stage.to(self.device)
         if config.channels_last:
             self.stage.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

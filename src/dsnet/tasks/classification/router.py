@@ -27,7 +27,7 @@ from dsnet.space import WidthSpace
 from dsnet.tasks.classification.config import ClassificationConfig
 from dsnet.training import SGS, SGSConfig, Stage
 from dsnet.training.cache import Read, check_size, fresh_reads, make_cache, scores_of
-from dsnet.training.distributed import device, gathered, in_order, rank, world
+from dsnet.training.distributed import gathered, in_order, rank, world
 from dsnet.training.measured import measured, standardise_gates
 
 BATCH = 256
@@ -59,7 +59,6 @@ def data_words(data: DataConfig) -> str:
 def cached(stage: Stage[Supernet], batches: TrainBatches, config: ClassificationConfig) -> Batches:
     """The batches of stage II: those of a cache, if the router can be trained on one. Measures the frozen supernet."""
     assert isinstance(stage, SGS)
-    stage.to(device())
     net, sgs, fresh = stage.net, config.sgs, config.gate_from is None
     if sgs.cache and decides_once(net):
         folder = None if sgs.cache_folder is None else Path(sgs.cache_folder)
