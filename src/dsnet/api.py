@@ -49,6 +49,7 @@ def train(
     config: Place | Sequence[Place] = (),
     resume: Place | None = None,
     overwrite: bool = False,
+    device: str = "auto",
     **options: Any,
 ) -> Run:
     """Train a network that chooses its width for each input, as `dsnet train` does. By default on the embedded digits.
@@ -62,6 +63,7 @@ def train(
         config: YAML files, or names of configs that come with dsnet. The other arguments override them.
         resume: Folder of a run to continue, bit for bit. It keeps its own config.
         overwrite: Delete the run that is in the folder `out`, once all checks have passed.
+        device: Where to train: auto (a GPU if there is one), cpu, cuda or cuda:N.
         options: Keys of the config. Groups are dicts: seed=1, optim={"epochs": 30}, or **{"optim.epochs": 30}.
     """
     configs, folders = import_heavy("dsnet.runs.config"), import_heavy("dsnet.runs.folder")
@@ -76,7 +78,7 @@ def train(
         recipe = None if config else configs.recipe_for(kind, begun, keys)
         settings = configs.new_config(kind, begun, keys, recipe=recipe)
         folder = folders.new_folder(settings.run_name) if out is None else Path(out)
-    how = {"resume": resume is not None, "overwrite": overwrite}
+    how = {"resume": resume is not None, "overwrite": overwrite, "device": device}
     return Run(folder, import_heavy("dsnet.runs.train").train(settings, folder, **how))
 
 
@@ -127,6 +129,7 @@ def evaluate(
     seed: int = 0,
     root: Place | None = None,
     source: Place | None = None,
+    device: str = "auto",
     **options: Any,
 ) -> Evaluation:
     """Evaluate every width of a run, an ONNX file or a bundle, and the dynamic network at several budgets.
@@ -140,6 +143,7 @@ def evaluate(
         seed: Seed of the random paths.
         root: Folder of the data, if it has moved since training.
         source: Run that an ONNX file or a bundle came from; by default the folder that it lies in.
+        device: Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:N or mps.
         options: Options of the task's metric, such as rule="11point" of a detector.
     """
     place = Path(run)
@@ -148,7 +152,9 @@ def evaluate(
     settings, data = folder.opened(None if root is None else os.fspath(root))
     room = import_heavy("dsnet.runs.evaluate")
     asked = room.EvalOptions(split, budgets, max_width, sample, seed, options)
-    result: Evaluation = room.evaluate(open_runner(place, eager=True), data, folder.task, settings, asked)
+    result: Evaluation = room.evaluate(
+        open_runner(place, eager=True, device=device), data, folder.task, settings, asked
+    )
     return result
 
 
@@ -165,6 +171,7 @@ def predict(
     confidence: float = CONFIDENCE,
     top: int = 0,
     batch_size: int = 64,
+    device: str = "auto",
 ) -> Any:
     """Classify images or detect objects in them: one answer for one image, a list for a folder or several images.
 
@@ -185,11 +192,12 @@ def predict(
         confidence: Lowest confidence of detected objects.
         top: Number of the most probable classes that each answer of a classifier lists as `top`.
         batch_size: Number of images that run together.
+        device: Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:N or mps. A runner stays where it is.
     """
     must("batch_size", batch_size, batch_size >= 1, "be at least 1")
     pictures, single = listed(images)
     timed = latency is not None or latency_cap is not None
-    runner = run if isinstance(run, Runner) else (open_timed if timed else open_runner)(Path(run))
+    runner = run if isinstance(run, Runner) else (open_timed if timed else open_runner)(Path(run), device=device)
     limits: dict[str, Any] = {"budget": budget, "max_width": max_width, "window": window}
     limits |= {"latency": latency, "latency_cap": latency_cap}
     policy, pinned = choice(runner, path, limits)

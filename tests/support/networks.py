@@ -209,7 +209,9 @@ def traces_on(net: Supernet, count: int = 40, seed: int = 1) -> Traces:
     runner = eager(net)
     batches = (load(part) for part in torch.arange(count).split(16))
     scorer = AccuracyScorer(runner.manifest)
-    return Traces(runner, batches, scorer, load=lambda ids: load(torch.from_numpy(ids)), image_size=side(net))
+    return Traces(
+        runner, batches, scorer, load=lambda parts: map(load, map(torch.from_numpy, parts)), image_size=side(net)
+    )
 
 
 def kinds_of(graph: onnx.GraphProto) -> list[str]:

@@ -27,6 +27,7 @@ def add_arguments(parser: Parser) -> None:
     longer = "Multiply the epochs of every training by N. The results are called NAME-longerN."
     parser.add("--longer", longer, type=int, default=1)
     parser.add("--workers", "Number of runs that train at the same time.", type=int, default=1)
+    parser.add("--device")
     parser.add("--finished", "Train nothing, and show the results of finished runs.", action="store_true")
     parser.add("--export", "Folder to which the results are also written.", metavar="FOLDER")
     parser.add("--json")
@@ -71,6 +72,7 @@ def run(args: Namespace) -> int:
                 out,
                 root=args.root,
                 workers=args.workers,
+                device=args.device,
                 train=not args.finished,
                 export=None if args.export is None else Path(args.export),
                 command=shlex.join(words),

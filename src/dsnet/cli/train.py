@@ -38,6 +38,7 @@ def add_places(parser: Parser) -> None:
     parser.add("--resume", "Continue the run in this folder, bit for bit.", metavar="FOLDER")
     overwrite = "Delete the run in the folder of --out first."
     parser.add("--overwrite", overwrite, action="store_true")
+    parser.add("--device")
 
 
 def add_flags(parser: Parser, words: Sequence[str]) -> None:
@@ -115,7 +116,7 @@ def run(args: Namespace) -> int | None:
             print(f"recipe: {recipe} (--print_config shows it, options override it, --config names another)")
         folder = Path(args.out) if args.out else new_folder(config.run_name)
     try:
-        result = train(config, folder, resume=bool(resume), overwrite=args.overwrite)
+        result = train(config, folder, resume=bool(resume), overwrite=args.overwrite, device=args.device)
     except Interrupted as stop:
         if os.environ.get("RANK", "0") == "0":
             print(f"dsnet train: {stop}", file=sys.stderr)

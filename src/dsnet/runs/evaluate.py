@@ -32,7 +32,7 @@ from dsnet.runs.resampled import Resampled
 from dsnet.runs.routes import answers_of, by_class, choices, difficulties, histograms, routed
 from dsnet.runtime.runner import Runner
 from dsnet.space import WidthPath
-from dsnet.tasks import Task, images_of
+from dsnet.tasks import Task, traces_of
 
 COLLAPSED = 0.99
 
@@ -59,7 +59,7 @@ class EvalOptions:
 
 def evaluate(runner: Runner, data: Data, task: Task, config: RunConfig, asked: EvalOptions | None = None) -> Evaluation:
     """What runs the network of a run, on a split of the run's data: one row per path, cheapest first, and the dynamic
-    network at several budgets. Runs in this process alone."""
+    network at several budgets. All processes of a job share the images and return the same result."""
     result, _ = evaluate_traced(runner, data, task, config, asked or EvalOptions())
     return result
 
@@ -97,10 +97,10 @@ def evaluate_traced(
     if not manifest.routes and (asked.budgets or asked.max_width is not None):
         raise RoutingError(f"this {manifest.model} {manifest.why_fixed()}, so it has no budgets")
     options, (dataset, training) = task.options(config, asked.options), task.about(config, manifest)
-    images, scorer = images_of(task, data, asked.split, config), task.scorer(manifest, options)
     paths = paths_to_evaluate(runner, asked.sample, asked.seed)
     runner.check_paths(paths)
-    traces = Traces(runner, images.batches(), scorer, paths=paths, load=images.load)
+    traces, skipped = traces_of(task, runner, data, asked.split, config, paths=paths, options=options)
+    scorer = traces.scorer
     paths = sorted(paths, key=lambda path: traces.table.madds(path))
     rows = [row_of(traces, path, paths[-1]) for path in paths]
     dynamic = None
@@ -124,7 +124,7 @@ def evaluate_traced(
         dynamic=dynamic,
         examples=scorer.examples(traces, outcome),
         training=training,
-        skipped=images.skipped,
+        skipped=skipped,
         warnings=data.warnings,
         answers=answers_of(traces, paths[-1], dynamic, outcome),
     )

@@ -17,14 +17,27 @@ from dsnet.manifest import Manifest
 from dsnet.models import ModelSpec, eager
 from dsnet.models.parts import uncalibrated
 from dsnet.prediction.answers import CONFIDENCE
-from dsnet.routing.traces import Traces
-from dsnet.tasks import GATE, STATE, Note, Plan, blank, calibrated, card_of, check_source, ends, images_of, load
+from dsnet.tasks import (
+    GATE,
+    STATE,
+    Note,
+    Plan,
+    blank,
+    calibrated,
+    card_of,
+    check_source,
+    ends,
+    images_of,
+    load,
+    traces_of,
+)
 from dsnet.tasks.detection.config import DetectionConfig
 from dsnet.tasks.detection.detector import Detector, with_backbone
 from dsnet.tasks.detection.scorer import METRIC, PrecisionScorer
 from dsnet.tasks.detection.spec import DetectorSpec
 from dsnet.tasks.detection.stages import GatesStage, WidthsStage, median_gap
 from dsnet.training import OptimConfig, with_fresh_router
+from dsnet.training.distributed import gathered, rank, world
 
 
 class Detection:
@@ -78,10 +91,9 @@ def widths_plan(config: DetectionConfig, data: Data) -> Plan[Detector]:
 
     def validate(average: Detector, note: Note) -> dict[str, float]:
         paths = ends(average)
-        runner, images = eager(average), images_of(task, data, "calibration", config)
-        scorer = PrecisionScorer(runner.manifest)
-        Traces(runner, images.batches(), scorer, paths=list(paths.values()), routed=False)
-        return {name: scorer.of(path)["mAP"] for name, path in paths.items()}
+        runner, uniform = eager(average), list(paths.values())
+        traces, _ = traces_of(task, runner, data, "calibration", config, paths=uniform, routed=False)
+        return {name: traces.scorer.of(path)["mAP"] for name, path in paths.items()}
 
     keep = config.gates.router == "frozen"
     return Plan(
@@ -184,9 +196,11 @@ def with_fresh_gate(detector: Detector, config: DetectionConfig) -> Detector:
 
 def slimmest_share(average: Detector, data: Data, config: DetectionConfig) -> float:
     """Share of the calibration images that the gate, at lambda 0, sends to the slimmest candidate."""
-    runner, images = eager(average), images_of(task, data, "calibration", config)
+    runner = eager(average)
+    images = images_of(task, data, "calibration", config, rank=rank(), world=world(), device=runner.device)
     slimmest, slim, total = average.backbone.routing.slimmest[0], 0, 0
     for batch in images.batches():
         paths = runner.run(batch.images).paths
         slim, total = slim + int((paths[:, 0] == slimmest).sum()), total + len(paths)
-    return slim / max(1, total)
+    counts = gathered([(slim, total)])
+    return sum(slim for slim, _ in counts) / max(1, sum(total for _, total in counts))
