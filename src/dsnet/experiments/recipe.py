@@ -45,6 +45,7 @@ LATER: Keys = {  # keys by their endings that were added later. At these values 
     "model.widths": None,
     "model.image_size": None,
     "model.sizes": None,
+    "ieb.only": None,
     "ieb.weight": 1.0,
     "ieb.mixup": 0.0,
     "ieb.class_weights": "none",
@@ -58,6 +59,7 @@ LATER: Keys = {  # keys by their endings that were added later. At these values 
     "sgs.balanced": False,
     "sgs.distillation": None,
     "sgs.combined": False,
+    "sgs.held_out": False,
     "sgs.cache": 0,
     "sgs.cache_limit": 4.0,
 }

@@ -55,12 +55,19 @@ def reads_files(keys: Mapping[str, Any]) -> bool:
     """Whether the data of these keys is a folder of images."""
     data = keys.get("data") or {}
     named, place = data.get("dataset"), data.get("root") or data.get("labels")
-    return named == "folder" or (named is None and place is not None)
+    return named in ("folder", "images") or (named is None and place is not None)
 
 
 def is_converted(source: str) -> bool:
-    """Whether `dsnet slim` wrote a folder, so that it holds a converted network that was not trained since."""
-    return not (Path(source) / CONFIG).is_file() and isinstance(blank(source).spec, GraphSpec)
+    """Whether a folder holds a converted network that was not trained since, or on images without labels only."""
+    file = Path(source) / CONFIG
+    if file.is_file() and not unlabelled(read_yaml(file)):
+        return False
+    return (Path(source) / MODEL).is_file() and isinstance(blank(source).spec, GraphSpec)
+
+
+def unlabelled(keys: Mapping[str, Any]) -> bool:
+    return bool((keys.get("data") or {}).get("dataset") == "images")
 
 
 def recipe_keys(recipe: str | None, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,8 +88,7 @@ def source_keys(kind: type[RunConfig], source: str | None, *, gate: bool) -> dic
     if source is None or not (Path(source) / MODEL).is_file():
         return {}
     file = Path(source) / CONFIG
-    if file.is_file():
-        keys = read_yaml(file)
+    if file.is_file() and not unlabelled(keys := read_yaml(file)):
         if gate:
             return keys
         normalised = {key: keys.get("data", {}).get(key) for key in ("mean", "std")}
