@@ -24,12 +24,19 @@ class Reading(Typed):
     max_skipped: float
     max_pixels: int
     workers: int
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
 
     def __post_init__(self) -> None:
         if self.on_corrupt not in ("stop", "skip"):
             raise ValueError(f"data.on_corrupt {self.on_corrupt!r} is unknown; choose stop or skip")
         must("data.workers", self.workers, self.workers >= 0, "be at least 0")
         must("data.max_skipped", self.max_skipped, 0 <= self.max_skipped <= 1, "be a share in [0, 1]")
+        if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
+            raise ValueError(
+                f"data.mean is {self.mean} and data.std is {self.std}; give both, with a number per channel"
+            )
+        must("data.std", self.std, self.std is None or min(self.std, default=0) > 0, "have positive numbers only")
 
     def check_used(self) -> None:
         """Refuse options that would have no effect. Configs of earlier runs may have such options, new ones may not."""
@@ -104,11 +111,6 @@ class DataConfig(Reading):
         size = self.image_size
         must("data.image_size", size, size is None or size >= 1, "be at least 1, or null")
         allow("image_size", size or 1, "data.image_size is")
-        if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
-            raise ValueError(
-                f"data.mean is {self.mean} and data.std is {self.std}; give both, with a number per channel"
-            )
-        must("data.std", self.std, self.std is None or min(self.std, default=0) > 0, "have positive numbers only")
         must("data.crop_ratio", self.crop_ratio, 0 < self.crop_ratio <= 1, "be a share in (0, 1]")
 
     @property

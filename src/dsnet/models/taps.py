@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import log2
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -41,10 +41,11 @@ def sides_of(spec: GraphSpec) -> dict[str, int]:
     """The sides of all square maps before the classifier, by node."""
     with torch.device("meta"):
         front, (segment,), _ = spec.modules()
+        rest: Any = segment.eval().rest
         image = torch.empty(1, spec.in_channels, spec.image_size, spec.image_size)
         width = spec.widths[0] - 1
         before = front.eval().values(image, 0)
-        behind = segment.rest.eval().values(before[spec.nodes[spec.cut - 1].name], width)
+        behind = rest.values(before[spec.nodes[spec.cut - 1].name], width)
     maps = {name: value.shape for name, value in {**before, **behind}.items()}
     return {name: shape[2] for name, shape in maps.items() if len(shape) == 4 and shape[2] == shape[3]}
 
