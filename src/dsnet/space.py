@@ -218,6 +218,11 @@ class WidthSpace:
     def widest(self) -> WidthPath:
         return tuple(allowed[-1] for allowed in self.choices)
 
+    def at(self, width: int) -> WidthPath:
+        """The path with this width at every choice point, at the largest size."""
+        sizes = self.widest[: int(self.sized)]
+        return self.validate([*sizes, *[width] * (len(self) - len(sizes))])
+
     @property
     def exit_path(self) -> WidthPath:
         """The path of an image that the early classifier answers."""

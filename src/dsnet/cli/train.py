@@ -127,6 +127,7 @@ def run(args: Namespace) -> int | None:
 
         show_evaluation(result, sorted((folder / "results").glob("test*.png")))
         show_advice(result, None, str(folder))
+    if os.environ.get("RANK", "0") == "0":
         print(f"run: {folder}")
     return None
 

@@ -24,12 +24,19 @@ class Reading(Typed):
     max_skipped: float
     max_pixels: int
     workers: int
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
 
     def __post_init__(self) -> None:
         if self.on_corrupt not in ("stop", "skip"):
             raise ValueError(f"data.on_corrupt {self.on_corrupt!r} is unknown; choose stop or skip")
         must("data.workers", self.workers, self.workers >= 0, "be at least 0")
         must("data.max_skipped", self.max_skipped, 0 <= self.max_skipped <= 1, "be a share in [0, 1]")
+        if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
+            raise ValueError(
+                f"data.mean is {self.mean} and data.std is {self.std}; give both, with a number per channel"
+            )
+        must("data.std", self.std, self.std is None or min(self.std, default=0) > 0, "have positive numbers only")
 
     def check_used(self) -> None:
         """Refuse options that would have no effect. Configs of earlier runs may have such options, new ones may not."""
@@ -53,6 +60,8 @@ class DataConfig(Reading):
 
     Args:
         dataset: Images to train on. The default is a folder if root or labels is given, else the embedded digits.
+            `images` are all images below root, without labels; a converted network learns from them with ieb.teacher
+            original.
         root: Folder of the images, with one folder per class.
         labels: CSV file with the columns file, label and, if you like, split, instead of one folder per class. Files
             are relative to root, or else to the CSV file.
@@ -74,7 +83,7 @@ class DataConfig(Reading):
         augment: How training images are augmented.
     """
 
-    dataset: Literal["digits", "cluttered_digits", "cifar10", "fashion_mnist", "idx", "folder"] | None = None
+    dataset: Literal["digits", "cluttered_digits", "cifar10", "fashion_mnist", "idx", "folder", "images"] | None = None
     root: str | None = None
     labels: str | None = None
     image_size: int | None = None
@@ -92,21 +101,16 @@ class DataConfig(Reading):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        datasets = ("digits", "cluttered_digits", "cifar10", "fashion_mnist", "idx", "folder")
+        datasets = ("digits", "cluttered_digits", "cifar10", "fashion_mnist", "idx", "folder", "images")
         if self.kind not in datasets:
             raise ValueError(f"data.dataset {self.dataset!r} is unknown; choose from {', '.join(datasets)}")
-        if self.kind in ("cifar10", "idx", "folder") and not (self.root or self.labels):
+        if self.kind in ("cifar10", "idx", "folder", "images") and not (self.root or self.labels):
             raise ValueError(f"data.root is missing: say where the {self.kind} files are with --data.root FOLDER")
         if not 0 < self.calibration < 0.9:
             raise ValueError(f"data.calibration is {self.calibration}; give a share between 0 and 0.9")
         size = self.image_size
         must("data.image_size", size, size is None or size >= 1, "be at least 1, or null")
         allow("image_size", size or 1, "data.image_size is")
-        if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
-            raise ValueError(
-                f"data.mean is {self.mean} and data.std is {self.std}; give both, with a number per channel"
-            )
-        must("data.std", self.std, self.std is None or min(self.std, default=0) > 0, "have positive numbers only")
         must("data.crop_ratio", self.crop_ratio, 0 < self.crop_ratio <= 1, "be a share in (0, 1]")
 
     @property
@@ -115,9 +119,14 @@ class DataConfig(Reading):
         return self.dataset or ("folder" if self.root or self.labels else "digits")
 
     @property
+    def reads_files(self) -> bool:
+        """Whether the images are files, which are decoded when they are needed."""
+        return self.kind in ("folder", "images")
+
+    @property
     def name(self) -> str:
         """What to call the data: the dataset, or the name of its folder or CSV file."""
-        if self.kind != "folder":
+        if not self.reads_files:
             return self.kind
         return Path(self.root).resolve().name if self.root else Path(self.labels or "").stem
 
@@ -127,8 +136,10 @@ class DataConfig(Reading):
                 f"data.root is {self.root}, but {self.kind} are part of the installation; leave data.dataset out to "
                 f"train on the images in {self.root}, or leave data.root out"
             )
-        if self.kind != "folder":
+        if not self.reads_files:
             self.refuse(FILES_ONLY, f"it is for image files, and {self.kind} is read as arrays")
+        if self.kind == "images":
+            self.refuse(["labels"], "data.dataset images has no labels")
         augment = self.augment
         if augment.crop != "pad":
             self.refuse(["augment.pad"], f"it is for augment.crop pad, and augment.crop is {augment.crop}")

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from dsnet.data.augment import Augment, normalise, to_float, to_tensor
 from dsnet.data.config import DataConfig, Reading
-from dsnet.data.folders import open_folder
-from dsnet.data.sources import Arrays, Files, open_source, statistics
+from dsnet.data.folders import open_folder, open_images
+from dsnet.data.sources import Arrays, Files, Raw, open_source, statistics
 from dsnet.errors import DataError
 from dsnet.images import Fit, ImageError, ImageFile, Interpolation, centre_crop, random_crop, to_array
 
@@ -114,7 +114,8 @@ class Split:
 class Data:
     """Three splits, and the preprocessing that turns an image file into a network input (see `images.prepare`).
 
-    name: What to call the data. counts: Training images of each class, where an image has one class.
+    classes: Their names; none if the images have no labels. name: What to call the data. counts: Training images of
+    each class, where an image has one class.
     warnings: What a user should know before training, and beside the results.
     """
 
@@ -135,8 +136,8 @@ class Data:
 
     def __str__(self) -> str:
         """The data in a few words: its classes, and the images of each split."""
-        classes = f"{len(self.classes)} classes"
-        if self.counts and max(self.counts) > 1.5 * min(self.counts):
+        classes = f"{len(self.classes)} classes" if self.classes else "no labels"
+        if self.classes and self.counts and max(self.counts) > 1.5 * min(self.counts):
             few, many = (self.classes[self.counts.index(count)] for count in (min(self.counts), max(self.counts)))
             classes += f" ({few} {min(self.counts):,} to {many} {max(self.counts):,} training images)"
         sizes = f"{len(self.train):,} training, {len(self.calibration):,} calibration, {len(self.test):,} test images"
@@ -239,7 +240,7 @@ class Loader:
 def open_dataset(config: DataConfig, default_size: int = 224) -> Data:
     """Open images with labels as three splits. Only evaluation reads the test images."""
     root, labels = (Path(name) if name else None for name in (config.root, config.labels))
-    raw = open_folder(root, labels) if config.kind == "folder" else open_source(config.kind, root)
+    raw = opened(config.kind, root, labels)
     size = config.image_size or raw.size or default_size
     train, held, test = (
         source.resized(size) if isinstance(source, Arrays) else source
@@ -247,7 +248,9 @@ def open_dataset(config: DataConfig, default_size: int = 224) -> Data:
     )
     assert train is not None
     ids = torch.arange(len(train))
-    if test is None:
+    if not raw.classes:  # nothing is tested
+        test, test_ids = train, ids[:0]
+    elif test is None:
         ids, test_ids = stratified(train.labels, ids, 0.2, seed=0, names=raw.classes)
         test = train
     else:
@@ -279,6 +282,13 @@ def open_dataset(config: DataConfig, default_size: int = 224) -> Data:
         counts=tuple(train.labels[train_ids].bincount(minlength=len(raw.classes)).tolist()),
         warnings=(*raw.warnings, *few_to_calibrate(len(held_ids), len(ids), share, key="data.calibration")),
     )
+
+
+def opened(kind: str, root: Path | None, labels: Path | None) -> Raw:
+    if kind == "images":
+        assert root is not None  # DataConfig asks for it
+        return open_images(root)
+    return open_folder(root, labels) if kind == "folder" else open_source(kind, root)
 
 
 def normalisation(

@@ -151,4 +151,6 @@ def train_cell(cell: Cell, folder: Path, device: str = "auto") -> None:
     barrier()
     train(cell.config, folder, resume=begun, draw=False, resample=True, device=device)
     if rank() == 0:
-        write_whole(folder / RESULT, (folder / "results" / "test.json").read_bytes())
+        result = folder / "results" / "test.json"  # a run on images without labels has none
+        result.parent.mkdir(exist_ok=True)
+        write_whole(folder / RESULT, result.read_bytes() if result.exists() else b"{}")

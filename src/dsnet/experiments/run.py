@@ -54,6 +54,9 @@ def reproduce(
         first = rank() == 0
         if scale.name == "smoke" and first:
             write_digits(out / DATA)
+        if train and first:
+            for name in names:
+                EXPERIMENTS[name].prepare(scale, out, root)
         barrier()
         if train:
             train_all([cell for rows in grids.values() for cell in flat_list(rows)], out / RUNS, workers, device)

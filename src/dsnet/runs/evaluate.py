@@ -84,6 +84,8 @@ def evaluate_traced(
             f"{runner.place} takes raw pictures, but evaluation prepares its images; evaluate the run, or a file that "
             f"was exported without --raw"
         )
+    if not data.classes:
+        raise ValueError(f"{data.name} has no labels to evaluate with; evaluate a run on labelled images")
     if manifest.classes != data.classes:
         raise ValueError(
             f"the model knows the classes {list(manifest.classes)[:5]} but the data has {list(data.classes)[:5]}; "

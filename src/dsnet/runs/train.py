@@ -89,6 +89,8 @@ def train(
             barrier()  # wait until the first process has written its files
             train_stage(plan, loop if plan is left[0] else None, data, run, config, place, resume=resume)
         barrier()
+        if not data.classes:  # an evaluation needs labels
+            return None
         runner = eager(run.load().to(place))
         result, resampled = (
             evaluate_resampled(runner, data, task, config) if resample else (evaluate(runner, data, task, config), None)
@@ -185,9 +187,10 @@ def make_loop(
 
 
 def train_batches(plan: Plan[Any], data: Data, config: RunConfig) -> TrainBatches:
-    size = plan.optim.batch(len(data.train), processes=world())
+    split = data.split(plan.split)
+    size = plan.optim.batch(len(split), processes=world())
     try:
-        return TrainBatches(data.train, size, config.seed, config.data.workers, rank=rank(), world=world())
+        return TrainBatches(split, size, config.seed, config.data.workers, rank=rank(), world=world())
     except ValueError as error:
         raise ValueError(f"{plan.key}.batch_size: {error}") from None
 

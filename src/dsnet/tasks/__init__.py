@@ -69,6 +69,7 @@ class Plan(Generic[N]):
     watch: Further figures of the moving average after an epoch, for the log.
     cache: Replaces batches of images by what a frozen network makes of them, and measures there what the stage needs.
     check: Refuses a network that this stage cannot train, before anything is written.
+    split: Split of the data that it trains on.
     prepare: Prepares the network for this stage. It sets the seed and may add a fresh router.
     finish: Completes the trained network before it is saved, for example its statistics or budgets. All processes
         share this work.
@@ -83,6 +84,7 @@ class Plan(Generic[N]):
     watch: Callable[[N], dict[str, float]] = lambda net: {}
     cache: Callable[[Stage[N], TrainBatches], Batches] = lambda stage, batches: batches
     check: Callable[[N], None] = lambda net: None
+    split: Literal["train", "calibration"] = "train"
     prepare: Callable[[N], N] = lambda net: net
     finish: Callable[[N], N] = lambda net: net
 

@@ -48,7 +48,8 @@ def check_cache(net: Supernet, data: Data, config: ClassificationConfig) -> None
         return
     seen = SIDE**2 * net.chain[0].first.entered.max if sgs.spec.early is not None else 0
     numbers = seen + len(WidthSpace(routed.routing).uniform) * net.spec.num_classes
-    check_size(sgs.cache, len(data.train) // world(), numbers, sgs.cache_limit)
+    images = data.calibration if sgs.held_out else data.train
+    check_size(sgs.cache, len(images) // world(), numbers, sgs.cache_limit)
 
 
 def data_words(data: DataConfig) -> str:

@@ -25,12 +25,13 @@ from dsnet.tasks.classification.transfer import (
     START,
     check_gate_source,
     load_guide,
+    load_original,
     load_source,
     transferred,
     with_router,
 )
 from dsnet.training import IEB, SGS, balanced, recalibrate, with_fresh_router
-from dsnet.training.distributed import rank, world
+from dsnet.training.distributed import device, rank, world
 
 
 class Classification:
@@ -145,16 +146,30 @@ def widths_plan(config: ClassificationConfig, data: Data, folder: Path) -> Plan[
 
     def stage(net: Supernet) -> IEB:
         weights = balanced(torch.tensor(data.counts)) if config.ieb.class_weights == "balanced" else None
-        guide = load_guide(config, data, folder)
-        return IEB(net, config.ieb, class_weights=weights, guide=guide, frozen=config.freeze == "front")
+        return IEB(
+            net,
+            config.ieb,
+            class_weights=weights,
+            guide=load_guide(config, data, folder),
+            original=load_original(config, data, folder),
+            labelled=bool(data.classes),
+            frozen=config.freeze == "front",
+        )
 
     def validate(average: Supernet, note: Note) -> dict[str, float]:
         paths = ends(average)
-        scores = accuracy(average, noted(data, config, note), list(paths.values()))
+        if config.ieb.only is not None:
+            paths = {f"width{config.ieb.only}": average.space.at(config.ieb.only)}
+        batches = noted(data, config, note)
+        if not data.classes:
+            original = load_original(config, data, folder)
+            assert original is not None
+            batches = answered_by(original, batches)
+        scores = accuracy(average, batches, list(paths.values()))
         return dict(zip(paths, scores, strict=True))
 
     def finish(net: Supernet) -> Supernet:
-        net.card = card_of(data)
+        net.card = replace(card_of(data), classes=data.classes or net.card.classes)
         recalibrate(net, calibration_images(data, config), frozen=config.freeze == "front")
         return net
 
@@ -186,6 +201,7 @@ def router_plan(config: ClassificationConfig, data: Data, folder: Path) -> Plan[
         validate=lambda average, note: watch.aucs(average),
         watch=watch.gates,
         cache=lambda stage, batches: cached(stage, batches, config),
+        split="calibration" if config.sgs.held_out else "train",
         check=check,
         prepare=lambda net: with_router(net, config, folder),
         finish=lambda net: finished(net, data, config),
@@ -223,6 +239,15 @@ def noted(data: Data, config: ClassificationConfig, note: Note) -> Iterator[Batc
         yield batch
 
 
+@torch.no_grad()
+def answered_by(original: Supernet, batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Batches with the answers of a network as labels."""
+    original.to(device())
+    for batch in batches:
+        labels = original(batch.images.to(device()), original.space.widest).argmax(1)
+        yield replace(batch, labels=labels.cpu())
+
+
 def new_network(config: ClassificationConfig, data: Data) -> Supernet:
     spec = config.model.spec(num_classes=len(data.classes), in_channels=data.channels, image_size=data.image_size)
     net = Supernet(spec)
@@ -247,8 +272,8 @@ def carried_over(config: ClassificationConfig, data: Data) -> Supernet:
     """The source's network, adapted to this run's data. Prints what happened to its tensors."""
     net, account = transferred(load_source(config), data, config.model.sizes or ())
     if rank() == 0:
-        where = f"{len(data.train)} training images of {len(data.classes)} classes, {data.image_size} px"
+        classes = f"of {len(data.classes)} classes" if data.classes else "without labels"
+        where = f"{len(data.train)} training images {classes}, {data.image_size} px"
         begun = f"from {config.source}: {len(account.loaded)} tensors loaded"
         print("\n".join([begun, *account.lines(), f"to {data.name}: {where}"]))
-    net.card = card_of(data)
     return net

@@ -14,7 +14,7 @@ from dsnet.data.dataset import Data
 from dsnet.data.voc import open_detection_data
 from dsnet.errors import TrainingError, must
 from dsnet.manifest import Manifest
-from dsnet.models import ModelSpec, eager
+from dsnet.models import GraphSpec, eager
 from dsnet.models.parts import uncalibrated
 from dsnet.prediction.answers import CONFIDENCE
 from dsnet.tasks import (
@@ -34,7 +34,7 @@ from dsnet.tasks import (
 from dsnet.tasks.detection.config import DetectionConfig
 from dsnet.tasks.detection.detector import Detector, with_backbone
 from dsnet.tasks.detection.scorer import METRIC, PrecisionScorer
-from dsnet.tasks.detection.spec import DetectorSpec
+from dsnet.tasks.detection.spec import TAPS, DetectorSpec
 from dsnet.tasks.detection.stages import GatesStage, WidthsStage, median_gap
 from dsnet.training import OptimConfig, with_fresh_router
 from dsnet.training.distributed import gathered, rank, world
@@ -156,8 +156,6 @@ def has_widths(config: DetectionConfig) -> bool:
 def new_detector(config: DetectionConfig, data: Data) -> Detector:
     """Fresh neck and heads on the backbone of a classification run."""
     net = load(backbone_of(config), "classification")
-    if not isinstance(net.spec, ModelSpec):
-        raise ValueError(f"{config.backbone} was made by `dsnet slim`; detectors need a model from `dsnet models`")
     if unseen := uncalibrated(net, list(net.space.uniform)):
         raise ValueError(
             f"the batch-norm statistics of {len(unseen)} widths of {config.backbone} were never calibrated; run "
@@ -167,7 +165,10 @@ def new_detector(config: DetectionConfig, data: Data) -> Detector:
     if config.gates.router == "frozen" and net.spec.widths and router is None:
         raise ValueError(f"{config.backbone} has no trained gates to keep; train them, or set gates.router trained")
     backbone = replace(net.spec, image_size=data.image_size, num_classes=1, router=router)
-    spec = DetectorSpec(backbone, len(data.classes), tuple(config.taps), config.projection, config.pyramid)
+    taps = tuple(config.taps)
+    if isinstance(backbone, GraphSpec) and taps == TAPS:  # those of MobileNetV1, which no converted network has
+        taps = tuple(backbone.taps)[-len(TAPS) :]
+    spec = DetectorSpec(backbone, len(data.classes), taps, config.projection, config.pyramid)
     detector = with_backbone(spec, net)
     detector.card = card_of(data)
     return detector
