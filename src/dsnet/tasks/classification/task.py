@@ -31,7 +31,7 @@ from dsnet.tasks.classification.transfer import (
     with_router,
 )
 from dsnet.training import IEB, SGS, balanced, recalibrate, with_fresh_router
-from dsnet.training.distributed import device, rank, world
+from dsnet.training.distributed import rank, world
 
 
 class Classification:
@@ -164,7 +164,7 @@ def widths_plan(config: ClassificationConfig, data: Data, folder: Path) -> Plan[
         if not data.classes:
             original = load_original(config, data, folder)
             assert original is not None
-            batches = answered_by(original, batches)
+            batches = answered_by(original.to(average.head.classifier.weight.device), batches)
         scores = accuracy(average, batches, list(paths.values()))
         return dict(zip(paths, scores, strict=True))
 
@@ -242,9 +242,9 @@ def noted(data: Data, config: ClassificationConfig, note: Note) -> Iterator[Batc
 @torch.no_grad()
 def answered_by(original: Supernet, batches: Iterator[Batch]) -> Iterator[Batch]:
     """Batches with the answers of a network as labels."""
-    original.to(device())
+    device = original.head.classifier.weight.device
     for batch in batches:
-        labels = original(batch.images.to(device()), original.space.widest).argmax(1)
+        labels = original(batch.images.to(device), original.space.widest).argmax(1)
         yield replace(batch, labels=labels.cpu())
 
 
