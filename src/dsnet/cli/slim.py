@@ -129,11 +129,12 @@ def show(name: str, report: SlimReport, size: int, out: str) -> None:
         f"from the original by {report.error:.1g} of the spread of its answers.",
     )
     behind = [row for row in report.groups if "shared front" not in row.fixed]
-    print_table(
-        "channel groups behind the front",
-        ["<layers", "<channels", "of MAdds", "<fixed because"],
-        [[layers(row.layers), " ".join(map(str, row.channels)), f"{row.share:.1%}", row.fixed] for row in behind],
-    )
+    if len(report.madds) > 1:
+        print_table(
+            "channel groups behind the front",
+            ["<layers", "<channels", "of MAdds", "<fixed because"],
+            [[layers(row.layers), " ".join(map(str, row.channels)), f"{row.share:.1%}", row.fixed] for row in behind],
+        )
     print(f"written to {out}; go on with: dsnet train --from {out} --data.root FOLDER")
 
 

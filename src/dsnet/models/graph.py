@@ -132,8 +132,10 @@ class GraphSpec(Network):
 
     def channels(self, path: WidthPath) -> list[int]:
         found: list[int] = []
+        only = self.widths[0] == 1
         for node in self.nodes[self.cut : self.head]:
-            if node.op in ("conv", "linear") and any(len(set(self.groups[group])) > 1 for group, _ in node.writes):
+            slim = only or any(len(set(self.groups[group])) > 1 for group, _ in node.writes)
+            if node.op in ("conv", "linear") and slim:
                 count = self.counts(node.writes)[self.space.rows(path)[1]]
                 if not found or found[-1] != count:
                     found.append(count)

@@ -158,7 +158,7 @@ def row_of(traces: Traces, path: WidthPath, widest: WidthPath) -> PathRow:
     (_, score), *more = scorer.of(path).items()
     parts: dict[str, int] = next((row.parts for row in traces.manifest.widths if row.path == path), {})
     return PathRow(
-        size=traces.image_size,
+        size=traces.manifest.size_of(path),
         path=path,
         madds=table.madds(path),
         params=table.params(path),
@@ -321,7 +321,7 @@ def lottery(traces: Traces, outcome: Outcome) -> Stat | None:
 def oracle_at(traces: Traces, madds: float) -> float:
     """The score of a router that knows the narrowest uniform path that is right, at average MAdds. It begins with the
     slimmest path, or the exit, for all images and widens those first that need the least."""
-    paths = traces.combined or traces.manifest.space.uniform
+    paths = traces.combined or sorted(traces.manifest.space.uniform, key=traces.table.madds)
     right = np.stack([traces.right(path, routed=True) for path in paths], 1)
     costs = np.array([traces.table.madds(path) for path in paths], np.float64)
     narrowest = np.bincount(right.argmax(1)[right.any(1)], minlength=len(paths)) / len(right)
@@ -367,7 +367,8 @@ def health(router: Router, row: BudgetRow, when: str) -> list[str]:
     for point, gate in enumerate(row.gates[:1] if router.spec.bound else row.gates):
         share = max(*gate.shares, gate.exit)
         if share > COLLAPSED and len(router.routing.choices[point]) > 1:
-            where = "the exit" if share == gate.exit else f"width {gate.shares.index(share)}"
+            kind = "image size" if router.routing.sized and point == 0 else "width"
+            where = "the exit" if share == gate.exit else f"{kind} {gate.shares.index(share)}"
             warnings.append(
                 f"gate {point} sends {share:.1%} of the images to {where} {when}: it does not tell inputs apart. "
                 f"{remedy.capitalize()}"

@@ -100,7 +100,8 @@ class AccuracyScorer:
         """Five budgets in average MAdds, spaced evenly between the slimmest and the widest path."""
         router, table = traces.router, traces.prices.table
         assert router is not None
-        low, high = table.madds(router.routing.slimmest), table.madds(router.routing.widest)
+        ends = router.spec.candidates or [router.routing.slimmest, router.routing.widest]
+        low, high = table.madds(ends[0]), table.madds(ends[-1])
         return {f"{number}": low + share * (high - low) for number, share in enumerate(SHARES)}
 
     def examples(self, traces: Traces, outcome: Outcome | None) -> tuple[Example, ...]:

@@ -148,6 +148,13 @@ class ClassificationConfig(RunConfig):
             )
         if self.stage != "gate":
             self._check_teacher()
+        if self.model.sizes and self.sgs.router == "auto":
+            object.__setattr__(self, "sgs", replace(self.sgs, router="margin"))
+        if self.model.sizes and self.routes and self.sgs.router not in ("margin", "threshold"):
+            raise ValueError(
+                f"router {self.sgs.router} chooses widths at one image size, but model.sizes are {self.model.sizes}; "
+                f"use sgs.router margin or threshold, which look at a small image first, or leave the sizes out"
+            )
         if self.routes:
             self.routed(self.model.spec())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ from dsnet.data.dataset import Batch, Data, open_dataset
 from dsnet.data.splits import SPLITS, check_data
 from dsnet.manifest import Manifest
 from dsnet.models import GraphSpec, ModelSpec, Network, Supernet
+from dsnet.schema import plain
 from dsnet.tasks import GATE, Note, Plan, calibrated_score, card_of, check_source, ends, load
 from dsnet.tasks.classification.accuracy import METRIC, AccuracyScorer, accuracy
 from dsnet.tasks.classification.config import ClassificationConfig
+from dsnet.tasks.classification.looks import with_looks
 from dsnet.tasks.classification.router import Watch, cached, calibration_reads, check_cache, fit
 from dsnet.tasks.classification.transfer import (
     GUIDE,
@@ -130,7 +132,7 @@ def training_of(config: ClassificationConfig, manifest: Manifest) -> dict[str, A
     if (router := manifest.router) is not None:
         gate = config.routed(config.model.spec()).gate
         training["router"] = {
-            **asdict(router.spec),
+            **{key: value for key, value in plain(router.spec).items() if value or key != "candidates"},
             "routing": [list(allowed) for allowed in router.routing.choices],
             "weights": list(config.sgs.weights),
             "gate": None if gate is None else [gate.slimming, gate.shared],
@@ -212,7 +214,10 @@ def finished(net: Supernet, data: Data, config: ClassificationConfig) -> Superne
     """The network with all that is fitted on the calibration images. Of the routers that auto compares, the one that is
     better over the task's budgets is kept."""
     net = net.to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
-    fit(net, config.sgs, calibration_reads(net, data, config))
+    if net.spec.sizes:
+        net = with_looks(net, calibration_reads(net, data, config))
+    else:
+        fit(net, config.sgs, calibration_reads(net, data, config))
     trained = calibrated_score(task, net, data, config)
     if config.sgs.router != "auto":
         return trained.net

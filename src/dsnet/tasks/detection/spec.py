@@ -50,6 +50,11 @@ class DetectorSpec(Typed):
     ratios: tuple[tuple[float, ...], ...] = RATIOS
 
     def __post_init__(self) -> None:
+        if self.backbone.sizes:
+            raise ValueError(
+                f"the backbone runs at the image sizes {list(self.backbone.sizes)}, but a detector runs at one; give a "
+                f"network that was trained without sizes"
+            )
         if type(self.num_classes) is not int or self.num_classes < 1:
             raise ValueError(f"num_classes is {self.num_classes!r}; a detector needs at least 1 kind of object")
         check_channels(projection=self.projection, pyramid=self.pyramid)
@@ -61,11 +66,6 @@ class DetectorSpec(Typed):
             )
         if len(self.scales) != len(self.ratios) + 1 or list(self.scales) != sorted(self.scales):
             raise ValueError(f"{len(self.ratios)} maps need {len(self.ratios) + 1} rising scales, not {self.scales}")
-        if self.backbone.sizes:
-            raise ValueError(
-                f"the backbone runs at the image sizes {list(self.backbone.sizes)}, but a detector runs at one; give a "
-                f"network that was trained without sizes"
-            )
         if self.backbone.router is not None and self.backbone.router.probes:
             raise ValueError(
                 f"router {self.backbone.router.kind} reads the logits of a classifier, which a detector does not have; "
