@@ -45,6 +45,7 @@ from dsnet.tasks import config_from, named
 from dsnet.training.memory import keep_memory
 
 BATCH = 64
+CPU = torch.device("cpu")
 IMAGENET = AugmentConfig(crop="resized", flip=True, randaugment=2, magnitude=9)
 
 
@@ -155,7 +156,7 @@ def lost(root: Path, steps: int) -> float:
     with tempfile.TemporaryDirectory() as place:
         data = task.open_data(config)
         plan = task.plans(config, data, Path(place))[0]
-        loop = make_loop(plan, task.begin(config, data, again=None), data, RunFolder(Path(place), task), config)
+        loop = make_loop(plan, task.begin(config, data, again=None), data, RunFolder(Path(place), task), config, CPU)
         assert loop is not None
         loop.stage.train()
         batches, loading, learning = loop.batches.epoch(0), [], []

@@ -146,7 +146,8 @@ def options_of(result: Evaluation, measured: Measured) -> list[Option]:
     full, options = result.full, []
     for row in result.rows:
         is_full = row.path == full.path
-        name, known = "full network" if is_full else path_words(row.path), measured.fixed.get(row.path)
+        words = result.name_of(row) if result.sized else path_words(row.path)
+        name, known = "full network" if is_full else words, measured.fixed.get(row.path)
         share = row.madds / full.madds
         options.append(Option(name, row.path, None, row.score.mean, row.madds, share, row.to_full, known, is_full))
     for place, budget in enumerate(result.dynamic.rows if result.dynamic is not None else ()):

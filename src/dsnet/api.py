@@ -49,6 +49,7 @@ def train(
     config: Place | Sequence[Place] = (),
     resume: Place | None = None,
     overwrite: bool = False,
+    device: str = "auto",
     **options: Any,
 ) -> Run:
     """Train a network that chooses its width for each input, as `dsnet train` does. By default on the embedded digits.
@@ -63,6 +64,7 @@ def train(
         resume: Folder of a run to continue, bit for bit. It keeps its own config. "auto" continues the run in the
             folder `out` if it has begun, and begins it otherwise.
         overwrite: Delete the run that is in the folder `out`, once all checks have passed.
+        device: Where to train: auto (a GPU if there is one), cpu, cuda or cuda:N.
         options: Keys of the config. Groups are dicts: seed=1, optim={"epochs": 30}, or **{"optim.epochs": 30}.
     """
     configs, folders = import_heavy("dsnet.runs.config"), import_heavy("dsnet.runs.folder")
@@ -81,7 +83,8 @@ def train(
         recipe = None if config else configs.recipe_for(kind, begun, keys)
         settings = configs.new_config(kind, begun, keys, recipe=recipe)
         folder = folders.new_folder(settings.run_name) if out is None else Path(out)
-    how = {"resume": resume is not None, "overwrite": overwrite} | ({} if own is None else {"own": own})
+    how: dict[str, Any] = {"resume": resume is not None, "overwrite": overwrite, "device": device}
+    how |= {} if own is None else {"own": own}
     return Run(folder, import_heavy("dsnet.runs.train").train(settings, folder, **how))
 
 
@@ -143,6 +146,7 @@ def evaluate(
     root: Place | None = None,
     source: Place | None = None,
     data: Any = None,
+    device: str = "auto",
     **options: Any,
 ) -> Evaluation:
     """Evaluate every width of a run, an ONNX file or a bundle, and the dynamic network at several budgets.
@@ -157,6 +161,7 @@ def evaluate(
         root: Folder of the data, if it has moved since training.
         source: Run that an ONNX file or a bundle came from; by default the folder that it lies in.
         data: The datasets of a run that was trained on datasets of torch, as `train` was given them.
+        device: Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:N or mps.
         options: Options of the task's metric, such as rule="11point" of a detector.
     """
     place = Path(run)
@@ -165,7 +170,8 @@ def evaluate(
     settings, opened = folder.opened(None if root is None else os.fspath(root), own_of(data))
     room = import_heavy("dsnet.runs.evaluate")
     asked = room.EvalOptions(split, budgets, max_width, sample, seed, options)
-    result: Evaluation = room.evaluate(open_runner(place, eager=True), opened, folder.task, settings, asked)
+    runner = open_runner(place, eager=True, device=device)
+    result: Evaluation = room.evaluate(runner, opened, folder.task, settings, asked)
     return result
 
 
@@ -182,6 +188,7 @@ def predict(
     confidence: float = CONFIDENCE,
     top: int = 0,
     batch_size: int = 64,
+    device: str = "auto",
 ) -> Any:
     """Classify images or detect objects in them: one answer for one image, a list for a folder or several images.
 
@@ -202,11 +209,12 @@ def predict(
         confidence: Lowest confidence of detected objects.
         top: Number of the most probable classes that each answer of a classifier lists as `top`.
         batch_size: Number of images that run together.
+        device: Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:N or mps. A runner stays where it is.
     """
     must("batch_size", batch_size, batch_size >= 1, "be at least 1")
     pictures, single = listed(images)
     timed = latency is not None or latency_cap is not None
-    runner = run if isinstance(run, Runner) else (open_timed if timed else open_runner)(Path(run))
+    runner = run if isinstance(run, Runner) else (open_timed if timed else open_runner)(Path(run), device=device)
     limits: dict[str, Any] = {"budget": budget, "max_width": max_width, "window": window}
     limits |= {"latency": latency, "latency_cap": latency_cap}
     policy, pinned = choice(runner, path, limits)

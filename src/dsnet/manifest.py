@@ -17,7 +17,7 @@ from dsnet.errors import CheckpointError, must
 from dsnet.limits import allow
 from dsnet.results import Evaluation
 from dsnet.schema import Typed, clipped, parse_json, to_json
-from dsnet.space import WidthPath, WidthSpace, Window, path_name
+from dsnet.space import WidthPath, WidthSpace, Window, path_name, setting_name
 
 FORMAT = 3
 KEY = "dsnet.manifest"  # its key in an ONNX file's metadata
@@ -350,10 +350,13 @@ class Manifest(Typed):
 
     @cached_property
     def pinnable(self) -> list[WidthPath]:
-        """The paths that can be pinned, the widest last. A file whose router decides once holds its candidates only."""
-        router = self.router
-        if router is not None and router.spec.single and self.kind in ("dynamic", "bundle"):
+        """The paths that can be pinned, the widest last. A file whose router decides once holds its candidates only,
+        and one of several image sizes without a router the uniform paths of each size."""
+        router, several = self.router, self.kind in ("dynamic", "bundle")
+        if router is not None and router.spec.single and several:
             return router.candidates
+        if self.space.sized and several:
+            return self.space.uniform
         exits = self.space.exit and self.kind != "static"  # a static file may hold the exit alone
         return [self.space.exit_path] * exits + list(self.space)
 
@@ -371,10 +374,26 @@ class Manifest(Typed):
             return "has not learned to route (`dsnet train --stage gate --from` teaches it)"
         return "holds a single path"
 
+    def size_of(self, path: WidthPath) -> int:
+        """The image size of a path, in pixels."""
+        return self.sizes[self.table.space.size_of(path)] if self.table.space.sized else self.image_size
+
+    def name_of(self, path: WidthPath) -> str:
+        """A path as users write and read it: with several image sizes, 80px or 80px:3."""
+        return setting_name(path, self.size_of(path)) if self.table.space.sized else path_name(path)
+
     def parse_path(self, text: str) -> WidthPath:
-        """A path that a user wrote, such as 3, 0,1,2,3 or exit."""
+        """A path that a user wrote, such as 3, 0,1,2,3 or exit; with several image sizes, 80px:3, or 80px for the
+        widest at a size."""
         if text == "exit":
             return self.space.validate(self.space.exit_path)
+        size, is_size, widths = text.partition("px")
+        if is_size and self.table.space.sized:
+            if not size.isdigit() or int(size) not in self.sizes:
+                known = ", ".join(f"{each}px" for each in self.sizes)
+                raise ValueError(f"path {clipped(text, 80)!r} is not at one of the image sizes; they are {known}")
+            widest = ",".join(map(str, self.table.space.widths_of(self.table.space.widest)))
+            text = f"{self.sizes.index(int(size))},{widths.removeprefix(':') or widest}".rstrip(",")
         try:
             path = [int(part) for part in text.split(",")] if text else []
         except ValueError:

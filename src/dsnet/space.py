@@ -30,6 +30,11 @@ def path_name(path: Sequence[int]) -> str:
     return "exit" if is_exit(path) else ",".join(map(str, path)) or "-"
 
 
+def setting_name(path: Sequence[int], size: int) -> str:
+    """A path of a network with several image sizes as users write and read it: 80px, or 80px:3 with its width."""
+    return f"{size}px:{path_name(path[1:])}" if path[1:] else f"{size}px"
+
+
 def path_words(path: Sequence[int]) -> str:
     """A path within a sentence: width 3, path 0,1,2,3, or exit."""
     return "exit" if is_exit(path) else f"{'width' if len(path) == 1 else 'path'} {path_name(path)}"
@@ -217,6 +222,11 @@ class WidthSpace:
     @property
     def widest(self) -> WidthPath:
         return tuple(allowed[-1] for allowed in self.choices)
+
+    def at(self, width: int) -> WidthPath:
+        """The path with this width at every choice point, at the largest size."""
+        sizes = self.widest[: int(self.sized)]
+        return self.validate([*sizes, *[width] * (len(self) - len(sizes))])
 
     @property
     def exit_path(self) -> WidthPath:

@@ -107,6 +107,40 @@ def test_a_static_detector_has_no_gate(detector: Path, tmp_path: Path) -> None:
     assert load_detector(tmp_path / "static").spec.backbone.router is None
 
 
+@pytest.mark.slow
+def test_a_converted_network_is_a_backbone(detector: Path, tmp_path: Path) -> None:
+    """It needs statistics of all its widths, which a few images without labels give; its normalisation goes along."""
+    words = ["--image_size", "64", "--widths", "0.5", "1", "--mean", "0.5", "0.4", "0.3", "--std", "0.2", "0.2", "0.2"]
+    assert main(["slim", "support.cnns:Inverted", *words, "--out", str(tmp_path / "start")]) == 0
+    data = ["--data.root", str(detector / "voc")]
+    assert (
+        main(
+            [
+                "train",
+                "--task",
+                "detection",
+                *DETECTOR,
+                *data,
+                "--backbone",
+                str(tmp_path / "start"),
+                "--out",
+                str(tmp_path / "no"),
+            ]
+        )
+        == 2
+    )
+    short = ["--optim.steps", "2", "--optim.batch_size", "4", "--data.calibration", "0.2"]
+    distil = ["--config", "distil", "--from", str(tmp_path / "start"), "--data.root", str(detector / "voc")]
+    assert main(["train", *distil, *short, "--out", str(tmp_path / "backbone")]) == 0
+    words = ["--backbone", str(tmp_path / "backbone"), "--taps", "[stride1, stride2]", "--out", str(tmp_path / "run")]
+    assert main(["train", "--task", "detection", *DETECTOR, *data, *words]) == 0
+    net = load_detector(tmp_path / "run")
+    assert net.spec.taps == ("stride1", "stride2")
+    assert net.card.preprocessing.mean == (0.5, 0.4, 0.3)
+    assert main(["export", str(tmp_path / "run")]) == 0
+    assert main(["eval", str(tmp_path / "run")]) == 0
+
+
 def test_a_gate_is_trained_for_a_finished_detector(detector: Path, tmp_path: Path) -> None:
     words = ["train", "--stage", "gate", "--from", str(detector / "run"), "--gates.targets", "try_best"]
     assert main([*words, "--routing", "[0, 2, 5]", "--out", str(tmp_path / "gated")]) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import pytest
 import torch
 
 import dsnet
+from dsnet.cli import main
 from dsnet.data.config import DataConfig
 from dsnet.data.dataset import open_dataset
+from dsnet.schema import plain
 from dsnet.tasks import load as load_detector
 from support.counted import Counted
 from support.folders import voc_folder
@@ -114,6 +117,33 @@ def test_two_ranks_train_evaluate_exactly_and_only_one_writes(place: Path) -> No
     correct = lines[1]["calibration/widest"] * 143  # every one of the 143 images counted once
     assert abs(correct - round(correct)) < 1e-6
     assert json.loads((place / "digits" / "results" / "test.json").read_text())["images"] == 359
+
+
+@pytest.mark.parametrize("kind", ["digits", "detector"])
+def test_two_ranks_evaluate_as_one_process_does_to_the_digit(place: Path, kind: str) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        alone = plain(dsnet.evaluate(place / kind))
+    finally:
+        torch.set_num_threads(before)
+    shared = json.loads((place / kind / "results" / "test.json").read_text())
+    assert shared["rows"]
+    for key in ("rows", "dynamic", "examples", "answers", "images", "skipped"):
+        assert json.loads(json.dumps(alone[key])) == shared[key], key
+
+
+@pytest.mark.slow
+def test_two_ranks_recalibrate_as_one_process_does_to_the_bit(place: Path, tmp_path: Path) -> None:
+    """Statistics and budgets, by the command: the run of two ranks is what one process makes of it again."""
+    copies = [shutil.copytree(place / "digits", tmp_path / name) for name in ("one", "two")]
+    assert main(["recalibrate", str(copies[0]), "--images", "1024"]) == 0
+    done = torchrun("-m", "dsnet", "recalibrate", str(copies[1]), "--images", "1024")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("averaged over 4 batches") == 1
+    for name in ("model.safetensors", "model.json"):
+        assert (copies[0] / name).read_bytes() == (copies[1] / name).read_bytes(), name
+    assert (copies[0] / "model.safetensors").read_bytes() != (place / "digits" / "model.safetensors").read_bytes()
 
 
 def test_two_ranks_train_a_detector_and_its_gate(place: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
@@ -254,8 +255,8 @@ WRONG: list[tuple[str, bytes, dict[str, str], int, str]] = [
     (INFER, tensor(data=[1, 2]), {}, 400, f"must be {VALUES} numbers"),
     (INFER, tensor(data=["a"] * VALUES), {}, 400, f"must be {VALUES} numbers"),
     (INFER, tensor(data=None), {}, 400, f"must be {VALUES} numbers"),
-    (INFER, tensor(data=[1e39] * VALUES), {}, 400, "NaN or infinite"),
-    (INFER, tensor(data=[float("nan")] * VALUES), {}, 400, "NaN or infinite"),
+    (INFER, tensor(data=[1e39] * VALUES), {}, 400, "not finite or extreme"),
+    (INFER, tensor(data=[float("nan")] * VALUES), {}, 400, "not finite or extreme"),
     (INFER, tensor(data=[3e38] * VALUES), {}, 400, "finite"),
     (INFER, tensor(), {"Inference-Header-Content-Length": "9"}, 400, "not JSON"),
     (INFER, tensor(), {"Inference-Header-Content-Length": "-1"}, 400, "'-1'; it must be a whole number from 0"),
@@ -345,11 +346,42 @@ def test_damaged_pictures_say_nothing_about_the_time_of_networks(served: Running
     assert served.state.engine.scheduler.learned == before
 
 
-def test_what_is_not_http_is_refused(served: Running) -> None:
-    for said in (b"\x16\x03\x01 nonsense\r\n\r\n", b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * 20_000 + b"\r\n\r\n"):
-        found = served.raw(said)
+LONG = b"y" * 20_000
+CHUNKED = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{{}}\r\n".encode()
+NOT_HTTP = {
+    "nonsense": [b"\x16\x03\x01 nonsense\r\n\r\n"],
+    "a long header": [b"GET / HTTP/1.1\r\nX: " + LONG + b"\r\n\r\n"],
+    "a long address": [b"GET /" + LONG + b" HTTP/1.1\r\n\r\n"],
+    "many headers": [b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 8_000 + b"\r\n"],
+    "a header without an end": [b"GET / HTTP/1.1\r\nX: ", *[LONG] * 20],
+    "an address without an end": [b"GET /", *[LONG] * 20],
+    "a trailer without an end": [CHUNKED + b"0\r\nX: ", *[LONG] * 20],
+    "an extension without an end": [CHUNKED + b"2;x=", *[LONG] * 20],
+    "two lengths": [b"GET / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n"],
+}
+
+
+@pytest.mark.parametrize("kind", NOT_HTTP)
+def test_what_is_not_http_is_refused(served: Running, kind: str) -> None:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as connection:
+        found = b""
+        with contextlib.suppress(ConnectionError):
+            for piece in NOT_HTTP[kind]:
+                connection.sendall(piece)
+                time.sleep(0.001)
+        with contextlib.suppress(ConnectionError):
+            while chunk := connection.recv(65536):
+                found += chunk
+    if found or "without an end" not in kind:  # a client that goes on sending may lose the response to a reset
         assert found.startswith(b"HTTP/1.1 400 ")
         assert b'{"error": ' in found
+    assert served.ask("GET", "/v2/health/live")[0] == 200
+
+
+def test_trailers_are_no_headers(served: Running) -> None:
+    found = served.raw(CHUNKED.replace(b"Host", b"Connection: close\r\nHost") + b"0\r\nContent-Encoding: gzip\r\n\r\n")
+    assert found.startswith(b"HTTP/1.1 400 ")
+    assert b"the inputs are none" in found
 
 
 # Deadlines, slow and dead clients
@@ -360,6 +392,31 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once(served: Running) -> No
     assert status == 503
     assert "deadline of 0.001 ms cannot be met, even at the lowest budget" in said["error"]
     assert int(headers["retry-after"]) >= 1
+
+
+def test_an_event_loop_that_is_late_refuses_before_it_reads(files: Path) -> None:
+    """While callbacks keep the event loop busy, a request is refused before its body has come; probes are answered.
+    Afterwards the server answers again."""
+    with running({"net": files / "net.onnx"}, limits=Limits(deadline_ms=200), workers=1) as served:
+        busy, engine, until = [True], served.state.engine, time.monotonic() + 30
+
+        def block() -> None:
+            time.sleep(0.05)
+            if busy:
+                served.loop.call_soon(block)
+
+        served.loop.call_soon_threadsafe(block)
+        while engine.lag < 0.04 and time.monotonic() < until:
+            time.sleep(0.01)
+        head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 100\r\n\r\n"
+        said = served.raw(head.encode())
+        assert b" 503 " in said
+        assert b"late with reading requests; try again" in said
+        assert served.ask("GET", "/v2/health/live")[0] == 200
+        busy.clear()
+        while engine.lag > 0.01 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert infer(served, images(1), deadline_ms=20_000)["path"].shape == (1, 1)
 
 
 def test_under_load_budgets_fall_and_nobody_is_refused(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,69 @@ def test_a_frozen_front_stays_as_it_is(start: Path, tmp_path: Path) -> None:
     assert (again.data.mean, again.data.std) == (config.data.mean, config.data.std)
 
 
+def test_slim_widths_learn_from_the_original_without_labels(
+    start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures, short = make_folder(tmp_path / "pictures"), ["--optim.steps", "3", "--optim.batch_size", "4"]
+    distil = ["train", "--config", "distil", "--from", str(start), "--data.root", str(pictures), *short]
+    pre = tmp_path / "pre"
+    assert main([*distil, "--data.calibration", "0.2", "--out", str(pre)]) == 0
+    net, original = load(pre), load(start)
+    assert (net.spec.num_classes, net.card.classes) == (5, ())
+    assert net.card.preprocessing.mean == original.card.preprocessing.mean
+    line = json.loads((pre / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {"loss/widest", "loss/random1", "loss/slimmest", "calibration/slimmest"} <= set(line)
+    assert main(["train", "--resume", str(pre)]) == 0
+    assert all(torch.equal(tensor, load(pre).state_dict()[key]) for key, tensor in net.state_dict().items())
+    keys = {"data": {"root": str(pictures)}}
+    assert recipe_for(ClassificationConfig, str(pre), keys) == "pretrained"
+    config: Any = new_config(ClassificationConfig, str(pre), keys, recipe="pretrained")
+    assert (config.ieb.teacher, config.model.widths, config.data.dataset) == ("inplace", [2], "folder")
+    capsys.readouterr()
+    for words, error in (
+        (["eval", str(pre)], "pictures has no labels to evaluate with"),
+        (["train", "--data.dataset", "images", "--data.root", str(pictures)], "data.dataset images has no labels"),
+        (["train", "--ieb.teacher", "original"], "name it with --from RUN"),
+        (["train", "--from", str(pre), "--data.root", str(pictures), "--ieb.teacher", "original"], "5 other classes"),
+        (["train", "--ieb.only", "0"], "add --stage supernet"),
+    ):
+        assert main([*words, *(["--out", "new"] if words[0] == "train" else [])]) == 2
+        said = capsys.readouterr().err
+        assert error in said
+        assert said.count("\n") == 1
+
+
+def test_one_width_is_trained_alone_and_a_router_on_held_out_images(start: Path, tmp_path: Path) -> None:
+    pictures, short = make_folder(tmp_path / "pictures"), ["--optim.steps", "2", "--optim.batch_size", "4"]
+    words = ["train", "--from", str(start), "--data.root", str(pictures), *short]
+    assert (
+        main(
+            [
+                *words,
+                "--stage",
+                "supernet",
+                "--ieb.only",
+                "0",
+                "--optim.weight_decay",
+                "0",
+                "--out",
+                str(tmp_path / "narrow"),
+            ]
+        )
+        == 0
+    )
+    line = json.loads((tmp_path / "narrow" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert [key for key in line if key.startswith("loss/")] == ["loss/widest"]
+    assert [key for key in line if key.startswith("calibration/")] == ["calibration/width0"]
+    before, after = load(start).state_dict(), load(tmp_path / "narrow").state_dict()
+    wide = next(key for key in before if key.endswith("weight") and before[key].dim() == 4 and "segments" in key)
+    assert torch.equal(before[wide][-1], after[wide][-1])  # a channel that the slim width lacks
+    assert not torch.equal(before[wide][0], after[wide][0])
+    routed = [*words, "--sgs.router", "slim_first", "--sgs.held_out", "true", "--sgs_optim.steps", "2"]
+    assert main([*routed, "--data.calibration", "0.25", "--out", str(tmp_path / "routed")]) == 0
+    assert load(tmp_path / "routed").spec.router is not None
+
+
 @pytest.mark.slow
 def test_a_converted_network_is_trained_evaluated_exported_and_run(start: Path, tmp_path: Path) -> None:
     run, short = str(tmp_path / "run"), ["--optim.epochs", "1", "--sgs_optim.epochs", "1"]

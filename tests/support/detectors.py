@@ -61,4 +61,4 @@ def pictures(batch: int = 3, size: int = SIZE) -> torch.Tensor:
 
 
 def taps_of(backbone: object) -> tuple[str, ...]:
-    return tuple(stage.tap for stage in backbone.stages if stage.tap is not None)  # type: ignore[attr-defined]
+    return tuple(backbone.taps)  # type: ignore[attr-defined]

@@ -19,12 +19,12 @@ def copy_run(runs: Path, folder: Path) -> None:
     (folder / RESULT).unlink()
 
 
-def copied_cell(runs: Path, cell: Cell, folder: Path) -> None:
+def copied_cell(runs: Path, cell: Cell, folder: Path, device: str = "auto") -> None:
     """Instead of `train_cell`; module-level, since processes of their own import it."""
     assert all(is_finished(folder.parent / need.name) for need in cell.needs)
     copy_run(runs, folder)
     shutil.copy(folder / "results" / "test.json", folder / RESULT)
 
 
-def broken_cell(cell: Cell, folder: Path) -> None:
+def broken_cell(cell: Cell, folder: Path, device: str = "auto") -> None:
     raise OSError(f"{folder.parent}/0.png: it is truncated\nor no image")

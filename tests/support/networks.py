@@ -18,9 +18,11 @@ from dsnet.models import Budget, Supernet, count, create_model, eager, list_mode
 from dsnet.nn import Gate, RouterSpec, ScoringHead, SliceBatchNorm2d, SliceNorm, ThresholdHead
 from dsnet.routing.policy import Prices
 from dsnet.routing.traces import Traces
+from dsnet.slimming.network import slim
 from dsnet.space import WidthPath
 from dsnet.tasks.classification.accuracy import AccuracyScorer
 from dsnet.training import recalibrate, with_fresh_router
+from support.cnns import CNNS, SIZE
 
 MODELS = list_models()
 QUICK = {*(name for name in MODELS if name.endswith("tiny")), "ds_mobilenet_v1", "us_mobilenet_v1"}
@@ -33,30 +35,37 @@ def quick(names: Sequence[str], *more: str) -> list[Any]:
 
 
 def randomised(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64, **options: object) -> Supernet:
-    """A network in eval mode whose every parameter and buffer is random.
+    """A network in eval mode whose every parameter and buffer is random: of the registry, or a converted CNN.
 
     Fresh networks prove nothing: zero-initialised norms and identity gates switch residual branches off,
     and fresh statistics are equal at all widths.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = create_model(name, num_classes=7, **options).to(dtype).eval()  # type: ignore[arg-type]
-        with torch.no_grad():
-            for module in net.modules():
-                if isinstance(module, SliceNorm):
-                    module.weight.uniform_(0.5, 1.5)
-                    module.bias.normal_(0, 0.3)
-                if isinstance(module, SliceBatchNorm2d):
-                    module.running_mean.normal_(0, 0.3)
-                    module.running_var.uniform_(0.5, 2.0)
-                    module.num_batches_tracked.random_(1, 100)
-                if isinstance(module, Gate):
-                    module.expand.weight.normal_(0, 0.5)
-                    module.expand.bias.normal_(0, 0.5)
-                    if module.slimming is not None:
-                        module.slimming.score.weight.normal_(0, 0.5)
-            net.head.classifier.bias.normal_()
+        if name in CNNS:
+            net = slim(CNNS[name](), torch.zeros(1, 3, SIZE, SIZE), (0.3, 0.6, 1), name=name).to(dtype)
+        else:
+            net = create_model(name, num_classes=7, **options).to(dtype).eval()  # type: ignore[arg-type]
+        randomise(net)
     return net
+
+
+@torch.no_grad()
+def randomise(net: Supernet) -> None:
+    for module in net.modules():
+        if isinstance(module, SliceNorm):
+            module.weight.uniform_(0.5, 1.5)
+            module.bias.normal_(0, 0.3)
+        if isinstance(module, SliceBatchNorm2d):
+            module.running_mean.normal_(0, 0.3)
+            module.running_var.uniform_(0.5, 2.0)
+            module.num_batches_tracked.random_(1, 100)
+        if isinstance(module, Gate):
+            module.expand.weight.normal_(0, 0.5)
+            module.expand.bias.normal_(0, 0.5)
+            if module.slimming is not None:
+                module.slimming.score.weight.normal_(0, 0.5)
+    net.head.classifier.bias.normal_()
 
 
 def side(net: Supernet) -> int:
@@ -209,7 +218,9 @@ def traces_on(net: Supernet, count: int = 40, seed: int = 1) -> Traces:
     runner = eager(net)
     batches = (load(part) for part in torch.arange(count).split(16))
     scorer = AccuracyScorer(runner.manifest)
-    return Traces(runner, batches, scorer, load=lambda ids: load(torch.from_numpy(ids)), image_size=side(net))
+    return Traces(
+        runner, batches, scorer, load=lambda parts: map(load, map(torch.from_numpy, parts)), image_size=side(net)
+    )
 
 
 def kinds_of(graph: onnx.GraphProto) -> list[str]:

@@ -112,7 +112,8 @@ def test_the_class_that_loses_most_comes_first() -> None:
 def test_top_5_is_left_out_where_it_says_nothing(classes: int, measures: list[str]) -> None:
     net = dsnet.create_model("ds_mobilenet_v1_tiny", num_classes=classes)
     scorer = AccuracyScorer(net.manifest())
-    scorer.add((0,), np.arange(4), {"logits": torch.randn(4, classes)}, torch.arange(4) % classes)
+    labels = torch.arange(4) % classes
+    scorer.add((0,), np.arange(4), scorer.take({"logits": torch.randn(4, classes)}, labels), labels.numpy())
     assert list(scorer.of((0,))) == ["top-1", *measures]
     assert [measure.name for measure in scorer.metric.more] == measures
 

@@ -235,14 +235,21 @@ def test_a_corrupt_file_is_named_in_one_line(workers: int, tmp_path: Path) -> No
     assert "Traceback" not in str(caught.value)
 
 
+def loading(others: set[int | None]) -> set[int | None]:
+    """The processes that were started, besides those of other tests."""
+    return {child.pid for child in multiprocessing.active_children()} - others
+
+
 def test_a_killed_loading_process_gets_a_clear_error(tmp_path: Path) -> None:
+    others = loading(set())
     data = open_dataset(DataConfig("folder", root=str(make_folder(tmp_path / "images")), image_size=20))
     batches = plain_batches(data.train, 1, workers=1)
     next(batches)
-    (child,) = multiprocessing.active_children()
+    (child,) = loading(others)
+    assert child is not None
 
     def kill() -> None:
-        os.kill(child.pid, signal.SIGKILL)  # the error comes wherever the main process is
+        os.kill(child, signal.SIGKILL)  # the error comes wherever the main process is
         time.sleep(30)
         list(batches)
 
@@ -252,18 +259,19 @@ def test_a_killed_loading_process_gets_a_clear_error(tmp_path: Path) -> None:
 
 
 def test_loading_processes_live_as_long_as_their_split(tmp_path: Path) -> None:
+    others = loading(set())
     data = open_dataset(DataConfig("folder", root=str(make_folder(tmp_path / "images")), image_size=20))
     seen = set()
     for epoch in range(3):
         for _ in TrainBatches(data.train, 4, seed=0, workers=1).epoch(epoch, start=1):
-            seen |= {child.pid for child in multiprocessing.active_children()}
+            seen |= loading(others)
             if epoch == 1:
                 break  # an epoch that is left early does not disturb the next one
     assert len(seen) == 1
     both = zip(*(plain_batches(data.train, 4, workers=1) for _ in range(2)), strict=True)  # two at the same time
     assert all(torch.equal(one.images, other.images) for one, other in both)
     del data, both
-    assert not multiprocessing.active_children()
+    assert not loading(others)
 
 
 def test_a_loading_process_that_hangs_gets_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

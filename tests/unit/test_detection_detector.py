@@ -24,7 +24,7 @@ from support.detectors import pictures, random_detector, taps_of
 from support.networks import assert_close
 
 GATE = RouterSpec("gate", "try_best")
-BACKBONES = ["ds_mobilenet_v1_small", "mobilenet_v1", "us_mobilenet_v1", "ds_resnet_tiny"]
+BACKBONES = ["ds_mobilenet_v1_small", "mobilenet_v1", "us_mobilenet_v1", "ds_resnet_tiny", "inverted", "residual"]
 
 
 def ends(detector: Detector) -> list[tuple[int, ...]]:
@@ -75,7 +75,7 @@ def test_several_paths_at_once_equal_each_alone(name: str) -> None:
             assert_close(mine, theirs)
 
 
-@pytest.mark.parametrize("name", ["ds_mobilenet_v1_small", "ds_resnet_tiny"])
+@pytest.mark.parametrize("name", ["ds_mobilenet_v1_small", "ds_resnet_tiny", "inverted"])
 @pytest.mark.parametrize("lam", [-1.0, 0.0, 1.0])
 def test_grouped_routing_equals_routing_each_sample_alone(name: str, lam: float) -> None:
     detector, x = random_detector(name, router=GATE), pictures(8)

@@ -28,8 +28,9 @@ ROUTED = [
     ("ds_mobilenet_v1_small", 100, GATE),
     ("ds_resnet_tiny", 64, GATE),
     ("ds_resnet_tiny", 64, BOUND),
+    ("inverted", 64, GATE),
 ]
-EVERY = ["ds_mobilenet_v1_small", "ds_resnet_tiny", "ds_efficientnet_b0", "mobilenet_v1"]
+EVERY = ["ds_mobilenet_v1_small", "ds_resnet_tiny", "ds_efficientnet_b0", "mobilenet_v1", "residual"]
 
 
 def routed_detector(

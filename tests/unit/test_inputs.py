@@ -147,7 +147,9 @@ def test_a_file_with_several_gates_is_evaluated_as_the_network(tmp_path: Path) -
     load = load_from(x, torch.from_numpy(live.scorer.labels))
     file = open_runner(export_onnx(net, tmp_path / "gates.onnx", image_size=size), threads=1)
     scorer = AccuracyScorer(file.manifest)
-    exported = Traces(file, [load(torch.arange(24))], scorer, load=lambda ids: load(torch.from_numpy(ids)))
+    exported = Traces(
+        file, [load(torch.arange(24))], scorer, load=lambda parts: map(load, map(torch.from_numpy, parts))
+    )
     budgets = [row.madds for row in net.card.budgets[1::2]]
     mine, theirs = evaluate_dynamic(exported, budgets), evaluate_dynamic(live, budgets)
     assert len({row.madds.mean for row in theirs.rows}) > 2

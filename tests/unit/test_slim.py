@@ -15,6 +15,7 @@ from dsnet.errors import SlimError
 from dsnet.export.bundle import export_bundle
 from dsnet.export.dynamic import export_onnx
 from dsnet.models import DynamicRunner, Supernet, count, extract
+from dsnet.models.taps import graph_taps
 from dsnet.nn import Gate, SliceBatchNorm2d
 from dsnet.opening import open_runner
 from dsnet.slimming.convert import check_same
@@ -136,3 +137,30 @@ def test_files_hold_the_whole_network(name: str, tmp_path: Path) -> None:
             assert torch.equal(again(x, path), wanted)
             for runner in runners:
                 assert_close(torch.as_tensor(runner(x, path=path).logits), wanted, 1e-4)
+
+
+@pytest.mark.parametrize("name", CNNS)
+def test_taps_are_the_last_maps_of_their_resolution_and_all_that_crosses(name: str) -> None:
+    """The layers behind a tap read nothing else from before it, so they run from the tapped map alone."""
+    net = disturbed(name)
+    spec, x = net.spec, noise()
+    place = {node.name: number for number, node in enumerate(spec.nodes)}
+    for path in net.space:
+        with torch.no_grad():
+            x1, front = net.front.features(x, 0)
+            assert torch.equal(x1, net.front(x, 0))
+            _, behind = net.chain[0].features(x1, 0, path[0])
+        assert {**front, **behind}.keys() == spec.taps.keys()
+        for tap, value in {**front, **behind}.items():
+            choice, channels, side = spec.taps[tap]
+            assert value.shape[1:] == (channels[0 if choice is None else path[0]], side, side)
+            assert (tap in front) == (choice is None)
+    for node, _ in graph_taps(spec).values():
+        later = {read for other in spec.nodes[place[node] + 1 :] for read in other.inputs}
+        assert not {read for read in later if read != "image" and place[read] < place[node]}
+    sides = [tap.side for tap in spec.taps.values()]
+    assert sides == sorted(set(sides), reverse=True)
+
+
+def test_a_network_has_a_tap_wherever_its_maps_become_smaller() -> None:
+    assert list(converted("inverted").spec.taps) == ["stride1", "stride2"]

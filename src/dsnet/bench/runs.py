@@ -35,7 +35,7 @@ from dsnet.results import (
 )
 from dsnet.routing.budgets import policy_for
 from dsnet.routing.parts import as_array
-from dsnet.routing.traces import BATCH, Traces, slimmest_score
+from dsnet.routing.traces import Traces, slimmest_score
 from dsnet.runs.folder import RunFolder
 from dsnet.runtime.onnx import FileRunner
 from dsnet.space import WidthPath
@@ -83,7 +83,7 @@ def sample_images(run: Path, root: str | None) -> Tensor:
     images: Tensor = data.test.load(data.test.ids[spaced(len(data.test), SORTED)]).images
     runner = eager(folder.load().float())
     if runner.manifest.routes:
-        scores = [as_array(runner.run(part).scores[0]) for part in images.split(BATCH)]
+        scores = [as_array(runner.run(part).scores[0]) for part in images.split(folder.task.batch)]
         assert runner.manifest.router is not None
         belief = slimmest_score(runner.manifest.router.spec.targets, np.concatenate(scores))
         images = images[np.argsort(belief, kind="stable")]

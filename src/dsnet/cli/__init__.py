@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import textwrap
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -54,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             module.add_flags(parser, words)
         if "--seed" not in parser.options:
             parser.add("--seed")
-        code = module.run(parser.read(words))
+        with warnings.catch_warnings():
+            warnings.showwarning = said
+            code = module.run(parser.read(words))
         sys.stdout.flush()
     except BrokenPipeError:  # whoever reads the output, such as `head`, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would complain at its end
@@ -67,6 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"dsnet {name}: error: {sentence}", file=sys.stderr)
         return 2
     return code or 0
+
+
+def said(message: Warning | str, *where: object, **more: object) -> None:
+    """A warning in one line, without the place in the code that raised it."""
+    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def interrupted(error: BaseException | None) -> bool:

@@ -32,7 +32,12 @@ SHARED: dict[str, dict[str, Any]] = {
     },
     "--runtime": {
         "help": "What runs an ONNX file or a bundle (default: onnx, that is ONNX Runtime).",
-        "choices": ("onnx", "openvino"),
+        "choices": ("onnx", "openvino", "tensorrt"),
+    },
+    "--device": {
+        "help": "Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:N or mps.",
+        "default": "auto",
+        "metavar": "NAME",
     },
     "--image_size": {"help": "Height and width of the input, in pixels.", "type": int},
     "--static": {

@@ -31,6 +31,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add("--paths", paths, nargs="+", metavar="PATH")
     parser.add("--threads", "Numbers of threads to measure with.", nargs="+", type=int, default=[1])
     parser.add("--batch_sizes", "Numbers of images per call.", nargs="+", type=int, default=[1])
+    where = "Where ONNX Runtime runs a file or a bundle: auto, cpu, cuda, cuda:N or mps. Networks are timed on the CPU."
+    parser.add("--device", where, default="cpu", metavar="NAME")
     parser.add("--image_size")
     rounds = "Number of rounds. Each candidate is timed once in every round."
     parser.add("--repeats", rounds, type=int, default=30)
@@ -95,7 +97,7 @@ def of_file(args: Namespace, config: BenchConfig, result: Bench) -> Bench:
     runner = open_onnx(args.model)
     runner.setting()  # refuses a raw file
     evaluation = runner.manifest.evaluation
-    engine = engine_of("openvino" if "openvino" in config.runtimes else None)
+    engine = engine_of("openvino" if "openvino" in config.runtimes else None, args.device)
     images = images_beside(args)
     opened = partial(open_onnx, args.model, engine=engine)
     widths, tables, ways = bench_file(
@@ -131,6 +133,12 @@ def of_network(args: Namespace, config: BenchConfig, result: Bench) -> Bench:
     from dsnet.models import list_models
     from dsnet.results import write
     from dsnet.runs.folder import BENCH
+    from dsnet.runtime.engine import device_name
+
+    if device_name(args.device) not in ("auto", "cpu"):
+        raise ValueError(
+            f"networks and runs are timed on the CPU, not on {args.device}; export the run, and time the file there"
+        )
 
     net, run = network(args.model), Path(args.model)
     is_run = args.model not in list_models()

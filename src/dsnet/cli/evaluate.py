@@ -29,6 +29,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add("--budgets", budgets, nargs="+", metavar="BUDGET")
     parser.add("--max_width")
     parser.add("--runtime")
+    parser.add("--device")
     times = "Mean times per image of the dynamic network, such as 5ms, besides --budgets. Needs `dsnet bench` first."
     parser.add("--latency", times, nargs="+", metavar="TIME")
     parser.add("--latency_cap")
@@ -61,23 +62,31 @@ def run(args: Namespace) -> None:
     from dsnet.runs.folder import RunFolder
     from dsnet.runs.record import draw_examples
     from dsnet.runtime.onnx import is_artefact
+    from dsnet.training.distributed import barrier, process_group, rank
 
     options = {"rule": args.rule, "overlap": args.overlap}
     asked = EvalOptions(args.split, args.budgets, args.max_width, args.sample, args.seed, options)
     static = [read_result(Path(name), args.split) for name in args.static]
     results = []
-    for where in args.runs:  # run folders, ONNX files, bundles
-        place, label = run_of(where, args)
-        folder = RunFolder.of(place)
-        config, data = folder.opened(args.root)
-        runner = open_runner(where, eager=True, runtime=args.runtime)
-        wanted = in_milliseconds(asked, runner, args)
-        result = evaluate(runner, data, folder.task, config, wanted)
-        if args.drift:
-            note = partial(print, file=sys.stderr)
-            result = with_drift(result, runner, data, folder.task, config, max_width=wanted.max_width, note=note)
-        pictures = folder.record(label, result, data)
-        results.append(result)
+    files = [is_artefact(where) for where in args.runs]
+    with process_group(device="cpu" if all(files) else args.device) as device:  # under torchrun all share the images
+        first = rank() == 0
+        for where, is_file in zip(args.runs, files, strict=True):  # run folders, ONNX files, bundles
+            place, label = run_of(where, args)
+            folder = RunFolder.of(place)
+            config, data = folder.opened(args.root)
+            on = args.device if is_file else str(device)
+            runner = open_runner(where, eager=True, runtime=args.runtime, device=on)
+            wanted = in_milliseconds(asked, runner, args)
+            result = evaluate(runner, data, folder.task, config, wanted)
+            if args.drift:
+                note = partial(print, file=sys.stderr) if first else lambda words: None
+                result = with_drift(result, runner, data, folder.task, config, max_width=wanted.max_width, note=note)
+            results.append(result)
+            pictures = folder.record(label, result, data) if first else []
+        barrier()
+    if not first:  # one process tells the result
+        return
     shown = together(results)
     if len(shown) < len(results) or static:
         place, _ = run_of(args.runs[0], args)
@@ -133,7 +142,9 @@ def run_of(name: str, args: Namespace) -> tuple[Path, str]:
     folder = Path(args.run or Path(name).resolve().parent)
     if not (folder / CONFIG).exists():
         raise ValueError(f"{folder} is not the run that {name} came from: there is no {CONFIG}; name it with --run")
-    return folder, "-".join([args.split, Path(name).stem, *([args.runtime] if args.runtime == "openvino" else [])])
+    return folder, "-".join(
+        [args.split, Path(name).stem, *([args.runtime] if args.runtime not in (None, "onnx") else [])]
+    )
 
 
 def read_result(folder: Path, split: str) -> Evaluation:

@@ -26,7 +26,6 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: Namespace) -> None:
     from dsnet.report.tables import human, print_json, print_table
-    from dsnet.space import path_name
 
     manifest, routing, about = find(args)
     table = manifest.table
@@ -77,7 +76,7 @@ def run(args: Namespace) -> None:
         ["<path", channels, "MAdds", *parts, "parameters", "of widest"],
         [
             [
-                path_name(row["path"]),
+                manifest.name_of(tuple(row["path"])),
                 " ".join(map(str, row["channels"])),
                 human(row["madds"]),
                 *(human(row["madds_parts"][part]) if row["madds_parts"] else "" for part in parts),

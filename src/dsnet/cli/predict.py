@@ -34,6 +34,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add("--latency")
     parser.add("--latency_cap")
     parser.add("--runtime")
+    parser.add("--device")
     threads = "Threads of the runtime (default: all cores; with a latency, those that were measured)."
     parser.add("--threads", threads, type=int)
     tracking = "Correct the budget while images run, so that their average is met on any images (needs a budget)."
@@ -65,7 +66,8 @@ def run(args: Namespace) -> int:
     must("--confidence", confidence, 0 < confidence < 1, "lie between 0 and 1")
     files = image_files(args.images)
     timed = args.latency is not None or args.latency_cap is not None
-    runner = (open_timed if timed else open_runner)(args.run, threads=args.threads or 0, runtime=args.runtime)
+    opened = open_timed if timed else open_runner
+    runner = opened(args.run, threads=args.threads or 0, runtime=args.runtime, device=args.device)
     manifest, policy, tracker = runner.manifest, Policy(), None
     for option in ("draw", "confidence"):
         if getattr(args, option) is not None and not finds_boxes(manifest):

@@ -20,13 +20,14 @@ def add_arguments(parser: Parser) -> None:
     parser.add("--list", "Show the experiments and how many of their runs are done.", action="store_true")
     scale = "How much to train: smoke (a minute, digits), cpu (hours, CIFAR-10), or paper (ImageNet, with torchrun)."
     parser.add("--scale", scale, choices=("smoke", "cpu", "paper"), default="cpu")
-    root = "Folder of the data: cifar-10-batches-bin, imagenette and BCCD; or imagenet and VOCdevkit."
+    root = "Folder of the data: cifar-10-batches-bin, imagenette, BCCD and caltech101; or imagenet and VOCdevkit."
     parser.add("--root", root, metavar="FOLDER")
     parser.add("--out", "Folder of runs and results (default: runs/SCALE).", metavar="FOLDER")
     parser.add("--seeds", "Seeds to train with (default: those of the scale).", nargs="+", type=int)
     longer = "Multiply the epochs of every training by N. The results are called NAME-longerN."
     parser.add("--longer", longer, type=int, default=1)
     parser.add("--workers", "Number of runs that train at the same time.", type=int, default=1)
+    parser.add("--device")
     parser.add("--finished", "Train nothing, and show the results of finished runs.", action="store_true")
     parser.add("--export", "Folder to which the results are also written.", metavar="FOLDER")
     parser.add("--json")
@@ -71,6 +72,7 @@ def run(args: Namespace) -> int:
                 out,
                 root=args.root,
                 workers=args.workers,
+                device=args.device,
                 train=not args.finished,
                 export=None if args.export is None else Path(args.export),
                 command=shlex.join(words),

@@ -10,7 +10,7 @@ from pathlib import Path
 from dsnet.cli.arguments import Parser
 from dsnet.errors import NotInstalledError, must
 
-EXTRA = ("starlette", "uvicorn", "prometheus_client", "python_multipart")
+EXTRA = ("starlette", "uvicorn", "httptools", "prometheus_client", "python_multipart")
 
 
 def add_arguments(parser: Parser) -> None:

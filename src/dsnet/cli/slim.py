@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 from dsnet.cli.arguments import Parser
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from dsnet.manifest import Preprocessing
     from dsnet.slimming.report import SlimReport
 
@@ -60,7 +58,7 @@ def run(args: Namespace) -> None:
     from dsnet.report.tables import print_json
     from dsnet.slimming.network import slim_with_report
     from dsnet.slimming.pretrained import PRETRAINED
-    from dsnet.slimming.sources import load_weights, model_from
+    from dsnet.slimming.sources import load_weights, model_from, read_images
     from dsnet.slimming.widths import pairs, read_share
     from dsnet.tasks import save
 
@@ -119,22 +117,6 @@ def normalised(args: Namespace) -> Preprocessing:
     return Preprocessing(mean=mean, std=std)
 
 
-def read_images(folder: str, channels: int, size: int, preprocessing: Preprocessing, most: int = 300) -> Tensor:
-    """Up to 300 images of a folder, spread over it, as the network takes them."""
-    from dataclasses import asdict
-
-    import numpy as np
-    import torch
-
-    from dsnet.images import ImageFile, prepare
-    from dsnet.pictures import image_files
-
-    files = image_files([folder])
-    chosen = [files[int(place)] for place in np.linspace(0, len(files) - 1, min(most, len(files)))]
-    rows = [prepare(ImageFile(file), size=size, channels=channels, **asdict(preprocessing)) for file in chosen]
-    return torch.from_numpy(np.stack(rows))
-
-
 def show(name: str, report: SlimReport, size: int, out: str) -> None:
     from dsnet.report.tables import human, print_table
 
@@ -147,11 +129,12 @@ def show(name: str, report: SlimReport, size: int, out: str) -> None:
         f"from the original by {report.error:.1g} of the spread of its answers.",
     )
     behind = [row for row in report.groups if "shared front" not in row.fixed]
-    print_table(
-        "channel groups behind the front",
-        ["<layers", "<channels", "of MAdds", "<fixed because"],
-        [[layers(row.layers), " ".join(map(str, row.channels)), f"{row.share:.1%}", row.fixed] for row in behind],
-    )
+    if len(report.madds) > 1:
+        print_table(
+            "channel groups behind the front",
+            ["<layers", "<channels", "of MAdds", "<fixed because"],
+            [[layers(row.layers), " ".join(map(str, row.channels)), f"{row.share:.1%}", row.fixed] for row in behind],
+        )
     print(f"written to {out}; go on with: dsnet train --from {out} --data.root FOLDER")
 
 

@@ -39,6 +39,7 @@ def add_places(parser: Parser) -> None:
     parser.add("--resume", "Run to continue, bit for bit; or auto, with --out.", metavar="FOLDER")
     overwrite = "Delete the run in the folder of --out first."
     parser.add("--overwrite", overwrite, action="store_true")
+    parser.add("--device")
 
 
 def add_flags(parser: Parser, words: Sequence[str]) -> None:
@@ -120,13 +121,13 @@ def run(args: Namespace) -> int | None:
             print(as_yaml(config), end="")
             return None
         if args.dry_run:
-            show_dry_run(config)
+            show_dry_run(config, args.device)
             return None
         if recipe is not None and os.environ.get("RANK", "0") == "0":
             print(f"recipe: {recipe} (--print_config shows it, options override it, --config names another)")
         folder = Path(args.out) if args.out else new_folder(config.run_name)
     try:
-        result = train(config, folder, resume=bool(resume), overwrite=args.overwrite)
+        result = train(config, folder, resume=bool(resume), overwrite=args.overwrite, device=args.device)
     except Interrupted as stop:
         if os.environ.get("RANK", "0") == "0":
             print(f"dsnet train: {stop}", file=sys.stderr)
@@ -137,14 +138,15 @@ def run(args: Namespace) -> int | None:
 
         show_evaluation(result, sorted((folder / "results").glob("test*.png")))
         show_advice(result, None, str(folder))
+    if os.environ.get("RANK", "0") == "0":
         print(f"run: {folder}")
     return None
 
 
-def show_dry_run(config: Any) -> None:
+def show_dry_run(config: Any, device: str) -> None:
     from dsnet.runs.dry import dry_run
 
-    lines = dry_run(config).lines(config.data.workers)
+    lines = dry_run(config, device).lines(config.data.workers)
     if os.environ.get("RANK", "0") == "0":
         print("\n".join(lines))
 

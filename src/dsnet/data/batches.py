@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol
@@ -85,49 +85,99 @@ class TrainBatches:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, beginning with batch number `start`."""
-        order = self.order(epoch)
-        jobs: list[Job] = [
-            (order[number, self.rank :: self.world], seed_of(self.seed, epoch, number, self.rank))
-            for number in range(start, len(self))
-        ]
-        source = self.split.source
+        jobs, source = self.jobs(epoch)[start:], self.split.source
         for number, batch in enumerate(load_all(self.split, jobs, self.workers)):
             if isinstance(source, Shards):
                 for ids, _ in jobs[number + AHEAD if number else 0 : number + AHEAD + 1]:
                     source.expect(ids)
             yield batch
 
+    def jobs(self, epoch: int) -> list[Job]:
+        """The sample numbers and the seed of every batch of an epoch."""
+        order = self.order(epoch)
+        return [
+            (order[number, self.rank :: self.world], seed_of(self.seed, epoch, number, self.rank))
+            for number in range(len(self))
+        ]
 
-def plain_batches(split: Split, batch_size: int, *, workers: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
-    """Batches of every sample once, in order, without augmentation; each rank takes every world-th sample."""
-    ids = split.ids[rank::world]
-    yield from load_all(split, [(part, None) for part in ids.split(batch_size)], workers)
+
+def plain_batches(
+    split: Split,
+    batch_size: int,
+    *,
+    workers: int = 0,
+    rank: int = 0,
+    world: int = 1,
+    device: torch.device | None = None,
+) -> Iterator[Batch]:
+    """Batches of every sample once, in order, without augmentation; each rank takes every world-th batch."""
+    yield from load_all(split, plain_jobs(split, batch_size, rank, world), workers, device)
+
+
+def plain_jobs(split: Split, batch_size: int, rank: int, world: int) -> list[Job]:
+    return [(part, None) for part in split.ids.split(batch_size)[rank::world]]
 
 
 class PlainImages:
-    """A split in batches without augmentation. Damaged files are listed in `skipped`; too many of them are an error.
+    """A split in batches without augmentation. Too many damaged files are an error.
 
     name: Name of the split, for the error message. max_skipped: Largest share of damaged files that is accepted.
+    rank, world: The process with this rank takes every world-th batch.
+    keep: Bytes of pixels that are kept for `load`, so that images are not decoded again.
+    found: Damaged files of each batch so far.
     """
 
-    def __init__(self, split: Split, batch_size: int, *, name: str, workers: int = 0, max_skipped: float = 0.0) -> None:
-        self.split, self.batch_size, self.name = split, batch_size, name
-        self.workers, self.max_skipped = workers, max_skipped
-        self.skipped: tuple[str, ...] = ()
+    def __init__(
+        self,
+        split: Split,
+        batch_size: int,
+        *,
+        name: str,
+        workers: int = 0,
+        max_skipped: float = 0.0,
+        rank: int = 0,
+        world: int = 1,
+        keep: int = 0,
+        device: torch.device | None = None,
+    ) -> None:
+        self.split, self.batch_size, self.name, self.device = split, batch_size, name, device
+        self.workers, self.max_skipped, self.rank, self.world = workers, max_skipped, rank, world
+        self.found: list[tuple[str, ...]] = []
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}  # pixels and label by sample number
+        self.room = keep
 
     def batches(self) -> Iterator[Batch]:
-        self.skipped = ()
-        for batch in plain_batches(self.split, self.batch_size, workers=self.workers):
-            self.skipped += batch.skipped
-            if len(self.skipped) > self.max_skipped * len(self.split):
-                raise ValueError(
-                    f"{len(self.skipped)} of {len(self.split)} {self.name} images are damaged, more than "
-                    f"data.max_skipped allows ({self.max_skipped:.2%}); the first is {self.skipped[0]}"
-                )
-            yield batch
+        self.found = []
+        jobs = plain_jobs(self.split, self.batch_size, self.rank, self.world)
+        for batch in raw_batches(self.split, jobs, self.workers):
+            self.found.append(batch.skipped)
+            self.check(self.found)
+            if (size := batch.images.nbytes) <= self.room:
+                self.room -= size
+                held = zip(batch.images.clone(), batch.labels.clone(), strict=True)  # not in memory that workers share
+                self.kept |= zip(batch.ids.tolist(), held, strict=True)
+            yield self.split.finished(batch, self.device)
 
-    def load(self, ids: np.ndarray) -> Batch:
-        return self.split.load(torch.from_numpy(ids))
+    def check(self, found: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+        """All damaged files of some batches. Too many of them are an error."""
+        skipped = tuple(file for files in found for file in files)
+        if len(skipped) > self.max_skipped * len(self.split):
+            raise ValueError(
+                f"{len(skipped)} of {len(self.split)} {self.name} images are damaged, more than data.max_skipped "
+                f"allows ({self.max_skipped:.2%}); the first is {skipped[0]}"
+            )
+        return skipped
+
+    def load(self, parts: Sequence[np.ndarray]) -> Iterator[Batch]:
+        """Batches of the samples with these numbers: those that are kept, or else loaded again."""
+        if all(number in self.kept for part in parts for number in part.tolist()):
+            for part in parts:
+                images, labels = zip(*(self.kept[number] for number in part.tolist()), strict=True)
+                batch = Batch(torch.stack(images), torch.stack(labels), torch.from_numpy(part))
+                yield self.split.finished(batch, self.device)
+        else:
+            jobs: list[Job] = [(torch.from_numpy(part), None) for part in parts]
+            yield from load_all(self.split, jobs, self.workers, self.device)
 
 
 Job = tuple[Tensor, int | None]
@@ -135,10 +185,14 @@ Job = tuple[Tensor, int | None]
 
 def load_all(split: Split, jobs: list[Job], workers: int, device: torch.device | None = None) -> Iterator[Batch]:
     """The batches of all jobs in order, loaded in this process or ahead of time by `workers` others."""
-    workers = min(workers, 1) if isinstance(split.source, Stream) else workers  # each would read the whole stream
-    loaded = Pool.of(split, workers).batches(jobs) if workers else (split.loader(ids, seed) for ids, seed in jobs)
-    for batch in loaded:
+    for batch in raw_batches(split, jobs, workers):
         yield split.finished(batch, device)
+
+
+def raw_batches(split: Split, jobs: list[Job], workers: int) -> Iterator[Batch]:
+    """`load_all`, but with the images as pixels."""
+    workers = min(workers, 1) if isinstance(split.source, Stream) else workers  # each would read the whole stream
+    yield from Pool.of(split, workers).batches(jobs) if workers else (split.loader(ids, seed) for ids, seed in jobs)
 
 
 class Pool:

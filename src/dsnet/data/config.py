@@ -14,7 +14,9 @@ from dsnet.images import MAX_PIXELS, Interpolation
 from dsnet.limits import allow
 from dsnet.schema import Typed
 
-Dataset = Literal["digits", "cluttered_digits", "cifar10", "fashion_mnist", "idx", "folder", "shards", "python"]
+Dataset = Literal[
+    "digits", "cluttered_digits", "cifar10", "fashion_mnist", "idx", "folder", "images", "shards", "python"
+]
 EMBEDDED = ("digits", "cluttered_digits")
 FILES_ONLY = ("crop_ratio", "interpolation", "on_corrupt", "max_skipped", "max_pixels")
 SHARDS_ONLY = ("cache", "cache_size")
@@ -27,12 +29,19 @@ class Reading(Typed):
     max_skipped: float
     max_pixels: int
     workers: int
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
 
     def __post_init__(self) -> None:
         if self.on_corrupt not in ("stop", "skip"):
             raise ValueError(f"data.on_corrupt {self.on_corrupt!r} is unknown; choose stop or skip")
         must("data.workers", self.workers, self.workers >= 0, "be at least 0")
         must("data.max_skipped", self.max_skipped, 0 <= self.max_skipped <= 1, "be a share in [0, 1]")
+        if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
+            raise ValueError(
+                f"data.mean is {self.mean} and data.std is {self.std}; give both, with a number per channel"
+            )
+        must("data.std", self.std, self.std is None or min(self.std, default=0) > 0, "have positive numbers only")
 
     def check_used(self) -> None:
         """Refuse options that would have no effect. Configs of earlier runs may have such options, new ones may not."""
@@ -55,11 +64,10 @@ class DataConfig(Reading):
     """Which images to train on, and how they are split and read.
 
     Args:
-        dataset: Images to train on. The default is a folder if root or labels is given, else the embedded digits.
+        dataset: Images to train on: a folder if root is given, else digits. `images` have no labels.
         root: Folder with one folder per class, or of shards.
-        labels: CSV file with the columns file, label and, if you like, split, instead of one folder per class. Files
-            are relative to root, or else to the CSV file.
-        image_size: Height and width of the images in pixels, by default those of the dataset, recipe or model.
+        labels: CSV file with the columns file, label and, if you like, split. Files are relative to root, or to it.
+        image_size: Side of the images in pixels, or the data's own.
         calibration: Share of the training images that is set aside to check progress and to calibrate budgets.
             Raise it if there are fewer than a few hundred such images.
         split_seed: Seed of the choice of calibration images.
@@ -103,18 +111,13 @@ class DataConfig(Reading):
         datasets = get_args(Dataset)
         if self.kind not in datasets:
             raise ValueError(f"data.dataset {self.dataset!r} is unknown; choose from {', '.join(datasets)}")
-        if self.kind in ("cifar10", "idx", "folder", "shards") and not (self.root or self.labels):
+        if self.kind in ("cifar10", "idx", "folder", "images", "shards") and not (self.root or self.labels):
             raise ValueError(f"data.root is missing: say where the {self.kind} files are with --data.root FOLDER")
         if not 0 < self.calibration < 0.9:
             raise ValueError(f"data.calibration is {self.calibration}; give a share between 0 and 0.9")
         size = self.image_size
         must("data.image_size", size, size is None or size >= 1, "be at least 1, or null")
         allow("image_size", size or 1, "data.image_size is")
-        if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
-            raise ValueError(
-                f"data.mean is {self.mean} and data.std is {self.std}; give both, with a number per channel"
-            )
-        must("data.std", self.std, self.std is None or min(self.std, default=0) > 0, "have positive numbers only")
         must("data.cache_size", self.cache_size, self.cache_size > 0, "be above 0 gigabytes")
         must("data.crop_ratio", self.crop_ratio, 0 < self.crop_ratio <= 1, "be a share in (0, 1]")
 
@@ -124,9 +127,14 @@ class DataConfig(Reading):
         return self.dataset or ("folder" if self.root or self.labels else "digits")
 
     @property
+    def reads_files(self) -> bool:
+        """Whether the images are files, which are decoded when they are needed."""
+        return self.kind in ("folder", "images", "shards")
+
+    @property
     def name(self) -> str:
         """What to call the data: the dataset, or the name of its folder or CSV file."""
-        if self.kind not in ("folder", "shards"):
+        if not self.reads_files:
             return self.kind
         return Path(self.root).resolve().name if self.root else Path(self.labels or "").stem
 
@@ -141,8 +149,10 @@ class DataConfig(Reading):
                 f"data.root is {self.root}, but {self.kind} are part of the installation; leave data.dataset out to "
                 f"train on the images in {self.root}, or leave data.root out"
             )
-        if self.kind not in ("folder", "shards", "python"):
+        if not self.reads_files and self.kind != "python":
             self.refuse(("labels", *FILES_ONLY), f"it is for image files, and {self.kind} is read as arrays")
+        if self.kind == "images":
+            self.refuse(["labels"], "data.dataset images has no labels")
         if self.kind in ("shards", "python"):
             self.refuse(["labels"], f"it is for image files, and {self.kind} has its own labels")
         if self.kind != "shards":

@@ -129,7 +129,8 @@ class Split:
 class Data:
     """Three splits, and the preprocessing that turns an image file into a network input (see `images.prepare`).
 
-    name: What to call the data. counts: Training images of each class, where an image has one class.
+    classes: Their names; none if the images have no labels. name: What to call the data. counts: Training images of
+    each class, where an image has one class.
     warnings: What a user should know before training, and beside the results.
     """
 
@@ -150,8 +151,8 @@ class Data:
 
     def __str__(self) -> str:
         """The data in a few words: its classes, and the images of each split."""
-        classes = f"{len(self.classes)} classes"
-        if self.counts and max(self.counts) > 1.5 * min(self.counts):
+        classes = f"{len(self.classes)} classes" if self.classes else "no labels"
+        if self.classes and self.counts and max(self.counts) > 1.5 * min(self.counts):
             few, many = (self.classes[self.counts.index(count)] for count in (min(self.counts), max(self.counts)))
             classes += f" ({few} {min(self.counts):,} to {many} {max(self.counts):,} training images)"
         sizes = f"{len(self.train):,} training, {len(self.calibration):,} calibration, {len(self.test):,} test images"
@@ -267,7 +268,9 @@ def open_dataset(config: DataConfig, default_size: int = 224, own: Datasets | No
     assert train is not None
     ids = torch.arange(len(train))
     known = None if isinstance(train, Stream) else train.labels
-    if test is None:
+    if not raw.classes:  # nothing is tested
+        test, test_ids = train, ids[:0]
+    elif test is None:
         ids, test_ids = stratified(known, ids, 0.2, seed=0, names=raw.classes)
         test = train
     else:

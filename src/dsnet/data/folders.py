@@ -18,6 +18,7 @@ from dsnet.images import SUFFIXES
 
 VALIDATION = ("val", "valid")  # calibration images where there are test images too, otherwise test images
 SPLITS = ("train", "calibration", *VALIDATION, "test")
+FEWEST = 10  # images without labels
 SHOWN = 20  # how many files an error lists
 
 
@@ -43,6 +44,16 @@ def open_folder(root: Path | None, labels: Path | None) -> Raw:
     if (root / HEAD).is_file():
         raise DataError(f"{root} holds shards; train on them with --data.dataset shards --data.root {root}")
     return scan(root)
+
+
+def open_images(root: Path) -> Raw:
+    """All images below a folder, without classes. Every image has label 0, which means nothing."""
+    if not root.is_dir():
+        raise DataError(f"{root} is not a folder; give a folder of images")
+    files = images_below(root)
+    if len(files) < FEWEST:
+        raise DataError(f"{root} has {len(files)} images ({', '.join(SUFFIXES)}); give at least {FEWEST}")
+    return Raw(Files(tuple(files), torch.zeros(len(files), dtype=torch.long), root), None, (), 3, None)
 
 
 def scan(root: Path) -> Raw:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dsnet.data.config import DataConfig
-from dsnet.data.folders import open_folder
+from dsnet.data.folders import open_folder, open_images
 from dsnet.data.own import Datasets, Own, Stream, is_grey, is_map, name_of, read_item
 from dsnet.data.remote import Store
 from dsnet.data.shards import Shards, read_index, read_table
@@ -51,6 +51,9 @@ def open_own(own: Datasets | None) -> Raw:
 
 def open_files(config: DataConfig) -> Raw:
     root, labels = (Path(name) if name else None for name in (config.root, config.labels))
+    if config.kind == "images":
+        assert root is not None  # DataConfig asks for it
+        return open_images(root)
     return open_folder(root, labels) if config.kind == "folder" else open_source(config.kind, root)
 
 

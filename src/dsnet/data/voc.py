@@ -44,6 +44,9 @@ class DetectionDataConfig(Reading):
         calibration_share: Share of the training images that is set aside where there are no calibration lists.
         split_seed: Seed of the choice of calibration images.
         interpolation: How images are resized.
+        mean: Mean of the pixels of each channel, as shares of 255, with which inputs are normalised. By default
+            ImageNet's, or that of a backbone that was converted.
+        std: Standard deviation of the same kind.
         on_corrupt: Stop at a damaged image, or skip it and list it in skipped.txt.
         max_skipped: Largest share of damaged images to skip. Above it the run stops.
         max_pixels: Images with more pixels than this are refused before they are decoded. Fewer are allowed in
@@ -61,6 +64,8 @@ class DetectionDataConfig(Reading):
     calibration_share: float = 0.1
     split_seed: int = 0
     interpolation: Interpolation = "bilinear"
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
     on_corrupt: Literal["stop", "skip"] = "stop"
     max_skipped: float = 0.01
     max_pixels: int = MAX_PIXELS
@@ -230,8 +235,14 @@ class BoxLoader:
 
     source: Records
     config: DetectionDataConfig
-    mean: tuple[float, ...] = IMAGENET_MEAN
-    std: tuple[float, ...] = IMAGENET_STD
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        return self.config.mean or IMAGENET_MEAN
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        return self.config.std or IMAGENET_STD
 
     def __call__(self, ids: Tensor, seed: int | None) -> Batch:
         """Load images [B, 3, S, S]. Labels are objects [B, G, 6]: corners as shares, class (-1 pads), difficult."""
@@ -269,15 +280,16 @@ def open_detection_data(config: DetectionDataConfig) -> Data:
     else:
         ids, share = torch.arange(len(train)), config.calibration_share
         held, (train_ids, held_ids) = train, stratified(None, ids, share, seed=config.split_seed)
+    loader = BoxLoader(train, config)
     return Data(
-        Split(BoxLoader(train, config), train_ids),
+        Split(loader, train_ids),
         Split(BoxLoader(held, config), held_ids),
         Split(BoxLoader(test, config), torch.arange(len(test))),
         classes=train.classes,
         channels=3,
         image_size=config.image_size,
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
+        mean=loader.mean,
+        std=loader.std,
         fit="squeeze",
         crop=1.0,
         interpolation=config.interpolation,

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -76,7 +76,7 @@ def in_order(cells: Sequence[Cell]) -> list[Cell]:
     return list({cell.name: cell for wanted in cells for cell in wanted.everything()}.values())
 
 
-def train_all(cells: Sequence[Cell], runs: Path, workers: int = 1) -> None:
+def train_all(cells: Sequence[Cell], runs: Path, workers: int = 1, device: str = "auto") -> None:
     """Train the cells and those that they need. With several workers, each run writes a log next to its folder."""
     left = [cell for cell in in_order(cells) if not is_finished(runs / cell.name)]
     barrier()  # all processes must read the same list before one of them finishes a run
@@ -84,12 +84,12 @@ def train_all(cells: Sequence[Cell], runs: Path, workers: int = 1) -> None:
         for number, cell in enumerate(left, 1):
             if rank() == 0:
                 print(f"[{number}/{len(left)}] {cell.name}", file=sys.stderr, flush=True)
-            train_cell(cell, runs / cell.name)
+            train_cell(cell, runs / cell.name, device)
         return
-    train_beside(left, runs, workers)
+    train_beside(left, runs, workers, device)
 
 
-def train_beside(left: list[Cell], runs: Path, workers: int) -> None:
+def train_beside(left: list[Cell], runs: Path, workers: int, device: str) -> None:
     """Train each run in its own process. If interrupted, all running processes save their state first."""
     context = multiprocessing.get_context("spawn")
     running: dict[SpawnProcess, Cell] = {}
@@ -100,7 +100,9 @@ def train_beside(left: list[Cell], runs: Path, workers: int) -> None:
             ready = [cell for cell in left if not any(need.name in waits for need in cell.needs)]
             for cell in ready[: workers - len(running)]:
                 print(f"{len(left):4d} left, {cell.name} starts", file=sys.stderr, flush=True)
-                process = context.Process(target=train_logged, args=(train_cell, cell, runs / cell.name))
+                process = context.Process(
+                    target=train_logged, args=(partial(train_cell, device=device), cell, runs / cell.name)
+                )
                 process.start()
                 running[process] = cell
                 left.remove(cell)
@@ -140,13 +142,15 @@ def train_logged(train: Callable[[Cell, Path], None], cell: Cell, folder: Path) 
             sys.exit(FAILED)
 
 
-def train_cell(cell: Cell, folder: Path) -> None:
+def train_cell(cell: Cell, folder: Path, device: str = "auto") -> None:
     """Train a cell, or continue from its last checkpoint."""
     begun = any((folder / part / STATE).exists() for part in (".", GATE))
     barrier()
     if folder.exists() and not begun and rank() == 0:  # it was stopped before its first checkpoint
         shutil.rmtree(folder)
     barrier()
-    train(cell.config, folder, resume=begun, draw=False, resample=True)
+    train(cell.config, folder, resume=begun, draw=False, resample=True, device=device)
     if rank() == 0:
-        write_whole(folder / RESULT, (folder / "results" / "test.json").read_bytes())
+        result = folder / "results" / "test.json"  # a run on images without labels has none
+        result.parent.mkdir(exist_ok=True)
+        write_whole(folder / RESULT, result.read_bytes() if result.exists() else b"{}")

@@ -90,6 +90,7 @@ class Experiment:
     """One experiment. If it trains nothing, `measure` makes its tables and figures.
 
     compare: Makes tables and figures of all finished runs together. The rows of `tables` then only name the runs.
+    prepare: Makes what its runs start from, in the folder of runs and results, from the folder of all data.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Experiment:
     plots: Callable[[Scale], tuple[Plot, ...]] = lambda scale: ()
     measure: Callable[[Scale], Findings] | None = None
     compare: Callable[[Scale, Runs], Findings] | None = None
+    prepare: Callable[[Scale, Path, str | None], None] = lambda scale, out, root: None
 
 
 def result_of(experiment: Experiment, scale: Scale, runs: Runs) -> results.Experiment:

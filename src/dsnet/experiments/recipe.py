@@ -29,6 +29,7 @@ PLACES = (
     "save_steps",
     "sgs.cache_folder",
 )  # keys that do not change what is learned
+STARTS = "starts"  # folder of converted networks, beside that of the runs
 EPOCHS = ("optim.epochs", "optim.steps", "optim.milestones")
 LATER: Keys = {  # keys by their endings that were added later. At these values a run keeps the name that it had before
     "optim.name": "sgd",
@@ -45,6 +46,7 @@ LATER: Keys = {  # keys by their endings that were added later. At these values 
     "model.widths": None,
     "model.image_size": None,
     "model.sizes": None,
+    "ieb.only": None,
     "ieb.weight": 1.0,
     "ieb.mixup": 0.0,
     "ieb.class_weights": "none",
@@ -58,6 +60,7 @@ LATER: Keys = {  # keys by their endings that were added later. At these values 
     "sgs.balanced": False,
     "sgs.distillation": None,
     "sgs.combined": False,
+    "sgs.held_out": False,
     "sgs.cache": 0,
     "sgs.cache_limit": 4.0,
 }
@@ -85,6 +88,8 @@ class Recipe:
     """A base of the scale with some keys changed. The links are recipes of the runs that it starts from.
 
     unsaid: More keys, which the name of a run does not show; those that its config had when the run got its name.
+    start: Name of a converted network that it starts from. The experiment makes it, see `Experiment.prepare`.
+    seed: Seed of a run that the runs of all seeds share.
     """
 
     base: str
@@ -94,6 +99,8 @@ class Recipe:
     gate_from: Recipe | None = None
     distill: Recipe | None = None
     backbone: Recipe | None = None
+    start: str | None = None
+    seed: int | None = None
 
     def but(self, keys: Keys, **links: Any) -> Recipe:
         return replace(self, keys={**self.keys, **keys}, **links)
@@ -184,12 +191,16 @@ class Cell:
 
 def cell_of(recipe: Recipe, scale: Scale, seed: int, *, runs: Path, root: str | None) -> Cell:
     """The run of a recipe. Its name ends with a digest of all keys that affect what is learned."""
+    seed = seed if recipe.seed is None else recipe.seed
     linked = {link: getattr(recipe, link) for link in LINKS if getattr(recipe, link) is not None}
     needs = {link: cell_of(other, scale, seed, runs=runs, root=root) for link, other in linked.items()}
     keys: dict[str, Any] = {**scale.keys(recipe.base), **recipe.unsaid, **recipe.keys, "seed": seed}
     keys |= {key: stretched(value, scale.longer) for key, value in keys.items() if key.endswith(EPOCHS) and value}
     keys |= {link: str(runs / need.name) for link, need in needs.items()}
-    if (folder := scale.folders.get(keys.get("data.dataset", recipe.base))) is not None:
+    if recipe.start is not None:
+        keys["source"] = str(runs.parent / STARTS / recipe.start)
+    place = recipe.base if recipe.base in scale.folders else keys.get("data.dataset")
+    if (folder := scale.folders.get(place or "")) is not None:
         if root is None:
             raise ValueError(
                 f"scale {scale.name} needs data: give --root, the folder with {folder or 'cifar-10-batches-bin'}"
@@ -207,6 +218,7 @@ def cell_of(recipe: Recipe, scale: Scale, seed: int, *, runs: Path, root: str | 
         del decisive["task"]
     decisive |= {key: value for key, value in FIXED.items() if key in decisive}
     decisive |= {link: need.name for link, need in needs.items()}
+    decisive |= {} if recipe.start is None else {"source": recipe.start}
     digest = hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:8]
     said = [str(value) for value in recipe.keys.values() if isinstance(value, str | float | int)]
     return Cell("-".join([recipe.base, *said, f"seed{seed}", digest]), config, tuple(needs.values()))
@@ -236,6 +248,13 @@ def config_of_keys(keys: str) -> RunConfig:
     return found
 
 
+TINY: Keys = {
+    "model.name": "tiny",
+    "model.widths": [2],
+    "model.image_size": 16,
+    "data.calibration": 0.2,
+    "optim.epochs": 1,
+}
 SMOKE = Scale(
     name="smoke",
     about="Scale smoke: one epoch on the embedded digits. It shows that the experiment runs; its figures mean nothing.",
@@ -257,8 +276,12 @@ SMOKE = Scale(
         "backbone": Base("smoke/backbone"),
         "static_backbone": Base("smoke/backbone", {"model.name": "mobilenet_v1", "model.width": 0.25}),
         "detector": Base("smoke/detection"),
+        "slim_pre": Base("distil", TINY),
+        "slim": Base("pretrained", TINY),
+        "slim_static": Base("pretrained", {**TINY, "stage": "supernet"}),
+        "slim_sweep": Base("pretrained", {**TINY, "stage": "supernet"}),
     },
-    folders={"folder": "digits", "detector": "digits-voc"},
+    folders={"folder": "digits", "detector": "digits-voc", "slim_pre": "digits/train"},
     widths=(0.5, 1.0),
     latency=Latency("ds_mobilenet_v1_tiny", {(2,): "mobilenet_v1_tiny:0.5"}, table1=64, repeats=2),
 )
@@ -269,6 +292,25 @@ AS_BEFORE = (
     "The learning rate is 0.05 and every sub-network's loss has the same weight, as before the sweep of recipes."
 )
 FASHION: Keys = {"data.dataset": "fashion_mnist", "data.image_size": 28, "optim.epochs": 1}
+LITE0: Keys = {  # as `dsnet slim efficientnet_lite0` converts it, at 112 px and four widths
+    "model.name": "efficientnet_lite0",
+    "model.widths": [4],
+    "model.image_size": 112,
+    "data.mean": [127 / 255] * 3,
+    "data.std": [128 / 255] * 3,
+}
+PHOTOGRAPHS: Keys = {**LITE0, "data.calibration": 0.16}
+ALONE: Keys = {**PHOTOGRAPHS, "stage": "supernet", "optim.epochs": 12}  # a step costs half of a dynamic network's
+SLIM: Mapping[str, Base] = {
+    "slim_pre": Base("distil", LITE0),
+    "slim": Base("pretrained", PHOTOGRAPHS),
+    "slim_static": Base("pretrained", ALONE),
+    "slim_sweep": Base("pretrained", ALONE),
+}
+SLIM_FOLDERS = {
+    "slim_pre": "imagenette/train",
+    **dict.fromkeys(("slim", "slim_static", "slim_sweep"), "caltech101"),
+}
 CPU = Scale(
     name="cpu",
     about="Scale cpu: small networks, short trainings.",
@@ -276,9 +318,14 @@ CPU = Scale(
     "(gates that decide one by one 2, through the network).",
     one_by_one={"sgs_optim.epochs": 2},
     seeds=(0, 1, 2),
-    few=dict.fromkeys(
-        ("resnet", "resnet_target", "static_resnet", "static_resnet_target", "effnet", "static_effnet", "detector"), 2
-    ),
+    few={
+        **dict.fromkeys(
+            ("resnet", "resnet_target", "static_resnet", "static_resnet_target", "effnet", "static_effnet", "detector"),
+            2,
+        ),
+        **dict.fromkeys(("slim", "slim_static"), 2),
+        "slim_sweep": 1,
+    },
     bases={
         "mbnet": Base(MBNET),
         "small": Base(CLUTTERED),
@@ -296,8 +343,9 @@ CPU = Scale(
         "backbone": Base(IMAGENETTE),
         "static_backbone": Base(IMAGENETTE, {"model.name": "mobilenet_v1", "model.width": 0.5}),
         "detector": Base("detection/bccd_small"),
+        **SLIM,
     },
-    folders={"cifar10": "", "folder": "imagenette", "detector": "BCCD"},
+    folders={"cifar10": "", "folder": "imagenette", "detector": "BCCD", **SLIM_FOLDERS},
     widths=(0.5, 0.75, 1.0),
     notes={
         "ieb": f"On CIFAR-10: 8 epochs. {AS_BEFORE}",
@@ -306,6 +354,11 @@ CPU = Scale(
         "with AdamW, the router 300.",
         "transfer": "From CIFAR-10 to Fashion-MNIST at 28 px, one epoch of each stage; the paper's figures are of "
         "ImageNet to CIFAR-10. Learning rate 0.05, from scratch 0.1.",
+        "slim": "Caltech-101 (100 classes, 4,150 training, 790 calibration and 3,302 test images) at 112 px. The "
+        "network has ImageNet weights and the widths 0.35/0.5, 0.5/0.75, 0.75/0.75 and 1 of its hidden and residual "
+        "channels. Its slim widths first learn from the original on Imagenette's training images without labels, 2 "
+        "epochs, once for all seeds. Then all widths learn 6 epochs on Caltech-101, static networks 12 epochs, which "
+        "take as long. The front is frozen in all of them.",
         "detection": "Blood cells (BCCD, 205 training images, 3 classes) at 160 px, 50 epochs; backbones trained on "
         "Imagenette; the static backbone is MobileNetV1 x0.5. The paper's figures are of VOC 2007 at 300 px.",
         "latency": "The paper's own networks, untrained, at 224 px.",
@@ -339,8 +392,9 @@ PAPER = Scale(
         "backbone": Base(IMAGENET, {"stage": "supernet"}),
         "static_backbone": Base(IMAGENET, {"model.name": "mobilenet_v1", "stage": "supernet"}),
         "detector": Base("detection/voc_ds_mobilenet_v1"),
+        **SLIM,
     },
-    folders={"cifar10": "", "folder": "imagenet", "detector": "VOCdevkit"},
+    folders={"cifar10": "", "folder": "imagenet", "detector": "VOCdevkit", **SLIM_FOLDERS},
     widths=(0.5, 0.75, 1.0),
     window=4,  # as many as the released network's gate has outputs
     latency=CPU.latency,

@@ -35,6 +35,7 @@ def reproduce(
     *,
     root: str | None = None,
     workers: int = 1,
+    device: str = "auto",
     train: bool = True,
     export: Path | None = None,
     command: str = "",
@@ -47,15 +48,18 @@ def reproduce(
     root = str(out / DATA) if scale.name == "smoke" else root if train else root or DATA
     grids = {name: cells_of(EXPERIMENTS[name], scale, out, root) for name in names}
     with (
-        process_group(minutes=24 * 60),
+        process_group(24 * 60, device if train else "cpu"),
         held(out) if train else nullcontext(),
     ):  # others wait while one process evaluates
         first = rank() == 0
         if scale.name == "smoke" and first:
             write_digits(out / DATA)
+        if train and first:
+            for name in names:
+                EXPERIMENTS[name].prepare(scale, out, root)
         barrier()
         if train:
-            train_all([cell for rows in grids.values() for cell in flat_list(rows)], out / RUNS, workers)
+            train_all([cell for rows in grids.values() for cell in flat_list(rows)], out / RUNS, workers, device)
     if not first:  # the rest is done by one process
         return []
     results = []

@@ -25,7 +25,7 @@ from dsnet.manifest import Manifest, exported, to_metadata
 from dsnet.results import Evaluation
 from dsnet.runtime.bundle import BUNDLE, EXIT_LOGITS, NOTHING, PARTS, WEIGHTS, described
 from dsnet.runtime.onnx import IMAGE
-from dsnet.space import WidthPath, is_exit
+from dsnet.space import WidthPath, WidthSpace, is_exit
 
 OLDER = ".new"  # folder in which older versions wrote a bundle
 PAGE = 4096  # weights start at multiples of this, so that they can be mapped into memory
@@ -105,7 +105,7 @@ def tidy(folder: Path, current: str) -> None:
 
 
 def parts(writer: PartWriter) -> dict[str, onnx.ModelProto]:
-    """Graphs by name: front; first.POINT.IN.OUT and rest.POINT.OUT; probe; finish.
+    """Graphs by name: front, or front.SIZE of several; first.POINT.IN.OUT and rest.POINT.OUT; probe; finish.
 
     The first segment has a single incoming width, so its `rest` holds all of it, which saves copying maps.
     """
@@ -113,14 +113,20 @@ def parts(writer: PartWriter) -> dict[str, onnx.ModelProto]:
     def part(inputs: Sequence[str], outputs: Sequence[str], write: Branch) -> onnx.ModelProto:
         return part_model(writer.blank(), inputs, outputs, write)
 
-    graphs = {"front": part([IMAGE], writer.given(0), lambda graph: writer.front(graph, IMAGE))}
-    for point, pairs in enumerate(transitions(writer.pinnable)):
+    def front(size: int) -> onnx.ModelProto:
+        return part([IMAGE], writer.given(0), lambda graph: writer.front(graph, IMAGE, size))
+
+    graphs = {
+        f"front.{size}" if writer.space.sized else "front": front(size)
+        for size in sorted({writer.space.size_of(path) for path in writer.pinnable})
+    }
+    for point, pairs in enumerate(transitions(writer.space, writer.pinnable)):
         maps = [f"in_{name}" for name in writer.maps_at(point)]
         outputs = writer.given(point + 1)
         for w_in, w_out in pairs if point else ():
             graphs[f"first.{point}.{w_in}.{w_out}"] = part(maps, ["y"], writer.first_branch(point, w_in, w_out, maps))
-        for width in sorted({w_out for _, w_out in pairs}):
-            rest = writer.rest_branch(point, width, "in_y") if point else writer.whole(0, width, maps)
+        for width, w_in in sorted({w_out: w_in for w_in, w_out in pairs}.items()):
+            rest = writer.rest_branch(point, width, "in_y") if point else writer.whole(0, width, maps, w_in)
             graphs[f"rest.{point}.{width}"] = part(["in_y"] if point else maps, outputs, rest)
     if writer.probes:
         graphs["probe"] = part(["logits"], ["router_scores"], lambda graph: [writer.probe_scores(graph, "logits")])
@@ -150,9 +156,9 @@ def value_info(name: str) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, FLOAT, ["batch", *[None] * (rank - 1)])
 
 
-def transitions(paths: Sequence[WidthPath]) -> list[list[tuple[int, int]]]:
-    """For each choice point, the (in, out) widths that some path takes there."""
-    steps = [list(pairwise((0, *path))) for path in paths if not is_exit(path)]
+def transitions(space: WidthSpace, paths: Sequence[WidthPath]) -> list[list[tuple[int, int]]]:
+    """For each choice point, the (in, out) widths of its layers that some path takes there. space: All paths."""
+    steps = [list(pairwise(space.rows(path))) for path in paths if not is_exit(path)]
     return [sorted(set(point)) for point in zip(*steps, strict=True)]
 
 

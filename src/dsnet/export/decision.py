@@ -17,7 +17,7 @@ from dsnet.models.parts import LiveParts
 from dsnet.routing.budgets import lambdas
 from dsnet.routing.policy import Prices
 from dsnet.runtime.onnx import BUDGET, MAX_WIDTH, PIN
-from dsnet.space import Window
+from dsnet.space import WidthPath, Window
 
 
 class DecisionWriter(PartWriter):
@@ -49,7 +49,7 @@ class DecisionWriter(PartWriter):
                 self.lam = self.graph.constant([self.policy.lam], np.float64)
                 self.window = self.columns([self.policy.window])
             shapes[MAX_WIDTH] = INT, 1
-            widest, cap = max(map(max, self.choices)), self.policy.max_width
+            widest, cap = max(self.held.widths_of(self.held.widest), default=0), self.policy.max_width
             self.cap = self.fallback(MAX_WIDTH, widest if cap is None else cap)
         shapes[PIN] = INT, len(self.choices)
         given = [BUDGET] if self.simple else list(shapes)
@@ -103,6 +103,17 @@ class DecisionWriter(PartWriter):
             allowed = graph.op("And", allowed, graph.op("LessOrEqual", positions, high))
         values = graph.op("Where", allowed, values, graph.constant(-np.inf, np.float64))
         return graph.op("Squeeze", graph.op("ArgMax", values, axis=1, keepdims=0))
+
+    def pinned_path(self, graph: Graph, paths: Sequence[WidthPath]) -> str:
+        """The position of the pinned path among some paths of a network with several image sizes; out of range if it is
+        none of them, so that pinning it fails."""
+        counts = [len(allowed) for allowed in self.space.choices]
+        places = np.full(counts, len(paths), np.int64)
+        for position, path in enumerate(paths):
+            places[path] = position
+        strides = [int(np.prod(counts[point + 1 :])) for point in range(len(counts))]
+        place = graph.op("ReduceSum", graph.op("Mul", PIN, graph.constant(strides)), graph.constant([0]), keepdims=0)
+        return graph.op("Gather", graph.constant(places.reshape(-1)), graph.op("Max", place, graph.constant(0)))
 
     def is_pinned(self, graph: Graph, point: int) -> str:
         return graph.op("GreaterOrEqual", graph.op("Gather", PIN, graph.constant(point)), graph.constant(0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ def export_onnx(
             raise ValueError("a file of one path has no input but the image; leave simple out")
         wanted = manifest.space.validate(path or ())
         proto = static_model(PartWriter(net.parts(routed=False), manifest, int8), wanted)
-        held = WidthSpace.only(wanted)
+        held = WidthSpace.only(wanted, sized=manifest.space.sized)
         return write_checked(proto, exported(manifest, kind="static", space=held, inputs=(IMAGE,)), Path(file))
     if manifest.router is None and (budget is not None or max_width is not None or window is not None):
         raise ValueError(f"this {manifest.model} has not learned to route, so it has no budgets and no windows")
@@ -178,8 +178,7 @@ def static_model(writer: PartWriter, path: WidthPath) -> onnx.ModelProto:
         early = Part("front", lambda x: {"logits": live.net.run(x, path)}, ("image",))
         answers = writer.write(graph, early, x)
     else:
-        names = writer.front(graph, x)
-        answers = writer.finish(graph, {**writer.left_of(0, names), **writer.follow(graph, path, names)})
+        answers = writer.finish(graph, writer.along(graph, x, path))
     signed(graph, manifest, answers, sound(graph, manifest))
     outputs = [helper.make_tensor_value_info(name, FLOAT, [batch, *shape]) for name, shape in manifest.outputs.items()]
     return finish(graph, manifest.model, [image], outputs)
@@ -191,9 +190,14 @@ class DynamicWriter(DecisionWriter):
     def model(self) -> onnx.ModelProto:
         knobs = self.knobs()
         x, image = write_image(self.graph, self.manifest, 1)
-        names = self.front(self.graph, x)
         single = self.router is not None and self.router.spec.single
-        outputs = (self.write_probing if self.probes else self.write_once if single else self.write_gates)(names)
+        if self.probes:
+            outputs = self.write_probing(x)
+        elif self.space.sized:
+            outputs = self.write_settings(x)
+        else:
+            names = self.front(self.graph, x)
+            outputs = self.write_once(names) if single else self.write_gates(names)
         scores = len(self.router.candidates) if self.router is not None and single else sum(map(len, self.choices))
         shapes = {"path": [self.manifest.points], "madds": [], "router_scores": [1, scores]}
         shapes |= {name: [1, *shape] for name, shape in self.manifest.outputs.items()}
@@ -277,13 +281,13 @@ class DynamicWriter(DecisionWriter):
         assert router is not None
         if exit is None:
             left = self.left_of(0, names) | self.behind(graph, names, router.candidates, position)
-            return self.finish(graph, left, last_widths(router.candidates), position)
+            return self.finish(graph, left, self.last_widths(router.candidates), position)
 
         def go_on(branch: Graph) -> list[str]:
             place = branch.op("Sub", position, branch.constant(1))
             candidates = router.candidates[1:]
             left = self.behind(branch, names, candidates, place)
-            alone = self.finish(branch, left, last_widths(candidates), place)["logits"]
+            alone = self.finish(branch, left, self.last_widths(candidates), place)["logits"]
             weights = (branch.constant(column, np.float32) for column in zip(*router.combine, strict=True))
             u, v = (branch.op("Gather", column, place) for column in weights)
             both = branch.op("Add", branch.op("Mul", u, exit), branch.op("Mul", v, alone))
@@ -302,16 +306,52 @@ class DynamicWriter(DecisionWriter):
         ]
         return dict(zip(later, graph.choose(position, tree, [FLOAT] * len(later)), strict=True))
 
-    def write_probing(self, names: list[str]) -> dict[str, str]:
-        """Run the slimmest candidate first. Keep its logits, or run the chosen wider candidate from the front on."""
+    def from_image(
+        self,
+        graph: Graph,
+        paths: Sequence[WidthPath],
+        position: str,
+        left: Callable[[Graph, WidthPath], dict[str, str]],
+    ) -> dict[str, str]:
+        """What the path at a position leaves for `finish`, where paths may differ in the image size. left: Writes one
+        of them."""
+        tree: list[Branch] = [
+            lambda inner, path=path: list(left(inner, path).values())  # type: ignore[misc]
+            for path in paths
+        ]
+        return dict(zip(self.left, graph.choose(position, tree, [FLOAT] * len(self.left)), strict=True))
+
+    def write_settings(self, x: str) -> dict[str, str]:
+        """All settings of a network with several image sizes, which has not learned to route. Without a pin, the widest
+        at the largest size runs."""
+        graph, paths, table = self.graph, self.pinnable, self.table
+        last = graph.constant(len(paths) - 1)
+        position = graph.op("Where", self.is_pinned(graph, 0), self.pinned_path(graph, paths), last)
+        left = self.from_image(graph, paths, position, lambda inner, path: self.along(inner, x, path))
+        outputs = self.finish(graph, left, self.last_widths(paths), position)
+        madds = graph.constant([table.madds(path) for path in paths])
+        path = graph.op("Gather", graph.constant(paths), position)
+        return {**outputs, "path": path, "madds": graph.op("Gather", madds, position)}
+
+    def write_probing(self, x: str) -> dict[str, str]:
+        """Run the first candidate. Keep its logits, or run the chosen other candidate: from the front on if both have
+        the image size in common, otherwise from the image on."""
         graph, candidates, table = self.graph, self.pinnable, self.table
         assert self.prices is not None
-        free = self.prices.at(0, 0)
-        is_pinned, position = self.is_pinned(graph, 0), self.pinned(graph, 0)
+        free, looked = self.prices.at(0, 0), self.space.size_of(candidates[0])
+        alike = sum(self.space.size_of(path) == looked for path in candidates)
+        names = self.front(graph, x, looked) if alike > 1 else None
+        is_pinned = self.is_pinned(graph, 0)
+        position = self.pinned_path(graph, candidates) if self.space.sized else self.pinned(graph, 0)
+
+        def written(branch: Graph, path: WidthPath) -> dict[str, str]:
+            if names is None or self.space.size_of(path) != looked:
+                return self.along(branch, x, path)
+            return self.follow(branch, path, names)
 
         def probe(branch: Graph) -> list[str]:
-            left = self.follow(branch, candidates[0], names)
-            logits = self.finish(branch, left, last_widths(candidates[:1]))["logits"]
+            left = written(branch, candidates[0])
+            logits = self.finish(branch, left, self.last_widths(candidates[:1]))["logits"]
             scores = self.probe_scores(branch, logits)
             prices = branch.constant(free, np.float64)
             return [self.decision(branch, scores, prices, 0), logits, scores]
@@ -326,8 +366,8 @@ class DynamicWriter(DecisionWriter):
         goes_on = graph.op("Or", is_pinned, graph.op("Greater", position, graph.constant(0)))
 
         def go_on(branch: Graph) -> list[str]:
-            left = self.behind(branch, names, candidates, position)
-            return [self.finish(branch, left, last_widths(candidates), position)["logits"]]
+            left = self.from_image(branch, candidates, position, written)
+            return [self.finish(branch, left, self.last_widths(candidates), position)["logits"]]
 
         (logits,) = graph.choose(
             graph.op("Cast", goes_on, to=TensorProto.INT64), [lambda branch: [answer], go_on], [FLOAT]
@@ -338,6 +378,6 @@ class DynamicWriter(DecisionWriter):
         outputs = {"logits": logits, "path": path, "madds": graph.op("Gather", row, position)}
         return {**outputs, "router_scores": scores}
 
-
-def last_widths(paths: Sequence[WidthPath]) -> list[int]:
-    return [path[-1] for path in paths]
+    def last_widths(self, paths: Sequence[WidthPath]) -> list[int]:
+        """The widths of the last layers of each path."""
+        return [self.space.rows(path)[-1] for path in paths]

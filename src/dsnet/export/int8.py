@@ -12,6 +12,7 @@ import hashlib
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -79,11 +80,11 @@ def quantisation(net: Any, images: Tensor) -> Int8:
 def quantised_layers(live: LiveParts) -> frozenset[str]:
     """The layers that compute with codes: all convolutions from the first that reads at least `LEAST` channels on, and
     the gates behind it that do not score widths."""
-    widest = live.net.space.widest
-    parts = [front_part(live)]
-    for point, (w_in, w_out) in enumerate(zip((0, *widest), widest, strict=False)):
+    rows = live.net.space.rows(live.net.space.widest)
+    parts = [front_part(live, rows[0])]
+    for point, (w_in, w_out) in enumerate(pairwise(rows)):
         parts += [first_part(live, point, w_in, w_out), rest_part(live, point, w_out)]
-    left = [name for point in range(len(widest) + 1) for name in live.left_at(point)]
+    left = [name for point in range(len(rows)) for name in live.left_at(point)]
     found: set[str] = set()
     for part in [*parts, last_part(live, left)]:
         traced = trace(live.owner, part.call, max(1, len(part.takes)))

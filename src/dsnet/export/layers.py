@@ -13,6 +13,7 @@ from dsnet.export.functions import ELEMENTWISE, FUNCTIONS
 from dsnet.export.writer import Count, Graph, array, counted
 from dsnet.nn import Fixed, Gate, SliceBatchNorm2d, SliceConv2d, SliceGroupNorm, SliceLinear
 from dsnet.nn.maps import Mask, Shuffle, SlicePReLU, Take
+from dsnet.nn.resize import Resize
 from dsnet.nn.slicing import GlobalPool, GridPool, StandardLinear, leading
 from dsnet.nn.tracing import trace
 
@@ -131,6 +132,8 @@ class LayerWriter(fx.Interpreter):
                 slopes = layer.weight[:, None, None]
                 kept = 1 if layer.shared else counted(layer.channels, widths[0])
                 return self.out.op("PRelu", x, self.out.weight(f"{name}.weight", slopes, [kept]))
+            case Resize():
+                return resized(self.out, layer, x, widths[0])
             case GridPool():
                 return self.out.op("Flatten", grid_pool(self.out, layer, x), axis=1)
         raise TypeError(f"{type(layer).__name__} has no ONNX form")
@@ -236,6 +239,15 @@ def shuffle(graph: Graph, x: str, groups: int, channels: int) -> str:
     rows = graph.op("Reshape", x, graph.constant([0, groups, channels // groups, -1]))
     turned = graph.op("Transpose", rows, perm=[0, 2, 1, 3])
     return graph.op("Reshape", turned, graph.op("Shape", x))
+
+
+def resized(graph: Graph, layer: Resize, x: str, size: int) -> str:
+    """Two products with the matrix of the size, as in the network itself."""
+    if size == len(layer.sizes) - 1:
+        return x
+    matrix = array(layer.matrix(size))
+    x = graph.op("MatMul", graph.constant(matrix, np.float32), x)
+    return graph.op("MatMul", x, graph.constant(matrix.T, np.float32))
 
 
 def grid_pool(graph: Graph, layer: GridPool, x: str) -> str:

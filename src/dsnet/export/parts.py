@@ -37,8 +37,11 @@ class PartWriter:
         self.probes = self.router is not None and self.router.probes
         self.held: WidthSpace = self.manifest.space if self.router is None else self.router.routing
         self.choices = self.held.choices
+        self.space = self.manifest.table.space  # of the whole network
+        self.points = len(self.net.chain)
         once = self.router if self.router is not None and self.router.spec.single else None
-        self.pinnable: list[WidthPath] = list(self.held) if once is None else once.candidates
+        every = self.held.uniform if self.held.sized else list(self.held)
+        self.pinnable: list[WidthPath] = every if once is None else once.candidates
         self.grid = grid_of(self.net, self.manifest.image_size)
 
     def blank(self, *, shared: bool = True) -> Graph:
@@ -56,19 +59,19 @@ class PartWriter:
 
     def given(self, point: int) -> list[str]:
         """Names of all outputs of the part that ends at a choice point, or behind the last one."""
-        return (self.fork_at(point) if point < len(self.choices) else []) + self.live.left_at(point)
+        return (self.fork_at(point) if point < self.points else []) + self.live.left_at(point)
 
     @property
     def left(self) -> list[str]:
         """Names of all arrays that parts leave for `finish`, in order."""
-        return [name for point in range(len(self.choices) + 1) for name in self.live.left_at(point)]
+        return [name for point in range(self.points + 1) for name in self.live.left_at(point)]
 
     def finish(
         self, graph: Graph, left: dict[str, str], widths: Sequence[int] | None = None, position: str | None = None
     ) -> dict[str, str]:
         """The network's outputs, from the arrays that the parts left.
 
-        widths: The last widths that may have run, if they are known, and `position` says which of them did.
+        widths: Those of the last layers that may have run, if they are known, and `position` says which of them did.
         """
         names = list(self.manifest.outputs)
         head = self.net.head
@@ -83,8 +86,13 @@ class PartWriter:
     def write(self, graph: Graph, part: Part, *inputs: str | list[str]) -> Any:
         return write_call(graph, self.root, part.call, *inputs, part=part)
 
-    def front(self, graph: Graph, image: str) -> list[str]:
-        return self.step_names(graph, front_part(self.live), image)
+    def front(self, graph: Graph, image: str, size: int = 0) -> list[str]:
+        return self.step_names(graph, front_part(self.live, size), image)
+
+    def along(self, graph: Graph, image: str, path: WidthPath) -> dict[str, str]:
+        """The arrays that one path leaves for `finish`, from the image on."""
+        names = self.front(graph, image, self.space.size_of(path))
+        return {**self.left_of(0, names), **self.follow(graph, path, names)}
 
     def step_names(self, graph: Graph, part: Part, *inputs: str) -> list[str]:
         """The outputs of a part that ends at a choice point, in the order of `given`, without those that are None."""
@@ -114,16 +122,17 @@ class PartWriter:
 
     def follow(self, graph: Graph, path: WidthPath, names: list[str]) -> dict[str, str]:
         """The arrays that one path leaves for `finish`, from the outputs of the front."""
-        w_in, left = 0, dict[str, str]()
-        for point, w_out in enumerate(path):
+        left = dict[str, str]()
+        w_in, *rows = self.space.rows(path)
+        for point, w_out in enumerate(rows):
             maps, _ = self.fork_of(names, point)
             names = self.rest(graph, point, w_out, self.first(graph, point, w_in, w_out, maps))
             w_in, left = w_out, {**left, **self.left_of(point + 1, names)}
         return left
 
-    def whole(self, point: int, width: int, maps: list[str]) -> Branch:
-        """The whole first segment at a width; its input has a single width."""
-        return lambda graph: self.rest(graph, point, width, self.first(graph, point, 0, width, maps))
+    def whole(self, point: int, width: int, maps: list[str], w_in: int = 0) -> Branch:
+        """The whole first segment at a width; its input has a single width, that of the image size."""
+        return lambda graph: self.rest(graph, point, width, self.first(graph, point, w_in, width, maps))
 
     def segment_branch(self, point: int, before: str, inputs: Sequence[int], w_out: int, maps: list[str]) -> Branch:
         """A later segment at a width: its first block for each possible incoming width, then the rest."""

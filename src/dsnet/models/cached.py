@@ -47,7 +47,7 @@ class DynamicRunner(LiveRunner):
             raise ValueError(f"max_memory is {max_memory}; it is a number of bytes, 0 keeps nothing")
         self.net, self.live = net, net.parts()
         parts = CachedParts(self.live, max_memory=max_memory, compile=compile)
-        super().__init__(parts, f"{torch_runtime()}{', compiled' if compile else ''}")
+        super().__init__(parts, f"{torch_runtime(self.live.device)}{', compiled' if compile else ''}")
 
     def refresh(self) -> None:
         """Drop all cached parts."""

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from dsnet.limits import allow
 from dsnet.manifest import RouterSpec
-from dsnet.models.build import Modules, Segment, Stack
-from dsnet.models.network import Network
+from dsnet.models.build import Features, Modules, Segment
+from dsnet.models.network import Network, Tap
 from dsnet.models.ops import OPS
+from dsnet.models.taps import graph_taps
 from dsnet.nn.blocks import Block
 from dsnet.nn.gate import Gate, GateSpec
 from dsnet.nn.maps import Mask, Shuffle, SlicePReLU, Take
@@ -114,6 +115,10 @@ class GraphSpec(Network):
         return self.divides > 0
 
     @property
+    def taps(self) -> dict[str, Tap]:
+        return {name: tap for name, (_, tap) in graph_taps(self).items()}
+
+    @property
     def layers(self) -> tuple[Any, ...]:
         return self.nodes, self.groups, self.cut
 
@@ -127,8 +132,10 @@ class GraphSpec(Network):
 
     def channels(self, path: WidthPath) -> list[int]:
         found: list[int] = []
+        only = self.widths[0] == 1
         for node in self.nodes[self.cut : self.head]:
-            if node.op in ("conv", "linear") and any(len(set(self.groups[group])) > 1 for group, _ in node.writes):
+            slim = only or any(len(set(self.groups[group])) > 1 for group, _ in node.writes)
+            if node.op in ("conv", "linear") and slim:
                 count = self.counts(node.writes)[self.space.rows(path)[1]]
                 if not found or found[-1] != count:
                     found.append(count)
@@ -151,8 +158,7 @@ class GraphSpec(Network):
         cut = self.counts(self.nodes[self.cut - 1].writes, shared=True)
         assert self.gate is not None
         gate = Gate(self.gate, cut, max(1, cut.max // self.gate.reduction), len(self.routing[0]))
-        segment = Segment(GraphBlock(behind, cut, gate), None, Stack())
-        return front, [segment], GraphHead(self, self.nodes[self.head :])
+        return front, [GraphSegment(GraphBlock(behind, cut, gate))], GraphHead(self, self.nodes[self.head :])
 
 
 class Layers(nn.Module):
@@ -160,7 +166,7 @@ class Layers(nn.Module):
 
     def __init__(self, spec: GraphSpec, nodes: Sequence[Node], *, shared: bool = False) -> None:
         super().__init__()
-        self.nodes = nodes
+        self.spec, self.nodes = spec, nodes
         self.layers = nn.ModuleDict({n.name: LAYERS[n.op](spec, n, shared) for n in nodes if n.op in LAYERS})
         own = {node.name for node in nodes}
         outer = {name for node in nodes for name in node.inputs if name not in own}
@@ -168,8 +174,22 @@ class Layers(nn.Module):
         self.reads = outer
 
     def forward(self, x: Tensor, width: Width) -> Tensor:
+        return self.values(x, width)[self.nodes[-1].name]
+
+    def features(self, x: Tensor, width: Width) -> tuple[Tensor, Features]:
+        """The last map, and those that detectors can read by their names. What follows the last of these is not run."""
+        own = {node.name: number for number, node in enumerate(self.nodes)}
+        tapped = {tap: name for tap, (name, _) in graph_taps(self.spec).items() if name in own}
+        front = self.nodes[0] is self.spec.nodes[0]
+        count = len(self.nodes) if front else 1 + max((own[name] for name in tapped.values()), default=-1)
+        values = self.values(x, width, count)
+        last = values[self.nodes[count - 1].name] if count else x
+        return last, {tap: values[name] for tap, name in tapped.items()}
+
+    def values(self, x: Tensor, width: Width, count: int | None = None) -> dict[str, Tensor]:
+        """The values of the first `count` nodes by name, or of all."""
         values = dict.fromkeys(self.reads, x)
-        for node in self.nodes:
+        for node in self.nodes[:count]:
             inputs = [values[name] for name in node.inputs]
             if node.op not in LAYERS:
                 x = OPS[node.op](*inputs, **dict(node.options))
@@ -178,14 +198,11 @@ class Layers(nn.Module):
             else:
                 x = self.layers[node.name](*inputs, width)
             values[node.name] = x
-        return x
-
-    def features(self, x: Tensor, width: Width) -> tuple[Tensor, dict[str, Tensor]]:
-        return self(x, width), {}
+        return values
 
 
 class GraphBlock(Block):
-    """Everything between the gate and the classifier."""
+    """The gate, and the layers behind it, which the segment runs."""
 
     def __init__(self, graph: Layers, channels: Channels, gate: Gate) -> None:
         super().__init__(gate=gate)
@@ -196,7 +213,19 @@ class GraphBlock(Block):
         return self.channels
 
     def body(self, x: Tensor, scaled: Tensor, w_in: Width, w_out: Width) -> Tensor:
-        return self.graph(scaled, w_out)
+        return scaled
+
+
+class GraphSegment(Segment):
+    """Everything between the front and the classifier. Its first block is the gate alone."""
+
+    def __init__(self, first: GraphBlock) -> None:
+        nn.Module.__init__(self)
+        self.first, self.tap = first, None
+
+    @property
+    def rest(self) -> Layers:  # type: ignore[override]
+        return self.first.graph  # type: ignore[return-value]
 
 
 class GraphHead(nn.Module):

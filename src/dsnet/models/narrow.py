@@ -21,6 +21,11 @@ def narrowed(net: Any, widths: Sequence[int]) -> Any:
     spec, router, chosen = net.spec, net.spec.router, sorted(set(widths))
     if router is None:
         raise RoutingError(f"this {spec.name} has not learned to route, so it has no widths to choose from")
+    if getattr(spec, "sizes", ()):
+        raise RoutingError(
+            f"this {spec.name} runs at several image sizes, and a file holds the settings of its router only; leave "
+            f"the widths out"
+        )
     before, *others = spec.routing
     if any(allowed != before for allowed in others):
         raise RoutingError(

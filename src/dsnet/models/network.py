@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from dsnet.errors import must
 from dsnet.limits import allow
 from dsnet.manifest import RouterSpec
 from dsnet.nn.gate import GateSpec
 from dsnet.schema import Typed
-from dsnet.space import WidthPath, WidthSpace
+from dsnet.space import Channels, WidthPath, WidthSpace
 
 if TYPE_CHECKING:
     from dsnet.models.build import Modules
     from dsnet.models.supernet import Supernet
+
+
+class Tap(NamedTuple):
+    """A map inside a network that a detector can read: the choice point that it lies behind, its channels, its side."""
+
+    choice: int | None
+    channels: Channels
+    side: int
 
 
 class Network(Typed):
@@ -154,6 +162,11 @@ class Network(Typed):
     def layers(self) -> tuple[Any, ...]:
         """The layers as data, without everything that a router may change."""
         return ()
+
+    @property
+    def taps(self) -> dict[str, Tap]:
+        """Maps that detectors can read, by name, the largest first."""
+        return {}
 
     def channels(self, path: WidthPath) -> list[int]:
         """Output channels along the network, for people."""

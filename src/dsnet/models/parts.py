@@ -14,6 +14,7 @@ from torch import Tensor
 from dsnet.cost import PathCosts, SizedCosts
 from dsnet.manifest import Card, Manifest, Policy, Router, WidthRow
 from dsnet.models.count import count, count_parts, sized_tables
+from dsnet.models.devices import words_for
 from dsnet.nn.norm import SliceBatchNorm2d
 from dsnet.nn.router import link
 from dsnet.routing.budgets import default_policy
@@ -152,6 +153,10 @@ class LiveRunner(GroupedRunner):
     def threads(self) -> int:
         return torch.get_num_threads()
 
+    @property
+    def device(self) -> torch.device:
+        return self.live.device
+
     def check_paths(self, paths: Sequence[WidthPath]) -> None:
         if unseen := uncalibrated(self.live.net, paths):
             raise ValueError(
@@ -173,7 +178,7 @@ class EagerRunner(LiveRunner):
 
     @property
     def timed(self) -> str:
-        return torch_runtime()  # the runner that runs this network outside of evaluations
+        return torch_runtime(self.device)  # the runner that runs this network outside of evaluations
 
     def check_input(self, x: Any) -> None:
         self.manifest.check_input(x.shape)
@@ -188,8 +193,8 @@ class EagerRunner(LiveRunner):
         return super()._survey(*args, **options)
 
 
-def torch_runtime() -> str:
-    return f"torch {torch.__version__}"
+def torch_runtime(device: torch.device) -> str:
+    return f"torch {torch.__version__}{words_for(device)}"
 
 
 def weights_digest(net: Any) -> str:

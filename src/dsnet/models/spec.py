@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from dsnet.errors import must
 from dsnet.limits import allow
 from dsnet.manifest import RouterSpec
-from dsnet.models.network import Network
+from dsnet.models.network import Network, Tap
 from dsnet.nn.gate import ACTIVATIONS, Activation, GateSpec
 from dsnet.nn.norm import NormSpec
+from dsnet.nn.slicing import out_side
 from dsnet.schema import Typed
 from dsnet.space import Channels, WidthPath, WidthSpace
 
@@ -144,6 +145,16 @@ class ModelSpec(Network):
             if not counts or counts[-1] != out:
                 counts.append(out)
         return counts
+
+    @property
+    def taps(self) -> dict[str, Tap]:
+        found, side = {}, self.image_size
+        for stage in self.stages:
+            side = out_side(side, stage.stride)
+            if stage.tap is not None:
+                channels = Channels.of(stage.out, 1 if stage.choice is None else self.widths[stage.choice])
+                found[stage.tap] = Tap(stage.choice, channels, side)
+        return found
 
     @property
     def layers(self) -> tuple[StageSpec, ...]:

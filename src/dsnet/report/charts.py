@@ -48,7 +48,7 @@ def accuracy(results: Sequence[Evaluation], static: Sequence[Evaluation] = ()) -
             series.append(Series(f"{lead}windows as trained", dots, kind="points"))
         if result.exit is not None:
             series.append(Series(f"{lead}exit", (dot(result.exit, result),), kind="points"))
-        others = tuple(dot(row, result) for row in result.rows if not row.uniform and not row.exits)
+        others = tuple(dot(row, result) for row in result.rows if row not in result.uniform and not row.exits)
         if others:
             series.append(Series(f"{lead}other paths", others, kind="points"))
     series += [Series(f"static {other.model}", fixed(other), kind="points") for other in static]
@@ -85,19 +85,25 @@ def widths_of(bars: Sequence[Bar], dynamic: Dynamic) -> tuple[str, ...]:
     return ("exit",) * dynamic.exits + tuple(f"width {number}" for number in range(count - dynamic.exits))
 
 
+def choices_of(bars: Sequence[Bar], result: Evaluation) -> tuple[str, ...]:
+    """The names of what the bars share: image sizes, or widths."""
+    assert result.dynamic is not None
+    return tuple(f"{size} px" for size in result.sizes) if result.sized else widths_of(bars, result.dynamic)
+
+
 def gates(result: Evaluation) -> Bars:
     """Shares of images per width, for each gate at each budget. Gates with the same shares are drawn as one bar."""
     assert result.dynamic is not None
     dynamic, groups = result.dynamic, []
     for row in dynamic.rows:
-        shares = [dynamic.spread(gate.shares) for gate in row.gates]
+        shares = [dynamic.spread(gate.shares) for gate in (row.gates[:1] if result.sized else row.gates)]
         alike = all(gate_shares == shares[0] for gate_shares in shares)
         named = [("", shares[0])] if alike else [(f"gate {number}", each) for number, each in enumerate(shares)]
         bars = tuple(Bar(name, gate_shares) for name, gate_shares in named)
         groups.append((row, bars))
     form, name = result.metric.form, result.metric.name
-    names = widths_of([bar for _, bars in groups for bar in bars], dynamic)
-    title = "Images per width at each budget"
+    names = choices_of([bar for _, bars in groups for bar in bars], result)
+    title = f"Images per {'size' if result.sized else 'width'} at each budget"
     if all(len(bars) == 1 for _, bars in groups):
         rows = [
             Bar(row.name or human(row.asked), bars[0].shares, f"{human(row.madds.mean)}, {row.score.mean:{form}}")
@@ -120,7 +126,7 @@ def difficulty(result: Evaluation) -> Bars | None:
     if not bars:
         return None
     title = f"By difficulty, at {human(row.madds.mean)} MAdds" + (", first gate" if len(row.gates) > 1 else "")
-    return Bars(title, widths_of(bars, result.dynamic), (BarGroup("", tuple(bars)),))
+    return Bars(title, choices_of(bars, result), (BarGroup("", tuple(bars)),))
 
 
 def classes(result: Evaluation) -> Bars | None:
@@ -141,7 +147,7 @@ def classes(result: Evaluation) -> Bars | None:
         groups = [BarGroup(f"the cheapest classes: {words}", bars[:MOST])]
         groups.append(BarGroup("the most expensive classes", bars[-MOST:]))
     title = f"Classes at {human(result.dynamic.best_row.madds.mean)} MAdds"
-    return Bars(title, widths_of(bars, result.dynamic), tuple(groups))
+    return Bars(title, choices_of(bars, result), tuple(groups))
 
 
 def curves(metrics: Sequence[Mapping[str, float]], kind: str, *, title: str, y: str) -> Chart:

@@ -22,7 +22,6 @@ from dsnet.results import (
 )
 from dsnet.routing.windows import window_text
 from dsnet.schema import plain
-from dsnet.space import path_name
 
 FEW = 3  # up to this many classes are columns; more classes get a separate table
 RULES = {"area": "area under the curve", "11point": "VOC 2007's 11 points"}
@@ -123,7 +122,7 @@ def paths_table(result: Evaluation) -> Table:
     metric, classes = result.metric, class_names(result)
     more = [*metric.more, *(Measure(name, metric.form) for name in classes if len(classes) <= FEW)]
     columns: dict[str, Callable[[PathRow], str]] = {
-        "<path": lambda row: path_name(row.path),
+        "<path": lambda row: result.name_of(row),
         "MAdds": lambda row: human(row.madds),
         part or "of widest": lambda row: human(row.parts[part]) if part else f"{row.share:.1%}",
         "parameters": lambda row: human(row.params),
@@ -170,7 +169,7 @@ def classes_table(result: Evaluation) -> Table | None:
     names = class_names(result)
     if len(names) <= FEW:
         return None
-    columns = ("<class", *(path_name(row.path) for row in result.rows))
+    columns = ("<class", *(result.name_of(row) for row in result.rows))
     rows = [(name, *(shown(row.more[name], result.metric.form) for row in result.rows)) for name in names]
     return Table("Every class along every path", columns, tuple(rows))
 
@@ -190,7 +189,9 @@ def budgets_table(result: Evaluation) -> Table | None:
         "gain": gain,
         "exit": exit_gain,
         "uniform": lambda row: shown(row.hull, metric.form),
-        "<per width, %": lambda row: " ".join(f"{100 * share:.0f}" for share in dynamic.spread(row.gates[0].shares)),
+        f"<per {'size' if result.sized else 'width'}, %": lambda row: " ".join(
+            f"{100 * share:.0f}" for share in dynamic.spread(row.gates[0].shares)
+        ),
     }
     if not any(row.to_full for row in dynamic.rows):
         del columns[TO_FULL]
@@ -251,7 +252,8 @@ def dynamic_note(result: Evaluation, dynamic: Dynamic) -> str:
     words += ["Window: positions of the widths that the budget chooses among."] if dynamic.windows else []
     gates = len(dynamic.middle.gates)
     first = "at the exit, then at each width" if dynamic.exits else "at the first gate" if gates > 1 else ""
-    words.append(f"Per width: share of the images{f' {first}' * bool(first)}, slimmest first.")
+    per_width = f"Per width: share of the images{f' {first}' * bool(first)}, slimmest first."
+    words.append("Per size: share of the images, smallest first." if result.sized else per_width)
     if gain(dynamic.middle):
         words.append(
             f"Gain: points above the concave hull of the uniform sub-networks at the same average MAdds, ± {spread}."

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from dsnet.results.base import Made, Metric, Stat
 from dsnet.schema import Measured
-from dsnet.space import WidthPath, Window, is_exit
+from dsnet.space import WidthPath, Window, is_exit, path_name, setting_name
 
 
 @dataclass(frozen=True)
@@ -335,9 +335,24 @@ class Evaluation(Measured):
         return next((row for row in self.rows if row.exits), None)
 
     @property
+    def sized(self) -> bool:
+        """Whether the network runs at several image sizes, so that the first entry of a path is that of a size."""
+        return len(self.sizes) > 1
+
+    @property
+    def sizes(self) -> list[int]:
+        """The image sizes, smallest first."""
+        return sorted({row.size for row in self.rows})
+
+    def name_of(self, row: PathRow) -> str:
+        """The path of a row as users write and read it."""
+        return setting_name(row.path, row.size) if self.sized else path_name(row.path)
+
+    @property
     def uniform(self) -> list[PathRow]:
-        """The rows of the uniform paths, cheapest first."""
-        return sorted((row for row in self.rows if row.uniform), key=lambda row: row.madds)
+        """The rows of the uniform paths at every image size, cheapest first."""
+        found = [row for row in self.rows if (len(set(row.path[1:])) <= 1 if self.sized else row.uniform)]
+        return sorted(found, key=lambda row: row.madds)
 
 
 @dataclass(frozen=True)

@@ -34,16 +34,16 @@ def fit_combination(early: np.ndarray, wide: np.ndarray, labels: np.ndarray) -> 
     return u, v
 
 
-def logistic(inputs: np.ndarray, goal: np.ndarray) -> Derivatives:
+def logistic(inputs: np.ndarray, goal: np.ndarray, ridge: float = RIDGE) -> Derivatives:
     """The loss of sigmoid(inputs @ numbers) as the chance of a goal [N] of 0 or 1."""
 
     def at(numbers: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         raw = inputs @ numbers
         chance = 0.5 * (1 + np.tanh(raw / 2))
-        loss = float(np.mean(np.logaddexp(0, raw) - goal * raw)) + RIDGE / 2 * float(numbers @ numbers)
-        gradient = inputs.T @ (chance - goal) / len(goal) + RIDGE * numbers
+        loss = float(np.mean(np.logaddexp(0, raw) - goal * raw)) + ridge / 2 * float(numbers @ numbers)
+        gradient = inputs.T @ (chance - goal) / len(goal) + ridge * numbers
         curvature = (inputs * (chance * (1 - chance))[:, None]).T @ inputs / len(goal)
-        return loss, gradient, curvature + RIDGE * np.eye(len(numbers))
+        return loss, gradient, curvature + ridge * np.eye(len(numbers))
 
     return at
 

@@ -112,10 +112,11 @@ def as_array(x: Any) -> np.ndarray:
 
 
 def like(x: Any, value: Any) -> Any:
-    """Convert an array to the library of `x`: torch in, torch out; numpy in, or a list of pictures, numpy out."""
+    """Convert an array to the library and the device of `x`: torch in, torch out; numpy in, or a list of pictures,
+    numpy out."""
     if isinstance(x, np.ndarray | list):
         return as_array(value)
     if not isinstance(value, np.ndarray):
-        return value
+        return value.to(x.device)
     torch = import_module("torch")  # the caller passed a tensor, so torch is installed
     return torch.from_numpy(np.ascontiguousarray(value)).to(x.device)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -16,7 +16,30 @@ from dsnet.routing.policy import Prices, decide
 from dsnet.routing.route import combined
 from dsnet.space import EXIT, WidthPath
 
-BATCH = 256
+T = TypeVar("T")
+
+
+class Team(Protocol):
+    """The processes that share the images of some traces. All of them make the same traces and ask the same of them."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world(self) -> int: ...
+
+    def gathered(self, mine: Sequence[T]) -> list[T]:
+        """The items of all processes."""
+        ...
+
+
+class Alone:
+    """One process."""
+
+    rank, world = 0, 1
+
+    def gathered(self, mine: Sequence[T]) -> list[T]:
+        return list(mine)
 
 
 class Batch(Protocol):
@@ -40,8 +63,12 @@ class Scorer(Protocol):
         """The task's metric, with the further measures that are meaningful for this network."""
         ...
 
-    def add(self, path: WidthPath, rows: np.ndarray, outputs: Outputs, labels: Any) -> None:
-        """Record the outputs of a path for some images; `rows` are their positions among all images."""
+    def take(self, outputs: Outputs, labels: Any) -> Any:
+        """What the metric needs of some outputs: little, because processes send it to each other."""
+        ...
+
+    def add(self, path: WidthPath, rows: np.ndarray, taken: Any, labels: np.ndarray) -> None:
+        """Record what `take` took of the outputs of a path; `rows` are the images' positions among all images."""
         ...
 
     def of(self, path: WidthPath) -> dict[str, float]:
@@ -126,11 +153,41 @@ class Outcome:
         return float(self.madds.astype(np.float64).mean())
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What a batch of images left behind: its number among all batches, and sample numbers and labels of its images.
+
+    taken: What the scorer took of the outputs, by path. scores: Scores of the first decision [B, R].
+    """
+
+    number: int
+    ids: np.ndarray
+    labels: np.ndarray
+    taken: dict[WidthPath, Any]
+    scores: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Went:
+    """What images of one batch left behind that took the same path under a policy: their rows and labels, what the
+    scorer took of their outputs, and the scores of every decision."""
+
+    number: int
+    path: WidthPath
+    rows: np.ndarray
+    labels: np.ndarray
+    taken: Any
+    scores: list[np.ndarray]
+
+
 class Traces:
     """The router's scores by prefix of the path, and the outputs by path. Both are filled as policies need them.
 
     The first pass records the outputs of all `paths` and the scores of the first decision. This is enough for a router
     with a single decision. With several gates, images are run again along paths that have not been run yet.
+
+    The processes of a team run every world-th batch and tell each other what it left behind, so that each of them holds
+    what a single process would, to the digit.
     """
 
     def __init__(
@@ -140,36 +197,32 @@ class Traces:
         scorer: Scorer,
         *,
         paths: Sequence[WidthPath] = (),
-        load: Callable[[np.ndarray], Batch] | None = None,
+        load: Callable[[Sequence[np.ndarray]], Iterable[Batch]] | None = None,
         image_size: int | None = None,
         routed: bool = True,
+        team: Team | None = None,
     ) -> None:
-        """routed: whether policies will be tried; if false, only `paths` are run."""
+        """batches: those of this process, whose number is its rank, its rank + world and so on. load: batches of the
+        samples with these numbers. routed: whether policies will be tried; if false, only `paths` are run."""
         self.runner, self.scorer, self.load, self.routed = runner, scorer, load, routed
+        self.team = team or Alone()
         self.image_size = image_size or self.manifest.image_size
         self.paths = list(dict.fromkeys([*paths, *self.needed()]))
         self.scores: dict[WidthPath, np.ndarray] = {}
-        first, kept = [], []
-        count = 0
-        for batch in batches:
-            if not len(batch.images):
-                continue
-            rows = np.arange(count, count + len(batch.images))
-            answers, seen = runner.survey(batch.images, self.paths)
-            found = dict(zip(self.paths, answers, strict=True))
-            for path, outputs in found.items():
-                scorer.add(path, rows, outputs, batch.labels)
-            for path in self.combined:
-                assert self.router is not None
-                both = combined(self.router, path, found[self.combined[0]], found[path])
-                scorer.add(self.answer_of(path), rows, both, batch.labels)
-            if seen is not None:
-                first.append(as_array(seen))
-            kept.append(as_array(batch.ids))
-            count += len(rows)
-        if not kept:
+        rank, world = self.team.rank, self.team.world
+        mine = [self._survey(rank + number * world, batch) for number, batch in enumerate(batches) if len(batch.images)]
+        batches_seen = sorted(self.team.gathered(mine), key=lambda seen: seen.number)
+        if not batches_seen:
             raise ValueError("there are no images to evaluate")
-        self.ids = np.concatenate(kept)
+        count = 0
+        for seen in batches_seen:
+            rows = np.arange(count, count + len(seen.ids))
+            for path, taken in seen.taken.items():
+                scorer.add(path, rows, taken, seen.labels)
+            count += len(rows)
+        self.ids = np.concatenate([seen.ids for seen in batches_seen])
+        self.origin = np.repeat([seen.number for seen in batches_seen], [len(seen.ids) for seen in batches_seen])
+        first = [seen.scores for seen in batches_seen if seen.scores is not None]
         if first:
             self.scores[()] = np.concatenate(first)
         self.known = {path: np.ones(count, bool) for path in self.paths}
@@ -286,20 +339,44 @@ class Traces:
         descend(some, ())
         return paths[some], np.concatenate(unknown)
 
+    def _survey(self, number: int, batch: Batch) -> Seen:
+        """Run a batch along all paths."""
+        answers, scores = self.runner.survey(batch.images, self.paths)
+        found = dict(zip(self.paths, answers, strict=True))
+        for path in self.combined:
+            assert self.router is not None
+            found[self.answer_of(path)] = combined(self.router, path, found[self.combined[0]], found[path])
+        taken = {path: self.scorer.take(outputs, batch.labels) for path, outputs in found.items()}
+        labels = as_array(batch.labels)
+        return Seen(number, as_array(batch.ids), labels, taken, None if scores is None else as_array(scores))
+
     def _run(self, rows: np.ndarray, policy: Policy) -> None:
-        """Run images under a policy, and record their scores and outputs."""
+        """Run images under a policy, those of a batch together, and record their scores and outputs."""
         assert self.load is not None, "images behind several gates are run again: give `load`"
-        for start in range(0, len(rows), BATCH):
-            part = rows[start : start + BATCH]
-            batch = self.load(self.ids[part])
-            routed = self.runner.run(batch.images, policy)
-            for path, group in by_path(as_array(routed.paths)):
-                outputs = {name: array[group] for name, array in routed.outputs.items()}
-                self.scorer.add(path, part[group], outputs, batch.labels[group])
-                self.known.setdefault(path, np.zeros(len(self), bool))[part[group]] = True
-                for point, scores in enumerate(map(as_array, routed.scores)):
-                    empty = np.full((len(self), scores.shape[1]), np.nan, scores.dtype)
-                    self.scores.setdefault(path[:point], empty)[part[group]] = scores[group]
+        rows = np.sort(rows)
+        groups = {int(number): rows[self.origin[rows] == number] for number in np.unique(self.origin[rows])}
+        mine = {number: part for number, part in groups.items() if number % self.team.world == self.team.rank}
+        batches = self.load([self.ids[part] for part in mine.values()])
+        found = [
+            went
+            for (number, part), batch in zip(mine.items(), batches, strict=True)
+            for went in self._go(number, part, batch, policy)
+        ]
+        for went in sorted(self.team.gathered(found), key=lambda went: went.number):
+            self.scorer.add(went.path, went.rows, went.taken, went.labels)
+            self.known.setdefault(went.path, np.zeros(len(self), bool))[went.rows] = True
+            for point, scores in enumerate(went.scores):
+                empty = np.full((len(self), scores.shape[1]), np.nan, scores.dtype)
+                self.scores.setdefault(went.path[:point], empty)[went.rows] = scores
+
+    def _go(self, number: int, rows: np.ndarray, batch: Batch, policy: Policy) -> Iterator[Went]:
+        """Run images of one batch under a policy."""
+        routed = self.runner.run(batch.images, policy)
+        scores = [as_array(part) for part in routed.scores]
+        for path, group in by_path(as_array(routed.paths)):
+            labels = batch.labels[group]
+            taken = self.scorer.take({name: array[group] for name, array in routed.outputs.items()}, labels)
+            yield Went(number, path, rows[group], as_array(labels), taken, [part[group] for part in scores])
 
 
 def by_path(paths: np.ndarray) -> list[tuple[WidthPath, np.ndarray]]:

@@ -34,7 +34,9 @@ def new_config(
     if gate and source is None:
         raise ValueError("--stage gate needs --from RUN: a router needs a trained network")
     carried = source_keys(kind, source, gate=gate)
-    if not gate and not reads_files(keys):  # arrays have their own normalisation, and may have other channels
+    if keys.get("backbone") is not None and not gate:
+        carried = {**carried, "data": normalisation_of(str(keys["backbone"]))}
+    elif not gate and not reads_files(keys):  # arrays have their own normalisation, and may have other channels
         carried.pop("data", None)
     begun = recipe_keys(recipe, keys)
     if any((layer.get("model") or {}).get("sizes") for layer in (carried, keys)):
@@ -58,12 +60,19 @@ def reads_files(keys: Mapping[str, Any]) -> bool:
     """Whether the data of these keys are image files, in a folder or in shards."""
     data = keys.get("data") or {}
     named, place = data.get("dataset"), data.get("root") or data.get("labels")
-    return named in ("folder", "shards") or (named is None and place is not None)
+    return named in ("folder", "images", "shards") or (named is None and place is not None)
 
 
 def is_converted(source: str) -> bool:
-    """Whether `dsnet slim` wrote a folder, so that it holds a converted network that was not trained since."""
-    return not (Path(source) / CONFIG).is_file() and isinstance(blank(source).spec, GraphSpec)
+    """Whether a folder holds a converted network that was not trained since, or on images without labels only."""
+    file = Path(source) / CONFIG
+    if file.is_file() and not unlabelled(read_yaml(file)):
+        return False
+    return (Path(source) / MODEL).is_file() and isinstance(blank(source).spec, GraphSpec)
+
+
+def unlabelled(keys: Mapping[str, Any]) -> bool:
+    return bool((keys.get("data") or {}).get("dataset") == "images")
 
 
 def recipe_keys(recipe: str | None, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,22 +93,28 @@ def source_keys(kind: type[RunConfig], source: str | None, *, gate: bool) -> dic
     if source is None or not (Path(source) / MODEL).is_file():
         return {}
     file = Path(source) / CONFIG
-    if file.is_file():
-        keys = read_yaml(file)
+    if file.is_file() and not unlabelled(keys := read_yaml(file)):
         if gate:
             return keys
-        normalised = {key: keys.get("data", {}).get(key) for key in ("mean", "std")}
-        given = {key: value for key, value in normalised.items() if value is not None}
-        return {key: keys[key] for key in kind.CARRIED if key in keys} | ({"data": given} if given else {})
+        return {key: keys[key] for key in kind.CARRIED if key in keys} | {"data": normalisation_of(source)}
     if gate or "model" not in kind.CARRIED:
         return {}
-    net = blank(source)
+    spec = blank(source).spec
+    if not isinstance(spec, GraphSpec):
+        return {"model": {"name": spec.name}}
+    outline = {"name": spec.name, "widths": list(spec.widths), "image_size": spec.image_size}
+    outline |= {"sizes": list(spec.sizes)} if spec.sizes else {}
+    return {"model": outline, "data": normalisation_of(source)}
+
+
+def normalisation_of(folder: str) -> dict[str, list[float]]:
+    """Mean and standard deviation with which a converted network wants its images; nothing for other networks."""
+    if not (Path(folder) / MODEL).is_file():
+        return {}
+    net = blank(folder)
     if not isinstance(net.spec, GraphSpec):
-        return {"model": {"name": net.spec.name}}
-    outline = {"name": net.spec.name, "widths": list(net.spec.widths), "image_size": net.spec.image_size}
-    outline |= {"sizes": list(net.spec.sizes)} if net.spec.sizes else {}
-    normalised = {"mean": list(net.card.preprocessing.mean), "std": list(net.card.preprocessing.std)}
-    return {"model": outline, "data": normalised}
+        return {}
+    return {"mean": list(net.card.preprocessing.mean), "std": list(net.card.preprocessing.std)}
 
 
 def resumed_config(folder: Path, keys: Mapping[str, Any]) -> Any:

@@ -18,7 +18,7 @@ from dsnet.routing.traces import Outcome, Traces
 from dsnet.routing.tracking import BudgetTracker
 from dsnet.runs.evaluate import policy_of
 from dsnet.runtime.runner import Runner
-from dsnet.tasks import Task, images_of
+from dsnet.tasks import Task, traces_of
 
 STEP = 16  # images that a tracker is given at once
 
@@ -45,9 +45,8 @@ def with_drift(
     drift = []
     for number, (name, kind) in enumerate(kinds.items(), start=1):
         note(f"budgets on other images, {number} of {len(kinds)}: {name}")
-        images, scorer = images_of(task, kind, result.split, config), task.scorer(runner.manifest, result.options)
-        traces = Traces(runner, images.batches(), scorer, load=images.load)
-        widest = next(iter(scorer.of(runner.manifest.space.widest).values()))
+        traces, _ = traces_of(task, runner, kind, result.split, config, options=result.options)
+        widest = next(iter(traces.scorer.of(runner.manifest.space.widest).values()))
         rows = [(row.name, row.asked, policy_of(row, max_width)) for row in result.dynamic.rows]
         drift.append(Drift(name, Stat(widest), tuple(drifted(runner, traces, *row) for row in rows)))
     seconds = round(result.made.seconds + time.perf_counter() - start, 2)

@@ -24,7 +24,7 @@ from dsnet.runs.folder import RunFolder
 from dsnet.runs.train import make_loop
 from dsnet.tasks import Plan
 from dsnet.training import Loop
-from dsnet.training.distributed import device, process_group, world
+from dsnet.training.distributed import process_group, world
 from dsnet.training.memory import keep_memory
 from dsnet.training.start import opened_once
 
@@ -65,6 +65,7 @@ class Dry:
     """What a training will need. `unmeasured` names the stages that begin with a pass over all images."""
 
     about: str
+    device: str
     stages: tuple[Measured, ...]
     unmeasured: tuple[tuple[str, int], ...]
 
@@ -75,7 +76,7 @@ class Dry:
                 f"{stage.stage}: {stage.parameters / 1e6:,.2f} M parameters",
                 f"  a step: {stage.images:,} images over {world()} process{'es' * (world() > 1)}, "
                 f"{stage.madds / 1e9:,.1f} GMAdds forward in each (all sub-networks and the teacher)",
-                f"  memory: {stage.memory / 1e9:,.2f} GB on {device()} in each process",
+                f"  memory: {stage.memory / 1e9:,.2f} GB on {self.device} in each process",
                 f"  loader alone: {stage.loaded:,.0f} images/s with {workers} workers",
                 f"  training: {stage.trained:,.0f} images/s, {stage.steps:,} steps, {stage.hours:,.1f} hours without "
                 f"validation",
@@ -83,14 +84,14 @@ class Dry:
         return found + [f"{name}: {steps:,} steps; not measured" for name, steps in self.unmeasured]
 
 
-def dry_run(config: RunConfig) -> Dry:
+def dry_run(config: RunConfig, device: str = "auto") -> Dry:
     """Take some steps of every stage. Nothing is written outside of the folder for temporary files."""
     if config.threads:
         torch.set_num_threads(config.threads)
     keep_memory()
     task = tasks.named(config.task)
-    with process_group(config.timeout), tempfile.TemporaryDirectory() as place:
-        run = RunFolder(Path(place), task)
+    with process_group(config.timeout, device) as place, tempfile.TemporaryDirectory() as folder:
+        run = RunFolder(Path(folder), task)
         data = opened_once(lambda: task.open_data(config))
         plans = [plan for plan in task.plans(config, data, run.folder) if plan.stage is not None]
         net = task.begin(config, data, again=None)
@@ -101,8 +102,8 @@ def dry_run(config: RunConfig) -> Dry:
                 left.append((name, plan.optim.total(len(data.train) // plan.optim.batch(len(data.train)))))
                 continue
             start = plan.prepare(copy.deepcopy(net).eval()) if plan.goes_on and len(plans) > 1 else net
-            measured.append(measure(name, plan, start, data, run, config))
-    return Dry(f"dry run of {net.spec.name} on {data}; nothing is written", tuple(measured), tuple(left))
+            measured.append(measure(name, plan, start, data, run, config, place))
+    return Dry(f"dry run of {net.spec.name} on {data}; nothing is written", str(place), tuple(measured), tuple(left))
 
 
 def caches(config: Any) -> bool:
@@ -110,8 +111,10 @@ def caches(config: Any) -> bool:
     return bool(getattr(getattr(config, "sgs", None), "cache", 0))
 
 
-def measure(name: str, plan: Plan[Any], net: Any, data: Data, run: RunFolder, config: RunConfig) -> Measured:
-    loop = make_loop(plan, net, data, run, config)
+def measure(
+    name: str, plan: Plan[Any], net: Any, data: Data, run: RunFolder, config: RunConfig, place: torch.device
+) -> Measured:
+    loop = make_loop(plan, net, data, run, config, place)
     assert loop is not None
     batches, size = loop.batches, loop.batches.batch_size
     loaded = size / seconds_each(endless(batches))
@@ -120,11 +123,11 @@ def measure(name: str, plan: Plan[Any], net: Any, data: Data, run: RunFolder, co
     with FlopCounterMode(display=False) as counter:
         loop.step(next(ready))
     madds = sum(count for kind, count in counter.get_flop_counts()["Global"].items() if kind in FORWARD) // 2
-    if torch.cuda.is_available():
+    if place.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     trained = size / seconds_each(stepped(loop, ready))
     parameters = sum(parameter.numel() for parameter in net.parameters())
-    return Measured(name, parameters, size, madds, peak_memory(), loaded, trained, loop.total)
+    return Measured(name, parameters, size, madds, peak_memory(place), loaded, trained, loop.total)
 
 
 def endless(batches: Batches) -> Iterator[Batch]:
@@ -155,7 +158,7 @@ def waited() -> None:
         torch.cuda.synchronize()
 
 
-def peak_memory() -> int:
-    if torch.cuda.is_available():
-        return int(torch.cuda.max_memory_allocated())
+def peak_memory(place: torch.device) -> int:
+    if place.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(place))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -32,7 +32,7 @@ from dsnet.runs.resampled import Resampled
 from dsnet.runs.routes import answers_of, by_class, choices, difficulties, histograms, routed
 from dsnet.runtime.runner import Runner
 from dsnet.space import WidthPath
-from dsnet.tasks import Task, images_of
+from dsnet.tasks import Task, traces_of
 
 COLLAPSED = 0.99
 
@@ -59,7 +59,7 @@ class EvalOptions:
 
 def evaluate(runner: Runner, data: Data, task: Task, config: RunConfig, asked: EvalOptions | None = None) -> Evaluation:
     """What runs the network of a run, on a split of the run's data: one row per path, cheapest first, and the dynamic
-    network at several budgets. Runs in this process alone."""
+    network at several budgets. All processes of a job share the images and return the same result."""
     result, _ = evaluate_traced(runner, data, task, config, asked or EvalOptions())
     return result
 
@@ -84,6 +84,8 @@ def evaluate_traced(
             f"{runner.place} takes raw pictures, but evaluation prepares its images; evaluate the run, or a file that "
             f"was exported without --raw"
         )
+    if not data.classes:
+        raise ValueError(f"{data.name} has no labels to evaluate with; evaluate a run on labelled images")
     if manifest.classes != data.classes:
         raise ValueError(
             f"the model knows the classes {list(manifest.classes)[:5]} but the data has {list(data.classes)[:5]}; "
@@ -97,10 +99,10 @@ def evaluate_traced(
     if not manifest.routes and (asked.budgets or asked.max_width is not None):
         raise RoutingError(f"this {manifest.model} {manifest.why_fixed()}, so it has no budgets")
     options, (dataset, training) = task.options(config, asked.options), task.about(config, manifest)
-    images, scorer = images_of(task, data, asked.split, config), task.scorer(manifest, options)
     paths = paths_to_evaluate(runner, asked.sample, asked.seed)
     runner.check_paths(paths)
-    traces = Traces(runner, images.batches(), scorer, paths=paths, load=images.load)
+    traces, skipped = traces_of(task, runner, data, asked.split, config, paths=paths, options=options)
+    scorer = traces.scorer
     paths = sorted(paths, key=lambda path: traces.table.madds(path))
     rows = [row_of(traces, path, paths[-1]) for path in paths]
     dynamic = None
@@ -124,7 +126,7 @@ def evaluate_traced(
         dynamic=dynamic,
         examples=scorer.examples(traces, outcome),
         training=training,
-        skipped=images.skipped,
+        skipped=skipped,
         warnings=data.warnings,
         answers=answers_of(traces, paths[-1], dynamic, outcome),
     )
@@ -156,7 +158,7 @@ def row_of(traces: Traces, path: WidthPath, widest: WidthPath) -> PathRow:
     (_, score), *more = scorer.of(path).items()
     parts: dict[str, int] = next((row.parts for row in traces.manifest.widths if row.path == path), {})
     return PathRow(
-        size=traces.image_size,
+        size=traces.manifest.size_of(path),
         path=path,
         madds=table.madds(path),
         params=table.params(path),
@@ -319,7 +321,7 @@ def lottery(traces: Traces, outcome: Outcome) -> Stat | None:
 def oracle_at(traces: Traces, madds: float) -> float:
     """The score of a router that knows the narrowest uniform path that is right, at average MAdds. It begins with the
     slimmest path, or the exit, for all images and widens those first that need the least."""
-    paths = traces.combined or traces.manifest.space.uniform
+    paths = traces.combined or sorted(traces.manifest.space.uniform, key=traces.table.madds)
     right = np.stack([traces.right(path, routed=True) for path in paths], 1)
     costs = np.array([traces.table.madds(path) for path in paths], np.float64)
     narrowest = np.bincount(right.argmax(1)[right.any(1)], minlength=len(paths)) / len(right)
@@ -365,7 +367,8 @@ def health(router: Router, row: BudgetRow, when: str) -> list[str]:
     for point, gate in enumerate(row.gates[:1] if router.spec.bound else row.gates):
         share = max(*gate.shares, gate.exit)
         if share > COLLAPSED and len(router.routing.choices[point]) > 1:
-            where = "the exit" if share == gate.exit else f"width {gate.shares.index(share)}"
+            kind = "image size" if router.routing.sized and point == 0 else "width"
+            where = "the exit" if share == gate.exit else f"{kind} {gate.shares.index(share)}"
             warnings.append(
                 f"gate {point} sends {share:.1%} of the images to {where} {when}: it does not tell inputs apart. "
                 f"{remedy.capitalize()}"

@@ -17,15 +17,16 @@ from dsnet.data.check import check_files
 from dsnet.data.dataset import Data
 from dsnet.data.folders import listed
 from dsnet.data.own import Datasets
-from dsnet.errors import DamagedError, DataError
+from dsnet.errors import DamagedError, DataError, TrainingError
 from dsnet.models import eager
+from dsnet.models.devices import unused_gpus
 from dsnet.results import Evaluation
 from dsnet.runs.evaluate import evaluate, evaluate_resampled
 from dsnet.runs.folder import RunFolder
 from dsnet.tasks import Plan
 from dsnet.training import Interrupted, Loop
 from dsnet.training.display import make_display
-from dsnet.training.distributed import barrier, device, process_group, rank, together, world
+from dsnet.training.distributed import barrier, process_group, rank, together, world
 from dsnet.training.memory import keep_memory
 from dsnet.training.start import check_shared, opened_once
 
@@ -41,11 +42,12 @@ def train(
     draw: bool = True,
     resample: bool = False,
     own: Datasets | None = None,
+    device: str = "auto",
 ) -> Evaluation | None:
     """Train what the config asks for, or go on. draw: figures of the result as well. resample: also write the scores
     over test images that are drawn again.
 
-    overwrite: Delete the run that is in the folder, once all checks have passed.
+    overwrite: Delete the run that is in the folder, once all checks have passed. device: auto, cpu, cuda or cuda:N.
     own: The datasets of a run on data from Python.
     Returns the evaluation of the saved network on the test split; processes other than the first return None.
     """
@@ -54,7 +56,14 @@ def train(
     keep_memory()
     task = tasks.named(config.task)
     run = RunFolder(folder, task)
-    with removed_if_empty(folder), process_group(config.timeout), together(folder), ExitStack() as until_the_end:
+    with (
+        removed_if_empty(folder),
+        process_group(config.timeout, device) as place,
+        together(folder),
+        ExitStack() as until_the_end,
+    ):
+        if place.type == "mps":
+            raise TrainingError("training needs double precision, which mps does not have; use --device cpu")
         check_shared(folder, resume=resume)
         if resume and rank() == 0:
             until_the_end.enter_context(run.held())
@@ -72,9 +81,9 @@ def train(
             net = task.begin(config, data, again=folder if resume else None)
             for plan in () if resume else plans:
                 plan.check(net)
-            loop = None if left[0].goes_on else make_loop(left[0], net, data, run, config)
+            loop = None if left[0].goes_on else make_loop(left[0], net, data, run, config, place)
         if rank() == 0:
-            announce(tasks.blank(folder) if resume and left[0].goes_on else net, data, folder)
+            announce(tasks.blank(folder) if resume and left[0].goes_on else net, data, folder, place)
         until_the_end.enter_context(damage_explained(folder))
         if resume:
             run.reopen(data)
@@ -85,17 +94,20 @@ def train(
             run.claim(config, data, task.sources(config, net), overwrite=overwrite)
         for plan in left:
             barrier()  # wait until the first process has written its files
-            train_stage(plan, loop if plan is left[0] else None, data, run, config, resume=resume)
-        if rank() != 0:  # the evaluation runs in one process
+            train_stage(plan, loop if plan is left[0] else None, data, run, config, place, resume=resume)
+        barrier()
+        if not data.classes:  # an evaluation needs labels
             return None
-        runner = eager(run.load())
+        runner = eager(run.load().to(place))
         result, resampled = (
             evaluate_resampled(runner, data, task, config) if resample else (evaluate(runner, data, task, config), None)
         )
-        if resampled is not None:
-            resampled.write(folder)
-        run.record("test", result, data, draw=draw)
-        return result
+        if rank() == 0:
+            if resampled is not None:
+                resampled.write(folder)
+            run.record("test", result, data, draw=draw)
+        barrier()  # no process leaves while another one works: the end of the group would wait for it
+        return result if rank() == 0 else None
 
 
 @contextmanager
@@ -119,10 +131,16 @@ def damage_explained(folder: Path) -> Iterator[None]:
         raise DataError(f"{error.found}; {remedy}") from error
 
 
-def announce(net: Any, data: Data, folder: Path) -> None:
+def announce(net: Any, data: Data, folder: Path, place: torch.device) -> None:
     """Say what is trained on which data, and where the run is written."""
     processes = f"{world()} processes on " if world() > 1 else ""
-    print(f"{net.spec.name} on {data}, {processes}{device()}, writes to {folder}", flush=True)
+    print(f"{net.spec.name} on {data}, {processes}{place}, writes to {folder}", flush=True)
+    if left := unused_gpus():
+        count = torch.cuda.device_count()
+        print(
+            f"{left} of {count} GPUs are not used; torchrun --nproc_per_node {count} -m dsnet train uses all of them",
+            flush=True,
+        )
     for warning in data.warnings:
         print(f"warning: {warning}", flush=True)
 
@@ -141,26 +159,35 @@ def plans_left(plans: Sequence[Plan[Any]], run: RunFolder) -> Sequence[Plan[Any]
 
 
 def train_stage(
-    plan: Plan[N], loop: Loop[N] | None, data: Data, run: RunFolder, config: RunConfig, *, resume: bool
+    plan: Plan[N],
+    loop: Loop[N] | None,
+    data: Data,
+    run: RunFolder,
+    config: RunConfig,
+    place: torch.device,
+    *,
+    resume: bool,
 ) -> None:
     """One stage; leaves its finished network in the folder. loop: where it is made already."""
     if loop is None:  # every process reads the folder
-        net = plan.prepare(run.load())
-        loop = make_loop(plan, net, data, run, config)
+        net = plan.prepare(run.load()).to(place)
+        loop = make_loop(plan, net, data, run, config, place)
     if loop is not None:
         if resume and (run.begun([plan]) or not plan.goes_on):
             loop.resume()
         net = run_loop(loop, plan, run)
+    finished = plan.finish(net)
     if rank() == 0:
-        finished = plan.finish(net)
         run.save(finished.to(memory_format=torch.contiguous_format))  # type: ignore[call-overload]
 
 
-def make_loop(plan: Plan[N], net: N, data: Data, run: RunFolder, config: RunConfig) -> Loop[N] | None:
+def make_loop(
+    plan: Plan[N], net: N, data: Data, run: RunFolder, config: RunConfig, place: torch.device
+) -> Loop[N] | None:
     """The loop of a stage, or None where it has nothing to learn."""
     if plan.stage is None:
         return None
-    stage = plan.stage(net)
+    stage = plan.stage(net.to(place)).to(place)
     batches = plan.cache(stage, train_batches(plan, data, config))
     return Loop(
         stage,
@@ -173,13 +200,15 @@ def make_loop(plan: Plan[N], net: N, data: Data, run: RunFolder, config: RunConf
         keep=plan.keep,
         save_steps=config.save_steps,
         max_skipped=config.data.max_skipped if config.data.on_corrupt == "skip" else None,
+        device=place,
     )
 
 
 def train_batches(plan: Plan[Any], data: Data, config: RunConfig) -> TrainBatches:
-    size = plan.optim.batch(len(data.train), processes=world())
+    split = data.split(plan.split)
+    size = plan.optim.batch(len(split), processes=world())
     try:
-        return TrainBatches(data.train, size, config.seed, config.data.workers, rank=rank(), world=world())
+        return TrainBatches(split, size, config.seed, config.data.workers, rank=rank(), world=world())
     except ValueError as error:
         raise ValueError(f"{plan.key}.batch_size: {error}") from None
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -15,7 +18,7 @@ import onnxruntime as ort
 from dsnet.errors import CheckpointError
 from dsnet.manifest import Manifest
 from dsnet.routing.parts import as_array
-from dsnet.schema import clipped
+from dsnet.schema import clipped, shortened
 
 
 class Session(Protocol):
@@ -37,7 +40,45 @@ class Engine(NamedTuple):
     open: Callable[[Path, int], Session]
 
 
-def open_session(file: Path, threads: int = 0) -> ort.InferenceSession:
+DEVICES = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?")
+CPU = "CPUExecutionProvider"
+# What ONNX Runtime calls its code for a device; those behind the first run what the first cannot.
+PROVIDERS = {"cuda": ("CUDA",), "mps": ("CoreML",), "tensorrt": ("Tensorrt", "CUDA")}
+
+
+def device_name(name: str) -> str:
+    """The name of a device, or an error if no device can have it."""
+    if not DEVICES.fullmatch(name):
+        raise ValueError(f"device {shortened(name)} is unknown; choose auto, cpu, cuda, cuda:N (a number) or mps")
+    return name
+
+
+def onnx_runtime(device: str = "cpu", *, tensorrt: bool = False) -> Engine:
+    """ONNX Runtime on a device. If the installed package has no code for it, a warning says so, and the CPU runs."""
+    name, _, index = device_name(device).partition(":")
+    held = ort.get_available_providers()
+    if name == "auto":
+        name = "cuda" if "CUDAExecutionProvider" in held else "cpu"
+    wanted = PROVIDERS.get("tensorrt" if tensorrt else name, ())
+    found = [provider for provider in wanted if f"{provider}ExecutionProvider" in held]
+    if found[:1] != list(wanted[:1]):
+        used = found[0] if found else "the CPU"
+        warnings.warn(
+            f"ONNX Runtime {ort.__version__} is installed without {wanted[0]}, so {used} runs the network; packages "
+            f"such as onnxruntime-gpu bring other devices",
+            stacklevel=2,
+        )
+    if not found:
+        return ONNX_RUNTIME
+    options = {"device_id": index} if index else {}
+    providers = [(f"{provider}ExecutionProvider", options if provider != "CoreML" else {}) for provider in found]
+    words = f" {found[0]}{f' {index}' if index else ''}"
+    return Engine(f"{ONNX_RUNTIME.name}{words}", partial(open_session, providers=[*providers, (CPU, {})]))
+
+
+def open_session(
+    file: Path, threads: int = 0, *, providers: Sequence[tuple[str, Mapping[str, str]]] = ((CPU, {}),)
+) -> ort.InferenceSession:
     """Open a session whose threads stop spinning at the end of each call.
 
     Otherwise sessions that take turns would block each other's cores. ONNX Runtime's process-wide thread pool avoids
@@ -50,11 +91,13 @@ def open_session(file: Path, threads: int = 0) -> ort.InferenceSession:
     if not file.is_file():
         raise CheckpointError(f"{file} does not exist; give an ONNX file or a bundle that `dsnet export` wrote")
     try:
-        session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"], enable_fallback=0)
+        session = ort.InferenceSession(str(file), options, providers=list(providers), enable_fallback=0)
     except Exception as error:  # ONNX Runtime raises about a dozen classes of errors
         reason = clipped(str(error).strip().splitlines()[0])
         raise CheckpointError(f"{file} cannot be read as an ONNX file ({reason}); export it again") from error
     give_back_memory()
+    if (name := providers[0][0]) not in session.get_providers():
+        warnings.warn(f"{name} cannot be loaded, so the CPU runs {file}; see whether its driver fits", stacklevel=2)
     return session
 
 

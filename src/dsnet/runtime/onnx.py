@@ -210,7 +210,7 @@ class FileRunner(Runner):
 
 def knobs(manifest: Manifest, policy: Policy, pin: WidthPath = ()) -> dict[str, np.ndarray]:
     """The inputs of a dynamic file besides the image. Without a pinned path, the router chooses."""
-    widest = max(manifest.space.widest, default=0)
+    widest = max(manifest.space.widths_of(manifest.space.widest), default=0)
     feed: dict[str, np.ndarray] = {
         BUDGET: np.array([DEFAULT if policy.share is None else policy.share], np.float32),
         MAX_WIDTH: np.array([widest if policy.max_width is None else policy.max_width], np.int64),

@@ -71,6 +71,11 @@ class Runner:
         raise TypeError(f"{type(self).__name__} does not know its threads")
 
     @property
+    def device(self) -> Any | None:
+        """The torch device that images should lie on; None where the runtime takes them from the host's memory."""
+        return None
+
+    @property
     def timed(self) -> str:
         """The runtime whose latency table counts for this runner."""
         return self.runtime

@@ -57,10 +57,12 @@ def application(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        watching = asyncio.create_task(watched(state)) if watch else None
+        tasks = [asyncio.create_task(state.engine.beat())]
+        if watch:
+            tasks.append(asyncio.create_task(watched(state)))
         yield
-        if watching is not None:
-            watching.cancel()
+        for task in tasks:
+            task.cancel()
         state.engine.close()
 
     def route(path: str, handler: Callable[..., Awaitable[Response]], *methods: str, free: bool = False) -> Route:
@@ -132,15 +134,19 @@ async def failed(request: Request, error: Exception) -> Response:
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
     """Wait for work, and cancel it if the client closes the connection first."""
-    task = asyncio.ensure_future(work)
+    mine = asyncio.current_task()
+    assert mine is not None
     gone = asyncio.ensure_future(disconnected(request))
+    gone.add_done_callback(cancel := lambda _: mine.cancel())
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
+        return await work
+    except asyncio.CancelledError:
+        if not gone.done():
+            raise
+        mine.uncancel()
+        raise ClientDisconnect from None
     finally:
-        task.cancel()
+        gone.remove_done_callback(cancel)
         gone.cancel()
 
 
@@ -158,6 +164,7 @@ def counted(state: State, model: str) -> Any:
     told: list[Any] = []
     status = 500
     try:
+        state.engine.check_crowd()
         yield told
         status = 200
     except Refusal as refusal:

@@ -11,6 +11,7 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -29,6 +30,10 @@ from dsnet.serve.scheduler import Batch, Job, Scheduler
 
 PIECE = 8  # images of a request that run together; a larger request is cut, so that all workers share it
 REPLY = 0.002  # seconds that are kept for sending the answer, at least
+BEAT = 0.01  # seconds between looks at how late the event loop is
+HOPS = 4  # how often a request waits for the event loop: to be read, begun, answered and sent
+BEATS = 3  # looks of which most must find it late; a single one says only that the machine stalled
+LATE = 0.5  # share of the deadline that the event loop may take before requests are refused unread
 LEARN = 0.1  # weight of the newest batch in averages
 PER_BYTE = 3e-8  # seconds of decoding for each byte of a picture, until some were decoded
 Ready = np.ndarray | list[np.ndarray]
@@ -63,8 +68,9 @@ class Part:
         return sum(len(one) for one in self.inputs if not isinstance(one, np.ndarray))
 
     def ready(self) -> Ready:
-        """The images as the runner takes them. Pictures are decoded."""
+        """The images as the runner takes them. Pictures are decoded; pixels that are not finite are an error."""
         if isinstance(self.inputs, np.ndarray):
+            self.model.runner.check_input(self.inputs)  # or one bad job would fail the others of its batch
             return self.inputs
         pictures = [one if isinstance(one, np.ndarray) else one.decoded() for one in self.inputs]
         return batch_of(pictures, self.model.manifest)
@@ -104,7 +110,7 @@ class Engine:
         self.lock = threading.Lock()
         self.pool = ThreadPoolExecutor(self.workers, thread_name_prefix="dsnet-worker")
         self.clock = time.monotonic
-        self.per_byte, self.lag = PER_BYTE, 0.0  # lag: seconds until the event loop sees that a worker is done
+        self.per_byte, self.beats = PER_BYTE, deque([0.0] * BEATS, BEATS)
         self.answering = 0  # requests that are being answered
 
     async def run(
@@ -125,7 +131,7 @@ class Engine:
         if waiting + len(inputs) > self.limits.queue:
             raise self.busy(f"{waiting} images wait, and {len(inputs)} more exceed the limit of {self.limits.queue}")
         wait = (deadline_ms or self.limits.deadline_ms) / 1e3
-        deadline = began + wait - min(REPLY + 2 * self.lag, wait / 3)
+        deadline = began + wait - min(REPLY + HOPS * self.lag, LATE * wait)
         loop, jobs, parts = asyncio.get_running_loop(), list[Job](), list[Part]()
         try:
             for start in range(0, len(inputs), PIECE):
@@ -147,6 +153,24 @@ class Engine:
                         self.scheduler.cancel(job)
                 else:
                     part.future.exception()  # has been seen
+
+    async def beat(self) -> None:
+        """Measure how late the event loop is, for as long as the server runs."""
+        while True:
+            due = self.clock() + BEAT
+            await asyncio.sleep(BEAT)
+            self.beats.append(max(0.0, self.clock() - due))
+
+    @property
+    def lag(self) -> float:
+        """Seconds that the event loop is late."""
+        return sorted(self.beats)[BEATS // 2]
+
+    def check_crowd(self) -> None:
+        """Refuse a request before it is read, if the event loop alone would make it late. Whoever reads all of them
+        has no time left to answer any."""
+        if HOPS * self.lag > LATE * self.limits.deadline_ms / 1e3:
+            raise self.busy(f"the server is {1e3 * self.lag:.0f} ms late with reading requests")
 
     def busy(self, why: str) -> Refusal:
         seconds = max(1, math.ceil(self.scheduler.backlog(self.clock())))
@@ -185,7 +209,6 @@ class Engine:
     def done(self, batch: Batch, worked: Worked) -> None:
         """Hand out the answers of a batch."""
         good = [result.routed for result in worked.results if isinstance(result, Served)]
-        self.lag += LEARN * (self.clock() - worked.ended - self.lag)
         model: Model = batch.jobs[0].payload.model
         coded = sum(job.payload.bytes for job in batch.jobs)
         if coded and worked.whole:

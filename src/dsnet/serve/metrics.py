@@ -6,6 +6,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,12 @@ KEPT = 20_000  # requests within the window that are kept
 PATHS = 64  # paths with figures of their own; networks with several gates have thousands
 TIMES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 SIZES = (1, 2, 4, 8, 16, 32, 64)
+
+
+@lru_cache(4096)
+def labelled(metric: Any, *labels: str) -> Any:
+    """The figure of some labels. prometheus_client takes long to find it."""
+    return metric.labels(*labels)
 
 
 @dataclass(frozen=True)
@@ -71,23 +78,23 @@ class Metrics:
     def ran(self, model: str, images: int, begun: float, madds: int, paths: Sequence[WidthPath]) -> None:
         """Count a batch."""
         self.busy.append((self.clock(), self.clock() - begun))
-        self.images.labels(model).inc(images)
-        self.batches.labels(model).observe(images)
-        self.madds.labels(model).inc(madds)
+        labelled(self.images, model).inc(images)
+        labelled(self.batches, model).observe(images)
+        labelled(self.madds, model).inc(madds)
         for path, count in Counter(map(path_name, paths)).items():
             known = (model, path) in self.paths or len(self.paths) < PATHS
             if known:
                 self.paths.add((model, path))
-            self.taken.labels(model, path if known else "other").inc(count)
+            labelled(self.taken, model, path if known else "other").inc(count)
 
     def answered(
         self, model: str, status: int, seconds: float, share: float = 0.0, paths: Sequence[WidthPath] = ()
     ) -> None:
         """Count a request."""
-        self.requests.labels(model, str(status)).inc()
+        labelled(self.requests, model, str(status)).inc()
         if status < 300:
-            self.seconds.labels(model).observe(seconds)
-            self.shares.labels(model).observe(share)
+            labelled(self.seconds, model).observe(seconds)
+            labelled(self.shares, model).observe(share)
         names = tuple(map(path_name, paths))
         self.recent.append(Answered(self.clock(), model, seconds, len(names), share, names, status))
 

@@ -153,13 +153,7 @@ def images_of(
     else:
         check_images(shape[0], limits)
     array = values(given, rest, math.prod(shape), KINDS[tensor.datatype]).reshape(shape)
-    if manifest.raw:
-        return [array]
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = float(array.sum())
-    if not math.isfinite(total) and not np.isfinite(array).all():
-        raise Refusal(400, f"{IMAGE} holds NaN or infinite values; check how it was made")
-    return array
+    return [array] if manifest.raw else array
 
 
 def values(given: Mapping[str, Any], rest: memoryview, count: int, kind: np.dtype[Any]) -> np.ndarray:

@@ -198,14 +198,20 @@ class Scheduler:
     def fits(self, jobs: Iterable[Job], generosity: float, now: float, part: float) -> bool:
         """Whether each of these jobs, in this order, waits for at most this part of the time that it can spare."""
         free, pace = self.free(now), self.pace(now)
+        chosen: dict[int, Setting] = {}  # of jobs with the same settings; queues are long, and this runs often
         room: dict[Setting, int] = {}  # images that may still join the batch of a setting
         for job in jobs:
-            setting = job.at(generosity)
-            joins = room.get(setting, 0) >= job.images
-            runs = setting.more * job.images if joins else setting.seconds(job.images)
-            took = pace * (job.extra + runs)
-            room[setting] = (room[setting] if joins else setting.most) - job.images
-            begin = free[0]
+            setting = chosen.get(id(job.settings))
+            if setting is None:
+                setting = chosen[id(job.settings)] = job.at(generosity)
+            runs = setting.first + (job.images - 1) * setting.more
+            if setting.most > 1:
+                if room.get(setting, 0) >= job.images:
+                    runs = setting.more * job.images
+                    room[setting] -= job.images
+                else:
+                    room[setting] = setting.most - job.images
+            took, begin = pace * (job.extra + runs), free[0]
             if begin - now > part * (job.deadline - now - took) + 1e-9:
                 return False
             heapq.heapreplace(free, begin + took)

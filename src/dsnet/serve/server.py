@@ -16,26 +16,30 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dsnet.serve.limits import Limits
 from dsnet.serve.state import State
 
 BACKLOG = 512
+PIPELINED = 64  # requests that a client may send before it has the answer to the first
+AHEAD = 1 << 20  # bytes of a body that are taken before the application reads them
 OTHER_FILES = 256  # open files besides connections, at most
 log = logging.getLogger("dsnet.serve")
 
 
-class Connection(H11Protocol):
-    """A connection that is closed if its request's headers do not come in time or if the client does not read its
-    response, and refused if there are too many.
+class Connection(HttpToolsProtocol):
+    """A connection that is closed if its request's headers do not come in time, or are too long, or if the client does
+    not read its response, and refused if there are too many.
 
-    h11 limits the bytes of headers; the application limits the time and the bytes of bodies.
+    The application limits the number of headers, and the time and the bytes of bodies.
     """
 
     limits = Limits()
     waiting: asyncio.TimerHandle | None = None
     unread: asyncio.TimerHandle | None = None
+    heading = 0  # bytes of the headers so far
+    unheard = 0  # bytes that were neither the end of headers nor part of a body: the parser holds them
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -76,18 +80,56 @@ class Connection(H11Protocol):
             self.unread.cancel()
             self.unread = None
 
-    def handle_events(self) -> None:
-        before = self.cycle
-        super().handle_events()
-        if self.cycle is not before:  # the headers were complete, and the request began
-            self.stop_waiting()
+    def data_received(self, data: bytes) -> None:
+        self.unheard += len(data)
+        super().data_received(data)
+        if self.unheard > self.limits.header_bytes:
+            self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.heading = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self.count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.heading >= 0:  # what follows a body in chunks is left out
+            super().on_header(name, value)
+            self.count(len(name) + len(value) + len(": \r\n"))
+
+    def count(self, size: int) -> None:
+        self.heading += size
+        if self.heading > self.limits.header_bytes:
+            raise ValueError("too long")  # becomes a response of 400
+
+    def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= PIPELINED:
+            raise ValueError("too many")
+        super().on_headers_complete()
+        self.heading, self.unheard = -1, 0
+        self.stop_waiting()
+
+    def on_body(self, body: bytes) -> None:
+        """Keep a part of the body for the application, which reads it at once. uvicorn would pause after 64 kB of it,
+        which costs more than reading them."""
+        self.unheard = 0
+        if not self.cycle.response_complete:
+            self.cycle.body += body
+            self.cycle.message_event.set()
+            if len(self.cycle.body) > AHEAD:
+                self.flow.pause_reading()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self.unheard = 0
 
     def on_response_complete(self) -> None:
-        before = self.cycle
-        self.wait()
+        more = bool(self.pipeline)  # the next request is here already
         super().on_response_complete()
-        if self.cycle is not before:  # the next request was here already
-            self.stop_waiting()
+        if not more and not self.transport.is_closing():
+            self.wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.stop_waiting()
@@ -98,7 +140,8 @@ class Connection(H11Protocol):
         if self.transport.is_closing():
             return
         limit = self.limits.header_bytes
-        self.transport.write(plain_response(400, f"this is not valid HTTP, or its headers exceed {limit} bytes"))
+        why = f"this is not valid HTTP, its headers exceed {limit} bytes, or {PIPELINED} requests wait already"
+        self.transport.write(plain_response(400, why))
         self.transport.close()
 
 
@@ -194,7 +237,6 @@ def server_of(app: Starlette, *, grace: float = 10.0, on_start: Callable[[], Non
         http=type("Limited", (Connection,), {"limits": limits}),
         ws="none",
         loop="asyncio",
-        h11_max_incomplete_event_size=limits.header_bytes,
         timeout_keep_alive=max(1, int(limits.idle_seconds)),
         timeout_graceful_shutdown=1,
         backlog=BACKLOG,
@@ -203,6 +245,7 @@ def server_of(app: Starlette, *, grace: float = 10.0, on_start: Callable[[], Non
         access_log=False,
         server_header=False,
         lifespan="on",
+        proxy_headers=False,
     )
     return Server(config, state, grace, on_start)
 

@@ -1,4 +1,4 @@
-"""Where a network comes from: a factory that the user names, and a file of weights."""
+"""What a conversion reads: a factory that the user names, a file of weights, and images."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ import inspect
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from dsnet.errors import CheckpointError, SlimError
+from dsnet.images import ImageFile, prepare
+from dsnet.manifest import Preprocessing
+from dsnet.pictures import image_files
 from dsnet.weights.files import read_tensors
 
 
@@ -82,3 +88,11 @@ def fitted(model: nn.Module, tensors: Mapping[str, Tensor], file: str) -> None:
         parts += [f"holds {len(unknown)} that {kind} lacks, the first is {unknown[0]!r}"] if unknown else []
         raise CheckpointError(f"{file} {' and '.join(parts)}; give the weights of this architecture")
     model.load_state_dict({**wanted, **tensors})
+
+
+def read_images(folder: str | Path, channels: int, size: int, preprocessing: Preprocessing, most: int = 300) -> Tensor:
+    """Up to 300 images of a folder, spread over it, as the network takes them."""
+    files = image_files([folder])
+    chosen = [files[int(place)] for place in np.linspace(0, len(files) - 1, min(most, len(files)))]
+    rows = [prepare(ImageFile(file), size=size, channels=channels, **asdict(preprocessing)) for file in chosen]
+    return torch.from_numpy(np.stack(rows))

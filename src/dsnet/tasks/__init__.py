@@ -37,19 +37,22 @@ from dsnet.data.own import Datasets
 from dsnet.errors import CheckpointError
 from dsnet.manifest import Card, Manifest, Preprocessing
 from dsnet.models import Supernet, eager
+from dsnet.models.devices import find_device
 from dsnet.nn import ThresholdHead
 from dsnet.results import Metric
 from dsnet.routing.budgets import policy_for
 from dsnet.routing.calibration import calibrate, fit_threshold
 from dsnet.routing.traces import Scorer, Traces
+from dsnet.runtime.runner import Runner
 from dsnet.schema import parse, plain, shortened
 from dsnet.space import WidthPath
-from dsnet.training import OptimConfig, Stage
+from dsnet.training import OptimConfig, Stage, distributed
 
 TASKS = {"classification": "dsnet.tasks.classification.task", "detection": "dsnet.tasks.detection.task"}
 
 GATE = "gate"  # folder in a run's folder, with the training state and metrics of stage II
 STATE = "state/last.pt"  # training state, in the folder of a stage
+KEPT = 2**30  # bytes of pixels that a process keeps where images may be run again
 
 N = TypeVar("N", bound=nn.Module)
 Note = Callable[[Sequence[str]], None]  # called with the names of damaged files
@@ -67,8 +70,10 @@ class Plan(Generic[N]):
     watch: Further figures of the moving average after an epoch, for the log.
     cache: Replaces batches of images by what a frozen network makes of them, and measures there what the stage needs.
     check: Refuses a network that this stage cannot train, before anything is written.
+    split: Split of the data that it trains on.
     prepare: Prepares the network for this stage. It sets the seed and may add a fresh router.
-    finish: Completes the trained network before it is saved, for example its statistics or budgets.
+    finish: Completes the trained network before it is saved, for example its statistics or budgets. All processes
+        share this work.
     """
 
     name: str
@@ -80,6 +85,7 @@ class Plan(Generic[N]):
     watch: Callable[[N], dict[str, float]] = lambda net: {}
     cache: Callable[[Stage[N], TrainBatches], Batches] = lambda stage, batches: batches
     check: Callable[[N], None] = lambda net: None
+    split: Literal["train", "calibration"] = "train"
     prepare: Callable[[N], N] = lambda net: net
     finish: Callable[[N], N] = lambda net: net
 
@@ -141,14 +147,39 @@ def card_of(data: Data) -> Card:
     return Card(data.classes, Preprocessing(data.mean, data.std, data.crop, data.interpolation, data.fit))
 
 
-def images_of(task: Task, data: Data, split: str, config: Any) -> PlainImages:
+def images_of(task: Task, data: Data, split: str, config: Any, **options: Any) -> PlainImages:
     """The images of a split for evaluation, without augmentation."""
-    options = {"workers": config.data.workers, "max_skipped": config.data.max_skipped}
+    options |= {"workers": config.data.workers, "max_skipped": config.data.max_skipped}
     return PlainImages(data.split(split), task.batch, name=split, **options)
 
 
+def traces_of(
+    task: Task,
+    runner: Runner,
+    data: Data,
+    split: str,
+    config: Any,
+    *,
+    paths: Sequence[WidthPath] = (),
+    options: Mapping[str, Any] | None = None,
+    routed: bool = True,
+) -> tuple[Traces, tuple[str, ...]]:
+    """The traces of a split, and its damaged files. All processes share the images, so every process must call this.
+
+    options: Those of the task's metric. routed: see `Traces`.
+    """
+    team, router = distributed.Team(), runner.manifest.router if runner.manifest.routes else None
+    several = routed and router is not None and not router.spec.single  # images may be run again
+    shared = {"rank": team.rank, "world": team.world, "keep": KEPT if several else 0}
+    images = images_of(task, data, split, config, device=runner.device, **shared)
+    scorer = task.scorer(runner.manifest, options or {})
+    traces = Traces(runner, images.batches(), scorer, paths=paths, load=images.load, routed=routed, team=team)
+    return traces, images.check(team.gathered(images.found))
+
+
 def calibrated(task: Task, net: Any, data: Data, config: Any) -> Any:
-    """The network in eval mode, with budgets in its card whose lambdas are calibrated on the calibration split."""
+    """The network in eval mode, with budgets in its card whose lambdas are calibrated on the calibration split, whose
+    images all processes share."""
     return calibrated_score(task, net, data, config).net
 
 
@@ -162,13 +193,12 @@ class Calibrated(NamedTuple):
 def calibrated_score(task: Task, net: Any, data: Data, config: Any) -> Calibrated:
     net = net.to(memory_format=torch.contiguous_format).eval()
     net.card = replace(net.card, budgets=())
-    runner, images = eager(net), images_of(task, data, "calibration", config)
-    scorer = task.scorer(runner.manifest, {})
-    traces = Traces(runner, images.batches(), scorer, load=images.load)
+    runner = eager(net)
+    traces, _ = traces_of(task, runner, data, "calibration", config)
     if isinstance(getattr(net, "probe", None), ThresholdHead):
         fit_threshold(traces, threshold_width(net, traces))
     net.card = replace(net.card, budgets=calibrate(traces))
-    policies = [policy_for(runner.manifest, madds) for madds in scorer.budgets(traces).values()]
+    policies = [policy_for(runner.manifest, madds) for madds in traces.scorer.budgets(traces).values()]
     return Calibrated(net, fmean(traces.score(traces.at(policy)) for policy in policies))
 
 
@@ -253,8 +283,9 @@ def load(folder: str | os.PathLike[str], task: str | None = None, *, device: tor
 def load(folder: str | os.PathLike[str], task: str | None = None, *, device: torch.device | str = "cpu") -> Any:
     """Load a saved network in eval mode. Its weights are equal bit for bit.
 
-    task: If given, networks of other tasks are refused.
+    task: If given, networks of other tasks are refused. device: Where it is loaded: auto, cpu, cuda, cuda:N or mps.
     """
+    device = find_device(device)
     folder = Path(folder)
     content, tensors = read_model(folder)
     empty = described(folder, content, task)

@@ -1,9 +1,10 @@
 """Training: the two stages, the loop, the moving average, recalibration."""
 
-from dsnet.training.average import EMA, recalibrate
+from dsnet.training.average import EMA
 from dsnet.training.ieb import IEB, Drawn, IEBConfig, Stage, balanced
 from dsnet.training.loop import Interrupted, Loop
 from dsnet.training.optim import OptimConfig, learning_rate, make_optimizer
+from dsnet.training.recalibration import recalibrate
 from dsnet.training.sgs import SGS, with_fresh_router
 from dsnet.training.sgs_config import SGSConfig
 

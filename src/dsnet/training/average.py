@@ -1,15 +1,13 @@
-"""The moving average of the weights (equation 3), and recalibration of the batch-norm statistics of every width."""
+"""The moving average of the weights (equation 3)."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from dsnet.models import Supernet
 from dsnet.nn import SliceBatchNorm2d
 
 N = TypeVar("N", bound=nn.Module)
@@ -45,38 +43,3 @@ class EMA(Generic[N]):
 
 def batch_norms(net: nn.Module) -> list[SliceBatchNorm2d]:
     return [module for module in net.modules() if isinstance(module, SliceBatchNorm2d)]
-
-
-@torch.no_grad()
-def recalibrate(net: Supernet, images: Iterable[Tensor], *, frozen: bool = False) -> int:
-    """Recompute the batch-norm statistics of every width at every image size, as the average over the given batches.
-    Weights do not change.
-
-    frozen: Whether the front keeps its statistics.
-    Returns the number of batches. Networks without batch norm are not changed.
-    """
-    kept = set(batch_norms(net.front)) if frozen else set()
-    norms = [norm for norm in batch_norms(net) if norm not in kept]
-    if not norms:
-        return 0
-    training, device = net.training, net.head.classifier.weight.device
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.running_mean.zero_()
-        norm.running_var.fill_(1)
-        norm.num_batches_tracked.zero_()
-        norm.momentum = None  # a plain average over batches
-    net.train()
-    net.front.train(not frozen)
-    count = 0
-    try:
-        for batch in images:
-            net.forward_paths(batch.to(device), list(net.space))
-            count += 1
-    finally:
-        net.train(training)
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
-    if count == 0:
-        raise ValueError("recalibration needs at least one batch of images")
-    return count

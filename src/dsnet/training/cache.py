@@ -52,7 +52,9 @@ class Read(NamedTuple):
 
 def compared(net: Supernet) -> list[WidthPath]:
     """The paths whose answers make the targets: the uniform ones, or only slimmest and widest where the gates have
-    different numbers of widths."""
+    different numbers of widths. With several image sizes, the candidates of the router."""
+    if net.spec.sizes:
+        return net.candidates
     routing = net.routing
     equal = len({len(allowed) for allowed in routing.choices}) == 1
     return routing.uniform if equal else [routing.slimmest, routing.widest]
@@ -264,7 +266,13 @@ def fresh_reads(net: Supernet, batches: Iterable[Batch]) -> Iterator[tuple[Read,
     device = next(net.parameters()).device
     for batch in batches:
         if len(batch.images):
-            yield read(net, net.enter(placed(batch.images, device))), batch.labels.to(device)
+            images = placed(batch.images, device)
+            if net.spec.sizes:
+                answers = torch.stack(net.forward_paths(images, compared(net)), 1)
+                seen = Read(answers.new_zeros(len(answers), 0), answers)
+            else:
+                seen = read(net, net.enter(images))
+            yield seen, batch.labels.to(device)
 
 
 def placed(images: Tensor, device: torch.device) -> Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,22 +20,26 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dsnet.errors import TrainingError
+from dsnet.models.devices import find_device
 from dsnet.training.average import batch_norms
+
+T = TypeVar("T")
 
 
 @contextmanager
-def process_group(minutes: float = 30) -> Iterator[None]:
-    """Join the process group of a torchrun job for the duration of a `with` block.
+def process_group(minutes: float = 30, device: str = "auto") -> Iterator[torch.device]:
+    """Join the process group of a torchrun job for the duration of a `with` block, which gets this process's device.
 
     minutes: How long a process waits for another one, to join and in every collective call.
-    Does nothing without torchrun, with a single process, or if the group exists already.
+    Joins nothing without torchrun, with a single process, or if the group exists already.
     """
+    place = find_device(device)
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
     if dist.is_initialized() or "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield
+        yield place
         return
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    if torch.cuda.is_available():
-        torch.cuda.set_device(device())
+    backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
     lost = (
         f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} could not join the others by {backend} ({{}}); "
         f"check that they run and can be reached, or let torchrun try again with --max-restarts"
@@ -48,7 +52,7 @@ def process_group(minutes: float = 30) -> Iterator[None]:
     except RuntimeError as error:
         raise ValueError(lost.format(error)) from error
     try:
-        yield
+        yield place
     finally:
         dist.destroy_process_group()
 
@@ -109,12 +113,6 @@ def world() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def device() -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-
-
 def total(values: Tensor) -> Tensor:
     """The sum of `values` over all processes."""
     if world() > 1:
@@ -141,13 +139,41 @@ def wrap(stage: nn.Module) -> nn.Module:
     return DistributedDataParallel(stage, **options)
 
 
-def gathered(names: Sequence[str]) -> list[str]:
-    """The names of all processes, in the order of their ranks."""
+def gathered(items: Sequence[T]) -> list[T]:
+    """The items of all processes, in the order of their ranks. They are pickled, so they should be small."""
     if world() == 1:
-        return list(names)
+        return list(items)
     lists: list[Any] = [None] * world()
-    dist.all_gather_object(lists, list(names))
-    return [name for part in lists for name in part]
+    dist.all_gather_object(lists, list(items))
+    return [item for part in lists for item in part]
+
+
+def in_order(items: Sequence[T]) -> list[T]:
+    """What all processes made of their batches, in the order of the batches; a process has every world-th of them."""
+    numbered = [(rank() + place * world(), item) for place, item in enumerate(items)]
+    return [item for _, item in sorted(gathered(numbered), key=lambda one: one[0])]
+
+
+def share(net: nn.Module) -> None:
+    """Give the tensors of the first process's network to all others."""
+    if world() > 1:
+        for tensor in net.state_dict().values():
+            dist.broadcast(tensor, 0)
+
+
+class Team:
+    """All processes, which share the images of an evaluation; see `routing.traces`."""
+
+    @property
+    def rank(self) -> int:
+        return rank()
+
+    @property
+    def world(self) -> int:
+        return world()
+
+    def gathered(self, mine: Sequence[T]) -> list[T]:
+        return gathered(mine)
 
 
 def barrier() -> None:

@@ -24,10 +24,12 @@ class IEBConfig(Typed):
 
     Args:
         teacher: Network that the sub-networks learn from: inplace (the widest of the network that is trained), ema (the
-            widest of its moving average), or ieb (as ema, but the slimmest learns from the mean prediction of the
-            widest and the random sub-networks of the moving average).
+            widest of its moving average), ieb (as ema, but the slimmest learns from the mean prediction of the widest
+            and the random sub-networks of the moving average), or original (the widest of the network that --from
+            names, frozen). On images without labels the widest learns from it too.
         paths: Number of random sub-networks trained in each step, besides the widest and the slimmest. More give
             smoother curves and slower steps.
+        only: Index of the width that is trained alone, on the labels, as a static network. By default all are trained.
         weight: Weight of the losses of all sub-networks except the widest. Less than 1 favours the widest.
         temperature: Number that student and teacher logits are divided by before they are compared.
         scale_gradients: Multiply the distillation losses by the square of the temperature.
@@ -40,8 +42,9 @@ class IEBConfig(Typed):
         distillation: Weight of the answers of the run that --distill names; the labels get the rest.
     """
 
-    teacher: Literal["inplace", "ema", "ieb"] = "ieb"
+    teacher: Literal["inplace", "ema", "ieb", "original"] = "ieb"
     paths: int = 2
+    only: int | None = None
     weight: float = 1.0
     temperature: float = 1.0
     scale_gradients: bool = False
@@ -51,8 +54,8 @@ class IEBConfig(Typed):
     distillation: float = 0.7
 
     def __post_init__(self) -> None:
-        if self.teacher not in ("inplace", "ema", "ieb"):
-            raise ValueError(f"ieb.teacher {self.teacher!r} is unknown; choose inplace, ema or ieb")
+        if self.teacher not in ("inplace", "ema", "ieb", "original"):
+            raise ValueError(f"ieb.teacher {self.teacher!r} is unknown; choose inplace, ema, ieb or original")
         must("ieb.paths", self.paths, self.paths >= 0, "be at least 0")
         must("ieb.weight", self.weight, 0 < self.weight <= 10, "lie in (0, 10]; 1 counts all sub-networks alike")
         must("ieb.temperature", self.temperature, self.temperature > 0, "be positive")
@@ -103,7 +106,8 @@ class IEB(Stage[Supernet]):
     """The losses of one step of stage I. The teacher is an argument because it is not trained.
 
     class_weights: Weight of each class in the loss on the labels. guide: Trained network whose widest answers the
-    widest learns besides the labels. frozen: Whether the front keeps its weights and statistics.
+    widest learns besides the labels. original: The teacher that is frozen. labelled: Whether the images have labels.
+    frozen: Whether the front keeps its weights and statistics.
     """
 
     updates_statistics = True
@@ -116,12 +120,16 @@ class IEB(Stage[Supernet]):
         *,
         class_weights: Tensor | None = None,
         guide: Supernet | None = None,
+        original: Supernet | None = None,
+        labelled: bool = True,
         frozen: bool = False,
     ) -> None:
         super().__init__()
         self.net, self.config = net, config
         self.register_buffer("class_weights", class_weights)
         self.guide = None if guide is None else guide.eval().requires_grad_(False)
+        self.original = None if original is None else original.eval().requires_grad_(False)
+        self.labelled = labelled
         for head in net.slimming_heads():  # stage I does not use the slimming heads
             head.requires_grad_(False)
         self.frozen = frozen
@@ -132,28 +140,43 @@ class IEB(Stage[Supernet]):
         super().train(mode)
         if self.frozen:
             self.net.front.eval()
-        if self.guide is not None:
-            self.guide.eval()
+        for network in (self.guide, self.original):
+            if network is not None:
+                network.eval()
         return self
+
+    @property
+    def alone(self) -> WidthPath | None:
+        """The path that is trained alone, on the labels: that of a static network, or the one that the config names."""
+        space, only = self.net.space, self.config.only
+        if only is None:
+            return space.widest if space.size == 1 else None
+        return space.at(only)
 
     def draw(self, rng: random.Random, progress: float = 0.0, *, part: int = 0) -> Drawn:
         """Draw the random paths R of one step, the same for all parts of its batch. A static network has none."""
         space, alpha = self.net.space, self.config.mixup
-        paths = [space.sample(rng) for _ in range(self.config.paths)] if space.size > 1 else []
-        if space.sized:  # the ends are trained in every step anyway
+        if self.alone is not None:
+            paths = []
+        elif space.sized:  # the ends are trained in every step anyway
             others = [path for path in space if path not in (space.slimmest, space.widest)]
             paths = rng.sample(others, min(self.config.paths, len(others)))
+        else:
+            paths = [space.sample(rng) for _ in range(self.config.paths)]
         return Drawn(paths, rng.betavariate(alpha, alpha) if alpha else 1.0)
 
     def forward(self, images: Tensor, labels: Tensor, drawn: Drawn, teacher: Supernet) -> dict[str, Tensor]:
         space, (paths, share) = self.net.space, drawn
         if share < 1:
             images = share * images + (1 - share) * images.roll(1, 0)
-        if space.size == 1:
-            return self.widest_losses(images, self.net(images, space.widest), labels, share)
+        if self.alone is not None:
+            return self.widest_losses(images, self.net(images, self.alone), labels, share)
         wide, *middle, slim = self.net.forward_paths(images, [space.widest, *paths, space.slimmest])
         wide_probs, slim_probs = self.targets(images, wide, paths, teacher)
-        losses = self.widest_losses(images, wide, labels, share)
+        if self.labelled:
+            losses = self.widest_losses(images, wide, labels, share)
+        else:
+            losses = {"widest": self.distil(wide, wide_probs)}
         for number, logits in enumerate(middle, start=1):
             losses[f"random{number}"] = self.config.weight * self.distil(logits, wide_probs)
         losses["slimmest"] = self.config.weight * self.distil(slim, slim_probs)
@@ -189,6 +212,9 @@ class IEB(Stage[Supernet]):
         if self.config.teacher == "inplace":
             wide_probs = self.soften(online_widest)
             return wide_probs, wide_probs
+        if self.original is not None:
+            original_probs = self.soften(self.original(images, self.original.space.widest))
+            return original_probs, original_probs
         sampled = paths if self.config.teacher == "ieb" else []
         probs = [self.soften(logits) for logits in teacher.forward_paths(images, [teacher.space.widest, *sampled])]
         return probs[0], torch.stack(probs).mean(0)

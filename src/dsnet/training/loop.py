@@ -91,7 +91,7 @@ class Loop(Generic[N]):
         max_skipped: float | None = None,
         device: torch.device | None = None,
     ) -> None:
-        self.device = device or distributed.device()
+        self.device = device or torch.device("cpu")
         self.stage = stage.to(self.device)
         if config.channels_last:
             self.stage.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -137,10 +137,10 @@ class Loop(Generic[N]):
                 self.check_signal(caught)
             if self.progress.step < self.total:
                 display.stop(self.progress.epoch - self.progress.stale, self.progress.best)
-        best = load_state(self.folder / "state" / "best.pt") if distributed.rank() == 0 else {}
         net = copy.deepcopy(self.ema.net)
-        if best:
-            net.load_state_dict(best["net"])
+        if distributed.rank() == 0:
+            net.load_state_dict(load_state(self.folder / "state" / "best.pt")["net"])
+        distributed.share(net)
         return net
 
     def run_epoch(self, caught: list[int], display: Display) -> None:

@@ -53,6 +53,8 @@ class SGSConfig(Typed):
         distillation: Weight of the widest path's answers when the early classifier learns; the labels get the rest. By
             default 0.7 for gates, and 0 for exit_first, where two classifiers that err on different images gain more.
         combined: Let exit_first combine the answers of the early classifier and of the width that runs after it.
+        held_out: Train the router on the calibration images. A network that has memorised its training images is right
+            about nearly all of them, so they teach a router little.
         cache: Number of augmented views of every training image that the frozen network sees, once, before the
             training. 0 runs the network at every step, as gates that decide one by one always do.
         cache_limit: Largest cache of one process, in gigabytes of memory.
@@ -81,6 +83,7 @@ class SGSConfig(Typed):
     balanced: bool = True
     distillation: float | None = None
     combined: bool = True
+    held_out: bool = False
     cache: int = 4
     cache_limit: float = 4.0
     cache_folder: str | None = None

@@ -46,11 +46,11 @@ def random_state() -> dict[str, Any]:
     """The state of every random generator of this process that a step may draw from."""
     state: dict[str, Any] = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
+        state["cuda"] = [torch.cuda.get_rng_state()]  # of this process's GPU
     return state
 
 
 def set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available() and "cuda" in state:
-        torch.cuda.set_rng_state_all(state["cuda"])
+    if torch.cuda.is_available() and state.get("cuda"):
+        torch.cuda.set_rng_state(state["cuda"][0])

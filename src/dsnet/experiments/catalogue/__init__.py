@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsnet.experiments.catalogue import alternatives, networks, routers, uses
+from dsnet.experiments.catalogue import alternatives, networks, routers, slim, uses
 from dsnet.experiments.layout import Experiment
 from dsnet.experiments.simulated import latency, motivation
 
@@ -76,6 +76,15 @@ EXPERIMENTS = {
         ),
         Experiment("transfer", "Transfer", "A supernet and its gates go to other data.", uses.transfer_tables),
         Experiment("detection", "Object detection", "FSSD on a dynamic backbone.", uses.detection_tables),
+        Experiment(
+            "slim",
+            "A pretrained network becomes dynamic",
+            "EfficientNet-Lite0, converted by `dsnet slim`, against what its user would do instead: fine-tune it as it "
+            "is, quantise it, narrow it, or feed it with smaller images.",
+            slim.slim_tables,
+            compare=slim.compare,
+            prepare=slim.prepare,
+        ),
         Experiment("efficientnet", "EfficientNet", "DS-EffNet against static EfficientNets.", networks.effnet_tables),
     )
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,13 @@ DRAWS = 500  # sets of images that are drawn again
 SHOWN = 12  # number of examples in each group
 
 
+class Taken(NamedTuple):
+    """Of images along one path: their predicted classes, and sums over them: correct in the top 5, loss, number."""
+
+    answers: np.ndarray
+    sums: np.ndarray
+
+
 class AccuracyScorer:
     """Collects the predicted class of every path for every image."""
 
@@ -36,7 +43,7 @@ class AccuracyScorer:
     def __init__(self, manifest: Manifest) -> None:
         self.classes = manifest.num_classes
         self.answers: dict[WidthPath, np.ndarray] = {}  # predicted classes; -1 where the path has not run yet
-        self.sums: dict[WidthPath, np.ndarray] = {}  # sums over images: correct in the top 5, loss, number of images
+        self.sums: dict[WidthPath, np.ndarray] = {}
         self.labels = np.zeros(0, np.int64)
 
     @property
@@ -44,20 +51,22 @@ class AccuracyScorer:
         """Of five classes or fewer, every class is among the top 5."""
         return METRIC if self.classes > TOP else replace(METRIC, more=METRIC.more[1:])
 
-    def add(self, path: WidthPath, rows: np.ndarray, outputs: Outputs, labels: Any) -> None:
-        logits, truth = torch.as_tensor(outputs["logits"]), torch.as_tensor(labels)
-        truth = truth.to(logits.device)
-        self.labels = grown(self.labels, int(rows.max()) + 1, 0)
-        self.labels[rows] = truth.cpu().numpy()
-        answers = self.answers[path] = grown(self.answers.get(path, self.labels[:0]), len(self.labels), -1)
-        repeated = bool((answers[rows] >= 0).any())
-        answers[rows] = logits.argmax(1).cpu().numpy()
-        if repeated:  # images that already ran along this path must not count twice
-            return
+    def take(self, outputs: Outputs, labels: Any) -> Taken:
+        logits = torch.as_tensor(outputs["logits"])
+        truth = torch.as_tensor(labels).to(logits.device)
         best = logits.topk(min(TOP, logits.shape[1]), dim=1).indices
         loss = F.cross_entropy(logits.float(), truth, reduction="sum")
-        sums = [float((best == truth[:, None]).sum()), float(loss), float(len(rows))]
-        self.sums[path] = self.sums.get(path, np.zeros(3)) + sums
+        sums = [float((best == truth[:, None]).sum()), float(loss), float(len(truth))]
+        return Taken(logits.argmax(1).cpu().numpy(), np.array(sums))
+
+    def add(self, path: WidthPath, rows: np.ndarray, taken: Taken, labels: np.ndarray) -> None:
+        self.labels = grown(self.labels, int(rows.max()) + 1, 0)
+        self.labels[rows] = labels
+        answers = self.answers[path] = grown(self.answers.get(path, self.labels[:0]), len(self.labels), -1)
+        repeated = bool((answers[rows] >= 0).any())
+        answers[rows] = taken.answers
+        if not repeated:  # images that already ran along this path must not count twice
+            self.sums[path] = self.sums.get(path, np.zeros(3)) + taken.sums
 
     def of(self, path: WidthPath) -> dict[str, float]:
         top5, loss, images = self.sums[path].tolist()
@@ -91,7 +100,8 @@ class AccuracyScorer:
         """Five budgets in average MAdds, spaced evenly between the slimmest and the widest path."""
         router, table = traces.router, traces.prices.table
         assert router is not None
-        low, high = table.madds(router.routing.slimmest), table.madds(router.routing.widest)
+        ends = router.spec.candidates or [router.routing.slimmest, router.routing.widest]
+        low, high = table.madds(ends[0]), table.madds(ends[-1])
         return {f"{number}": low + share * (high - low) for number, share in enumerate(SHARES)}
 
     def examples(self, traces: Traces, outcome: Outcome | None) -> tuple[Example, ...]:

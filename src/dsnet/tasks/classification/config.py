@@ -146,8 +146,26 @@ class ClassificationConfig(RunConfig):
                 f"freeze front keeps the statistics of the front, but it needs others at each of the image sizes "
                 f"{self.model.sizes}; set freeze none, or leave model.sizes out"
             )
+        if self.stage != "gate":
+            self._check_teacher()
+        if self.model.sizes and self.sgs.router == "auto":
+            object.__setattr__(self, "sgs", replace(self.sgs, router="margin"))
+        if self.model.sizes and self.routes and self.sgs.router not in ("margin", "threshold"):
+            raise ValueError(
+                f"router {self.sgs.router} chooses widths at one image size, but model.sizes are {self.model.sizes}; "
+                f"use sgs.router margin or threshold, which look at a small image first, or leave the sizes out"
+            )
         if self.routes:
             self.routed(self.model.spec())
+
+    def _check_teacher(self) -> None:
+        teacher, only = self.ieb.teacher, self.ieb.only
+        if self.data.kind == "images" and (teacher != "original" or only is not None or self.stage != "supernet"):
+            raise ValueError(
+                "data.dataset images has no labels; add --config distil, or --ieb.teacher original --stage supernet"
+            )
+        if only is not None and self.stage != "supernet":
+            raise ValueError(f"ieb.only {only} trains one width, so there is nothing to route; add --stage supernet")
 
     @classmethod
     def completed(cls, keys: dict[str, Any]) -> dict[str, Any]:

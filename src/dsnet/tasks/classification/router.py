@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
@@ -21,12 +21,13 @@ from dsnet.models import Supernet, eager
 from dsnet.nn import ScoringHead, link
 from dsnet.nn.router import SIDE
 from dsnet.routing.fitting import fit_combination, fit_margins
+from dsnet.routing.parts import as_array
 from dsnet.routing.traces import auc, slimmest_score, widest_gain
 from dsnet.space import WidthSpace
 from dsnet.tasks.classification.config import ClassificationConfig
 from dsnet.training import SGS, SGSConfig, Stage
 from dsnet.training.cache import Read, check_size, fresh_reads, make_cache, scores_of
-from dsnet.training.distributed import device, world
+from dsnet.training.distributed import gathered, in_order, rank, world
 from dsnet.training.measured import measured, standardise_gates
 
 BATCH = 256
@@ -47,7 +48,8 @@ def check_cache(net: Supernet, data: Data, config: ClassificationConfig) -> None
         return
     seen = SIDE**2 * net.chain[0].first.entered.max if sgs.spec.early is not None else 0
     numbers = seen + len(WidthSpace(routed.routing).uniform) * net.spec.num_classes
-    check_size(sgs.cache, len(data.train) // world(), numbers, sgs.cache_limit)
+    images = data.calibration if sgs.held_out else data.train
+    check_size(sgs.cache, len(images) // world(), numbers, sgs.cache_limit)
 
 
 def data_words(data: DataConfig) -> str:
@@ -58,7 +60,6 @@ def data_words(data: DataConfig) -> str:
 def cached(stage: Stage[Supernet], batches: TrainBatches, config: ClassificationConfig) -> Batches:
     """The batches of stage II: those of a cache, if the router can be trained on one. Measures the frozen supernet."""
     assert isinstance(stage, SGS)
-    stage.to(device())
     net, sgs, fresh = stage.net, config.sgs, config.gate_from is None
     if sgs.cache and decides_once(net):
         folder = None if sgs.cache_folder is None else Path(sgs.cache_folder)
@@ -74,7 +75,8 @@ def cached(stage: Stage[Supernet], batches: TrainBatches, config: Classification
 
 
 def calibration_batches(data: Data, config: ClassificationConfig) -> Iterator[Batch]:
-    return plain_batches(data.calibration, BATCH, workers=config.data.workers)
+    """The calibration images of this process, which has every world-th batch."""
+    return plain_batches(data.calibration, BATCH, workers=config.data.workers, rank=rank(), world=world())
 
 
 def calibration_reads(net: Supernet, data: Data, config: ClassificationConfig) -> Iterator[tuple[Read, Tensor]]:
@@ -82,7 +84,8 @@ def calibration_reads(net: Supernet, data: Data, config: ClassificationConfig) -
 
 
 class Watch:
-    """What the router does on the calibration images after every epoch. The frozen network runs on them once."""
+    """What the router does on the calibration images after every epoch. The frozen network runs on them once; every
+    process runs it on its own."""
 
     def __init__(self, data: Data, config: ClassificationConfig) -> None:
         self.data, self.config = data, config
@@ -121,8 +124,8 @@ class Watch:
         runner, paths = eager(net), []
         for batch in calibration_batches(self.data, self.config):
             if len(batch.images):
-                paths += [runner.run(batch.images, Policy(window=window)).paths for window in router.windows]
-        taken = np.concatenate(paths)
+                paths += [as_array(runner.run(batch.images, Policy(window=window)).paths) for window in router.windows]
+        taken = np.concatenate(gathered(paths))
         return [np.searchsorted(widths, taken[:, point]) for point, widths in enumerate(router.routing.choices)]
 
     def first(self, net: Supernet) -> tuple[np.ndarray, np.ndarray]:
@@ -139,20 +142,22 @@ class Watch:
 
 
 def first_scores(net: Supernet, reads: Iterable[tuple[Read, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
-    """The scores [N, R] of the first decision, and which of its candidates are right [N, R]."""
-    scores, right = [], []
+    """The scores [N, R] of the first decision, and which of its candidates are right [N, R], on the images of all
+    processes."""
+    found = []
     assert net.spec.router is not None
     for seen, labels in reads:
         raw, logits = scores_of(net, seen)
-        scores.append(link(net.spec.router, raw).cpu().numpy())
         answers = [logits] * net.spec.router.exits + list(seen.answers.unbind(1))
-        right.append(torch.stack([answer.argmax(1) == labels for answer in answers if answer is not None], 1).cpu())
-    return np.concatenate(scores), np.concatenate([part.numpy() for part in right])
+        right = torch.stack([answer.argmax(1) == labels for answer in answers if answer is not None], 1)
+        found.append((link(net.spec.router, raw).cpu().numpy(), right.cpu().numpy()))
+    scores, rights = zip(*in_order(found), strict=True)
+    return np.concatenate(scores), np.concatenate(rights)
 
 
 class Answers(NamedTuple):
-    """Of calibration images: log-probabilities of the classifier whose margin is read [N, classes] and of the widths
-    [N, R, classes], and labels [N]."""
+    """Of calibration images: log-probabilities of the classifier whose margin is read [B, classes] and of the widths
+    [B, R, classes], and labels [B]."""
 
     first: Tensor
     widths: Tensor
@@ -160,42 +165,49 @@ class Answers(NamedTuple):
 
 
 @torch.no_grad()
-def answered(net: Supernet, reads: Iterable[tuple[Read, Tensor]]) -> Answers:
-    first, widths, truth = [], [], []
-    for seen, labels in reads:
-        slimmest = seen.answers[:, 0]
-        first.append((slimmest if net.early is None else net.early.classifier.classify(seen.seen)).log_softmax(1).cpu())
-        widths.append(seen.answers.log_softmax(2).cpu())
-        truth.append(labels.cpu())
-    return Answers(torch.cat(first), torch.cat(widths), torch.cat(truth))
+def answered(net: Supernet, seen: Read, labels: Tensor) -> Answers:
+    slimmest = seen.answers[:, 0]
+    first = slimmest if net.early is None else net.early.classifier.classify(seen.seen)
+    return Answers(first.log_softmax(1), seen.answers.log_softmax(2), labels)
 
 
 @torch.no_grad()
 def fit(net: Supernet, config: SGSConfig, reads: Iterable[tuple[Read, Tensor]]) -> None:
-    """Fit what a router fits to the calibration images: the weights that combine the exit's answer with those of the
-    widths, and then the scores by margin, which are the chances that these answers are right."""
-    first, widths, labels = known = answered(net, reads)
+    """Fit what a router fits to the calibration images of all processes: the weights that combine the exit's answer
+    with those of the widths, and then the scores by margin, which are the chances that these answers are right."""
+    known = [answered(net, seen, labels) for seen, labels in reads]
     if config.spec.exits and config.combined:
         fit_combined(net, known)
     if config.margin:
-        answers = list(widths.unbind(1))
-        if config.spec.exits:
-            assert net.early is not None
-            answers = [first, *(net.early.combined(first, logits, k) for k, logits in enumerate(answers))]
-        best = first.exp().topk(2, dim=1).values
-        right = torch.stack([logits.argmax(1) == labels for logits in answers], 1)
+        margins, right = zip(*in_order([judged(net, config, part) for part in known]), strict=True)
         head = net.probe if net.early is None else net.early.head
-        set_margin(head, *fit_margins((best[:, 0] - best[:, 1]).numpy(), right.numpy()))
+        set_margin(head, *fit_margins(np.concatenate(margins), np.concatenate(right)))
 
 
-def fit_combined(net: Supernet, known: Answers) -> None:
+def judged(net: Supernet, config: SGSConfig, known: Answers) -> tuple[np.ndarray, np.ndarray]:
+    """The margin [B] of the first classifier, and which candidates are right [B, R]."""
+    first, widths, labels = known
+    answers = list(widths.unbind(1))
+    if config.spec.exits:
+        assert net.early is not None
+        answers = [first, *(net.early.combined(first, logits, k) for k, logits in enumerate(answers))]
+    best = first.exp().topk(2, dim=1).values
+    right = torch.stack([logits.argmax(1) == labels for logits in answers], 1)
+    return (best[:, 0] - best[:, 1]).cpu().numpy(), right.cpu().numpy()
+
+
+def fit_combined(net: Supernet, known: Sequence[Answers]) -> None:
     """Set the weights with which the exit's answer and that of a width are combined."""
     assert net.early is not None
     assert net.early.exit_weights is not None
     assert net.early.width_weights is not None
-    first, widths, labels = (part.numpy() for part in known)
-    for position in range(widths.shape[1]):
-        u, v = fit_combination(first, widths[:, position], labels)
+
+    def whole(parts: Iterable[Tensor]) -> np.ndarray:
+        return np.concatenate(in_order([part.cpu().numpy() for part in parts]))
+
+    first, labels = whole(part.first for part in known), whole(part.labels for part in known)
+    for position in range(len(net.early.exit_weights)):  # one after the other: all answers of ImageNet take gigabytes
+        u, v = fit_combination(first, whole(part.widths[:, position] for part in known), labels)
         net.early.exit_weights[position], net.early.width_weights[position] = u, v
 
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dsnet.data.batches import TrainBatches, plain_batches
+from dsnet.data.batches import TrainBatches, load_all, plain_batches
 from dsnet.data.dataset import Batch, Data, open_dataset
 from dsnet.data.own import Datasets
 from dsnet.data.splits import SPLITS, check_data
 from dsnet.manifest import Manifest
 from dsnet.models import GraphSpec, ModelSpec, Network, Supernet
+from dsnet.schema import plain
 from dsnet.tasks import GATE, Note, Plan, calibrated_score, card_of, check_source, ends, load
 from dsnet.tasks.classification.accuracy import METRIC, AccuracyScorer, accuracy
 from dsnet.tasks.classification.config import ClassificationConfig
+from dsnet.tasks.classification.looks import with_looks
 from dsnet.tasks.classification.router import Watch, cached, calibration_reads, check_cache, fit
 from dsnet.tasks.classification.transfer import (
     GUIDE,
@@ -27,6 +28,7 @@ from dsnet.tasks.classification.transfer import (
     START,
     check_gate_source,
     load_guide,
+    load_original,
     load_source,
     transferred,
     with_router,
@@ -91,15 +93,15 @@ task = Classification()
 
 def calibration_images(data: Data, config: ClassificationConfig, *, seed: int = 0) -> Iterator[Tensor]:
     """Training images for recalibration, augmented as in training, because the weights were trained with such batches.
+    A process gets every world-th batch.
 
     Without augmentation, which adds dark borders there, accuracy on CIFAR-10 was 3 points lower.
     """
     size = min(task.batch, len(data.train))
-    batches = TrainBatches(data.train, size, seed, config.data.workers)
+    batches = TrainBatches(data.train, size, seed)
     number = max(1, min(config.recalibration // size, len(batches)))
-    for batch in itertools.islice(batches.epoch(0), number):
-        if len(batch.images) > 1:  # damaged files are left out, so a batch may be empty
-            yield batch.images
+    for batch in load_all(data.train, batches.jobs(0)[rank() : number : world()], config.data.workers):
+        yield batch.images
 
 
 def training_of(config: ClassificationConfig, manifest: Manifest) -> dict[str, Any]:
@@ -131,7 +133,7 @@ def training_of(config: ClassificationConfig, manifest: Manifest) -> dict[str, A
     if (router := manifest.router) is not None:
         gate = config.routed(config.model.spec()).gate
         training["router"] = {
-            **asdict(router.spec),
+            **{key: value for key, value in plain(router.spec).items() if value or key != "candidates"},
             "routing": [list(allowed) for allowed in router.routing.choices],
             "weights": list(config.sgs.weights),
             "gate": None if gate is None else [gate.slimming, gate.shared],
@@ -152,16 +154,30 @@ def widths_plan(config: ClassificationConfig, data: Data, folder: Path) -> Plan[
 
     def stage(net: Supernet) -> IEB:
         weights = balanced(torch.tensor(data.counts)) if config.ieb.class_weights == "balanced" else None
-        guide = load_guide(config, data, folder)
-        return IEB(net, config.ieb, class_weights=weights, guide=guide, frozen=config.freeze == "front")
+        return IEB(
+            net,
+            config.ieb,
+            class_weights=weights,
+            guide=load_guide(config, data, folder),
+            original=load_original(config, data, folder),
+            labelled=bool(data.classes),
+            frozen=config.freeze == "front",
+        )
 
     def validate(average: Supernet, note: Note) -> dict[str, float]:
         paths = ends(average)
-        scores = accuracy(average, noted(data, config, note), list(paths.values()))
+        if config.ieb.only is not None:
+            paths = {f"width{config.ieb.only}": average.space.at(config.ieb.only)}
+        batches = noted(data, config, note)
+        if not data.classes:
+            original = load_original(config, data, folder)
+            assert original is not None
+            batches = answered_by(original.to(average.head.classifier.weight.device), batches)
+        scores = accuracy(average, batches, list(paths.values()))
         return dict(zip(paths, scores, strict=True))
 
     def finish(net: Supernet) -> Supernet:
-        net.card = card_of(data)
+        net.card = replace(card_of(data), classes=data.classes or net.card.classes)
         recalibrate(net, calibration_images(data, config), frozen=config.freeze == "front")
         return net
 
@@ -193,6 +209,7 @@ def router_plan(config: ClassificationConfig, data: Data, folder: Path) -> Plan[
         validate=lambda average, note: watch.aucs(average),
         watch=watch.gates,
         cache=lambda stage, batches: cached(stage, batches, config),
+        split="calibration" if config.sgs.held_out else "train",
         check=check,
         prepare=lambda net: with_router(net, config, folder),
         finish=lambda net: finished(net, data, config),
@@ -203,7 +220,10 @@ def finished(net: Supernet, data: Data, config: ClassificationConfig) -> Superne
     """The network with all that is fitted on the calibration images. Of the routers that auto compares, the one that is
     better over the task's budgets is kept."""
     net = net.to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
-    fit(net, config.sgs, calibration_reads(net, data, config))
+    if net.spec.sizes:
+        net = with_looks(net, calibration_reads(net, data, config))
+    else:
+        fit(net, config.sgs, calibration_reads(net, data, config))
     trained = calibrated_score(task, net, data, config)
     if config.sgs.router != "auto":
         return trained.net
@@ -213,11 +233,12 @@ def finished(net: Supernet, data: Data, config: ClassificationConfig) -> Superne
     fitted = calibrated_score(task, other, data, config)
     kept = max(trained, fitted, key=lambda found: found.score)
     name = kept.net.spec.router.kind
-    print(
-        f"router auto keeps {name}: over the budgets, exit_first scores {trained.score:.2%} on the calibration images, "
-        f"and slim_first {fitted.score:.2%}",
-        flush=True,
-    )
+    if rank() == 0:
+        print(
+            f"router auto keeps {name}: over the budgets, exit_first scores {trained.score:.2%} on the calibration "
+            f"images, and slim_first {fitted.score:.2%}",
+            flush=True,
+        )
     return kept.net
 
 
@@ -227,6 +248,15 @@ def noted(data: Data, config: ClassificationConfig, note: Note) -> Iterator[Batc
     for batch in batches:
         note(batch.skipped)
         yield batch
+
+
+@torch.no_grad()
+def answered_by(original: Supernet, batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Batches with the answers of a network as labels."""
+    device = original.head.classifier.weight.device
+    for batch in batches:
+        labels = original(batch.images.to(device), original.space.widest).argmax(1)
+        yield replace(batch, labels=labels.cpu())
 
 
 def new_network(config: ClassificationConfig, data: Data) -> Supernet:
@@ -253,8 +283,8 @@ def carried_over(config: ClassificationConfig, data: Data) -> Supernet:
     """The source's network, adapted to this run's data. Prints what happened to its tensors."""
     net, account = transferred(load_source(config), data, config.model.sizes or ())
     if rank() == 0:
-        where = f"{len(data.train)} training images of {len(data.classes)} classes, {data.image_size} px"
+        classes = f"of {len(data.classes)} classes" if data.classes else "without labels"
+        where = f"{len(data.train)} training images {classes}, {data.image_size} px"
         begun = f"from {config.source}: {len(account.loaded)} tensors loaded"
         print("\n".join([begun, *account.lines(), f"to {data.name}: {where}"]))
-    net.card = card_of(data)
     return net

@@ -15,7 +15,7 @@ from dsnet.models import Network, Supernet
 from dsnet.models.sizes import at_sizes
 from dsnet.nn import SliceConv2d
 from dsnet.nn.router import of_router
-from dsnet.tasks import check_source, load
+from dsnet.tasks import card_of, check_source, load
 from dsnet.tasks.classification.config import ClassificationConfig
 from dsnet.training import with_fresh_router
 from dsnet.weights.account import CLASSIFIER, Account
@@ -44,7 +44,9 @@ def transferred(source: Supernet, data: Data, sizes: Sequence[int] = ()) -> tupl
     """
     if source.spec.sizes != tuple(sizes):
         source = at_sizes(source, sizes)
-    changed = {"num_classes": len(data.classes), "in_channels": data.channels, "image_size": data.image_size}
+    same = same_classes(source, data)
+    classes = source.spec.num_classes if same else len(data.classes)
+    changed = {"num_classes": classes, "in_channels": data.channels, "image_size": data.image_size}
     spec = replace(source.spec, router=None, **changed)
     spec.check_size(data.image_size)
     net, account = Supernet(spec), Account()
@@ -53,7 +55,7 @@ def transferred(source: Supernet, data: Data, sizes: Sequence[int] = ()) -> tupl
     for key, tensor in source.state_dict().items():
         if key not in state:  # the head of a router that probes
             account.unused[key] = "the router is not kept"
-        elif key.startswith(f"{CLASSIFIER}.") and source.card.classes != data.classes:
+        elif key.startswith(f"{CLASSIFIER}.") and not same:
             account.unused[key] = account.fresh[key] = "the classes are different"
         elif key == stem and source.spec.in_channels != data.channels:
             state[key] = adapted_stem(tensor, data.channels)
@@ -63,7 +65,35 @@ def transferred(source: Supernet, data: Data, sizes: Sequence[int] = ()) -> tupl
             state[key] = tensor
             account.whole.append(key)
     net.load_state_dict(state)
+    net.card = replace(card_of(data), classes=data.classes or source.card.classes)
     return net, account
+
+
+def same_classes(source: Supernet, data: Data) -> bool:
+    """Whether a network keeps its classifier on this data: it knows the same classes, or the images have no labels. A
+    converted network does not know the names of its classes, only their number."""
+    if not data.classes or source.card.classes == data.classes:
+        return True
+    return not source.card.classes and source.spec.num_classes == len(data.classes)
+
+
+def load_original(config: ClassificationConfig, data: Data, folder: Path) -> Supernet | None:
+    """The network that the run starts from, if it is the teacher. It must know the same classes.
+
+    folder: Folder of the run, which has a copy of it once the run has begun.
+    """
+    if config.ieb.teacher != "original":
+        return None
+    if config.source is None:
+        raise ValueError("ieb.teacher original is the network that the run starts from; name it with --from RUN")
+    started = (folder / START).is_dir()
+    original = load(folder / START if started else config.source, "classification")
+    if not started and not same_classes(original, data):
+        raise ValueError(
+            f"ieb.teacher original: the network in {config.source} answers {original.spec.num_classes} other classes "
+            f"than the {len(data.classes)} of the data; choose another ieb.teacher, or train on data.dataset images"
+        )
+    return original
 
 
 def first_weight(net: Supernet) -> str:

@@ -60,7 +60,7 @@ class Detector(nn.Module):
         self.backbone = Supernet(spec.backbone)
         self.backbone.head.requires_grad_(False)
         self.projections = nn.ModuleDict(
-            {tap: SliceConv2d(spec.channels_of(tap), Channels.of(spec.projection)) for tap in spec.taps}
+            {tap: SliceConv2d(spec.tap(tap).channels, Channels.of(spec.projection)) for tap in spec.taps}
         )
         self.neck = Neck(spec)
         self.heads = Heads(spec)
@@ -159,7 +159,7 @@ class Detector(nn.Module):
         room, name, *rest = layer.split(".")
         if room == "backbone" and name == "segments":
             return int(rest[0])
-        choice = self.spec.stage_of(name).choice if room == "projections" else None
+        choice = self.spec.tap(name).choice if room == "projections" else None
         return FRONT if choice is None else choice
 
     def parts(self, *, routed: bool = True, headless: bool = True) -> DetectorParts:
@@ -208,7 +208,7 @@ class DetectorParts(LiveParts):
 
     def left_at(self, point: int) -> list[str]:
         spec, owner = self.detector.spec, point - 1 if point else None
-        return [f"map.{tap}" for tap in spec.taps if spec.stage_of(tap).choice == owner]
+        return [f"map.{tap}" for tap in spec.taps if spec.tap(tap).choice == owner]
 
 
 def named_maps(projected: Features) -> Outputs:

@@ -31,7 +31,7 @@ class Neck(nn.Module):
 
     def __init__(self, spec: DetectorSpec) -> None:
         super().__init__()
-        self.sides = [spec.side_of(tap) for tap in spec.taps]
+        self.sides = [spec.tap(tap).side for tap in spec.taps]
         fused = spec.projection * len(spec.taps)
         self.norm = Fixed(nn.GroupNorm(fused // GROUP, fused))
         levels = [ConvNorm(fused, spec.pyramid)]

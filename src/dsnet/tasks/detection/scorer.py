@@ -41,11 +41,14 @@ class PrecisionScorer:
         self.truths: dict[int, Truth] = {}
         self.samples: dict[bytes, np.ndarray] = {}  # resampled metric by the paths of all images
 
-    def add(self, path: WidthPath, rows: np.ndarray, outputs: Outputs, labels: Any) -> None:
-        by_row = self.detections.setdefault(path, {})
+    def take(self, outputs: Outputs, labels: Any) -> list[Detections]:
         boxes, scores = as_array(outputs["boxes"]), as_array(outputs["scores"])
+        return [select(*both) for both in zip(boxes, scores, strict=True)]
+
+    def add(self, path: WidthPath, rows: np.ndarray, taken: list[Detections], labels: np.ndarray) -> None:
+        by_row = self.detections.setdefault(path, {})
         for place, row in enumerate(rows.tolist()):
-            by_row[row] = select(boxes[place], scores[place])
+            by_row[row] = taken[place]
             if row not in self.truths:
                 objects = torch.as_tensor(labels[place])
                 objects = objects[objects[:, 4] != PADDING]

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Literal
 
 from dsnet.errors import must
 from dsnet.manifest import RouterSpec
-from dsnet.models import ModelSpec
-from dsnet.models.spec import StageSpec
+from dsnet.models import GraphSpec, ModelSpec
+from dsnet.models.network import Tap
 from dsnet.nn.slicing import out_side
 from dsnet.schema import Typed
-from dsnet.space import Channels, WidthSpace
+from dsnet.space import WidthSpace
 
 if TYPE_CHECKING:
     from dsnet.tasks.detection.detector import Detector
@@ -41,7 +41,7 @@ class DetectorSpec(Typed):
     """
 
     task: Literal["detection"] = field(default="detection", kw_only=True)
-    backbone: ModelSpec
+    backbone: ModelSpec | GraphSpec
     num_classes: int
     taps: tuple[str, ...] = TAPS
     projection: int = 128
@@ -50,10 +50,15 @@ class DetectorSpec(Typed):
     ratios: tuple[tuple[float, ...], ...] = RATIOS
 
     def __post_init__(self) -> None:
+        if self.backbone.sizes:
+            raise ValueError(
+                f"the backbone runs at the image sizes {list(self.backbone.sizes)}, but a detector runs at one; give a "
+                f"network that was trained without sizes"
+            )
         if type(self.num_classes) is not int or self.num_classes < 1:
             raise ValueError(f"num_classes is {self.num_classes!r}; a detector needs at least 1 kind of object")
         check_channels(projection=self.projection, pyramid=self.pyramid)
-        available = [stage.tap for stage in self.backbone.stages if stage.tap is not None]
+        available = self.backbone.taps
         if not self.taps or (unknown := [tap for tap in self.taps if tap not in available]):
             raise ValueError(
                 f"{self.backbone.name!r} has no maps named {', '.join(unknown) if self.taps else '(none given)'}; "
@@ -61,11 +66,6 @@ class DetectorSpec(Typed):
             )
         if len(self.scales) != len(self.ratios) + 1 or list(self.scales) != sorted(self.scales):
             raise ValueError(f"{len(self.ratios)} maps need {len(self.ratios) + 1} rising scales, not {self.scales}")
-        if self.backbone.sizes:
-            raise ValueError(
-                f"the backbone runs at the image sizes {list(self.backbone.sizes)}, but a detector runs at one; give a "
-                f"network that was trained without sizes"
-            )
         if self.backbone.router is not None and self.backbone.router.probes:
             raise ValueError(
                 f"router {self.backbone.router.kind} reads the logits of a classifier, which a detector does not have; "
@@ -143,26 +143,14 @@ class DetectorSpec(Typed):
         box."""
         return tuple(2 + 2 * len(own) for own in self.ratios)
 
-    def stage_of(self, tap: str) -> StageSpec:
-        return next(stage for stage in self.backbone.stages if stage.tap == tap)
-
-    def channels_of(self, tap: str) -> Channels:
-        stage = self.stage_of(tap)
-        return Channels.of(stage.out, 1 if stage.choice is None else self.backbone.widths[stage.choice])
-
-    def side_of(self, tap: str) -> int:
-        side = self.image_size
-        for stage in self.backbone.stages:
-            side = out_side(side, stage.stride)
-            if stage.tap == tap:
-                break
-        return side
+    def tap(self, name: str) -> Tap:
+        return self.backbone.taps[name]
 
     @property
     def sides(self) -> tuple[int, ...]:
         """Sides of the pyramid's maps. Each is half of the one before. The last map has no padding if the one before
         has at least 3 pixels, so that 300 pixels give 38, 19, 10, 5, 3, 1."""
-        sides = [self.side_of(self.taps[0])]
+        sides = [self.tap(self.taps[0]).side]
         while len(sides) < len(self.ratios):
             last = len(sides) == len(self.ratios) - 1 and sides[-1] >= 3
             sides.append((sides[-1] - 3) // 2 + 1 if last else out_side(sides[-1], 2))

@@ -15,17 +15,30 @@ from dsnet.data.own import Datasets
 from dsnet.data.voc import open_detection_data
 from dsnet.errors import TrainingError, must
 from dsnet.manifest import Manifest
-from dsnet.models import ModelSpec, eager
+from dsnet.models import GraphSpec, eager
 from dsnet.models.parts import uncalibrated
 from dsnet.prediction.answers import CONFIDENCE
-from dsnet.routing.traces import Traces
-from dsnet.tasks import GATE, STATE, Note, Plan, blank, calibrated, card_of, check_source, ends, images_of, load
+from dsnet.tasks import (
+    GATE,
+    STATE,
+    Note,
+    Plan,
+    blank,
+    calibrated,
+    card_of,
+    check_source,
+    ends,
+    images_of,
+    load,
+    traces_of,
+)
 from dsnet.tasks.detection.config import DetectionConfig
 from dsnet.tasks.detection.detector import Detector, with_backbone
 from dsnet.tasks.detection.scorer import METRIC, PrecisionScorer
-from dsnet.tasks.detection.spec import DetectorSpec
+from dsnet.tasks.detection.spec import TAPS, DetectorSpec
 from dsnet.tasks.detection.stages import GatesStage, WidthsStage, median_gap
 from dsnet.training import OptimConfig, with_fresh_router
+from dsnet.training.distributed import gathered, rank, world
 
 
 class Detection:
@@ -81,10 +94,9 @@ def widths_plan(config: DetectionConfig, data: Data) -> Plan[Detector]:
 
     def validate(average: Detector, note: Note) -> dict[str, float]:
         paths = ends(average)
-        runner, images = eager(average), images_of(task, data, "calibration", config)
-        scorer = PrecisionScorer(runner.manifest)
-        Traces(runner, images.batches(), scorer, paths=list(paths.values()), routed=False)
-        return {name: scorer.of(path)["mAP"] for name, path in paths.items()}
+        runner, uniform = eager(average), list(paths.values())
+        traces, _ = traces_of(task, runner, data, "calibration", config, paths=uniform, routed=False)
+        return {name: traces.scorer.of(path)["mAP"] for name, path in paths.items()}
 
     keep = config.gates.router == "frozen"
     return Plan(
@@ -147,8 +159,6 @@ def has_widths(config: DetectionConfig) -> bool:
 def new_detector(config: DetectionConfig, data: Data) -> Detector:
     """Fresh neck and heads on the backbone of a classification run."""
     net = load(backbone_of(config), "classification")
-    if not isinstance(net.spec, ModelSpec):
-        raise ValueError(f"{config.backbone} was made by `dsnet slim`; detectors need a model from `dsnet models`")
     if unseen := uncalibrated(net, list(net.space.uniform)):
         raise ValueError(
             f"the batch-norm statistics of {len(unseen)} widths of {config.backbone} were never calibrated; run "
@@ -158,7 +168,10 @@ def new_detector(config: DetectionConfig, data: Data) -> Detector:
     if config.gates.router == "frozen" and net.spec.widths and router is None:
         raise ValueError(f"{config.backbone} has no trained gates to keep; train them, or set gates.router trained")
     backbone = replace(net.spec, image_size=data.image_size, num_classes=1, router=router)
-    spec = DetectorSpec(backbone, len(data.classes), tuple(config.taps), config.projection, config.pyramid)
+    taps = tuple(config.taps)
+    if isinstance(backbone, GraphSpec) and taps == TAPS:  # those of MobileNetV1, which no converted network has
+        taps = tuple(backbone.taps)[-len(TAPS) :]
+    spec = DetectorSpec(backbone, len(data.classes), taps, config.projection, config.pyramid)
     detector = with_backbone(spec, net)
     detector.card = card_of(data)
     return detector
@@ -187,9 +200,11 @@ def with_fresh_gate(detector: Detector, config: DetectionConfig) -> Detector:
 
 def slimmest_share(average: Detector, data: Data, config: DetectionConfig) -> float:
     """Share of the calibration images that the gate, at lambda 0, sends to the slimmest candidate."""
-    runner, images = eager(average), images_of(task, data, "calibration", config)
+    runner = eager(average)
+    images = images_of(task, data, "calibration", config, rank=rank(), world=world(), device=runner.device)
     slimmest, slim, total = average.backbone.routing.slimmest[0], 0, 0
     for batch in images.batches():
         paths = runner.run(batch.images).paths
         slim, total = slim + int((paths[:, 0] == slimmest).sum()), total + len(paths)
-    return slim / max(1, total)
+    counts = gathered([(slim, total)])
+    return sum(slim for slim, _ in counts) / max(1, sum(total for _, total in counts))

@@ -1,0 +1,61 @@
+"""The devices that PyTorch computes on, by the names that the option `--device` takes."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from dsnet.runtime.engine import device_name
+
+
+def find_device(name: str | torch.device = "auto") -> torch.device:
+    """The device with a name: auto takes a GPU if there is one, and cuda the GPU of this process.
+
+    torchrun's processes of one machine take one GPU each.
+    """
+    name = device_name(str(name))
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if name == "mps":
+        if not torch.backends.mps.is_available():
+            raise ValueError("device 'mps' is not there: it needs macOS on an Apple chip; use cpu")
+        return torch.device("mps")
+    if not torch.cuda.is_available():
+        raise ValueError(
+            f"device {name!r} is not there: PyTorch {torch.__version__} sees no GPU; use cpu, or install a build of "
+            f"PyTorch for your GPU and its driver"
+        )
+    processes, visible = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if ":" not in name:
+        index = int(os.environ.get("LOCAL_RANK", "0"))
+    elif processes == 1:
+        index = int(name.removeprefix("cuda:"))
+    else:
+        raise ValueError(f"device {name!r} is one GPU for {processes} processes; use cuda, which gives each its own")
+    if index >= visible:
+        asked = f"process {index} of this machine needs GPU {index}" if processes > 1 else f"GPU {index} is asked for"
+        raise ValueError(
+            f"{asked}, but {visible} GPU{'s are' if visible != 1 else ' is'} visible; start as many processes as there "
+            f"are GPUs (also to resume), and see CUDA_VISIBLE_DEVICES"
+        )
+    return torch.device("cuda", index)
+
+
+def unused_gpus() -> int:
+    """The number of GPUs of this machine that no process of this job uses."""
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(0, torch.cuda.device_count() - processes) if torch.cuda.is_available() else 0
+
+
+def words_for(device: torch.device) -> str:
+    """What a device adds to the name of a runtime: nothing for the CPU."""
+    if device.type == "cuda":
+        return f" on {torch.cuda.get_device_name(device)}"
+    return "" if device.type == "cpu" else f" on {device}"
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until a device has done all that it was asked for, so that a clock can be read."""
+    if device.type in ("cuda", "mps"):
+        getattr(torch, device.type).synchronize()
