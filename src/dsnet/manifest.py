@@ -360,6 +360,12 @@ class Manifest(Typed):
         exits = self.space.exit and self.kind != "static"  # a static file may hold the exit alone
         return [self.space.exit_path] * exits + list(self.space)
 
+    @cached_property
+    def uniform(self) -> list[WidthPath]:
+        """The uniform paths that can be run, slimmest first, at every image size."""
+        found = self.space.uniform
+        return [path for path in found if path in self.pinnable] if self.space.sized else found
+
     @property
     def points(self) -> int:
         return len(self.space)

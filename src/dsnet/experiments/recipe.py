@@ -255,6 +255,8 @@ TINY: Keys = {
     "data.calibration": 0.2,
     "optim.epochs": 1,
 }
+TINY_SIZES: Keys = {**TINY, "model.sizes": [8, 12, 16], "freeze": "none", "stage": "supernet"}
+SIZES_ALONE = ("sizes_static", "sizes_sweep", "sizes_small")
 SMOKE = Scale(
     name="smoke",
     about="Scale smoke: one epoch on the embedded digits. It shows that the experiment runs; its figures mean nothing.",
@@ -280,6 +282,8 @@ SMOKE = Scale(
         "slim": Base("pretrained", TINY),
         "slim_static": Base("pretrained", {**TINY, "stage": "supernet"}),
         "slim_sweep": Base("pretrained", {**TINY, "stage": "supernet"}),
+        **{name: Base("pretrained", {**TINY_SIZES, "model.widths": [1]}) for name in ("sizes", *SIZES_ALONE)},
+        "sizes_both": Base("pretrained", TINY_SIZES),
     },
     folders={"folder": "digits", "detector": "digits-voc", "slim_pre": "digits/train"},
     widths=(0.5, 1.0),
@@ -301,6 +305,21 @@ LITE0: Keys = {  # as `dsnet slim efficientnet_lite0` converts it, at 112 px and
 }
 PHOTOGRAPHS: Keys = {**LITE0, "data.calibration": 0.16}
 ALONE: Keys = {**PHOTOGRAPHS, "stage": "supernet", "optim.epochs": 12}  # a step costs half of a dynamic network's
+SIZED: Keys = {  # the same network with all its channels, at five image sizes; all layers learn
+    **PHOTOGRAPHS,
+    "model.widths": [1],
+    "model.sizes": [48, 64, 80, 96, 112],
+    "freeze": "none",
+    "stage": "supernet",
+    "optim.epochs": 4,
+}
+SIZES: Mapping[str, Base] = {
+    "sizes": Base("pretrained", SIZED),
+    "sizes_both": Base("pretrained", {**SIZED, "model.widths": [2], "ieb.paths": 2}),
+    "sizes_static": Base("pretrained", {**SIZED, "optim.epochs": 7}),  # a step costs 1 / 1.8 of one with sizes
+    "sizes_sweep": Base("pretrained", {**SIZED, "optim.epochs": 7}),
+    "sizes_small": Base("pretrained", {**SIZED, "model.sizes": None, "optim.epochs": 7}),
+}
 SLIM: Mapping[str, Base] = {
     "slim_pre": Base("distil", LITE0),
     "slim": Base("pretrained", PHOTOGRAPHS),
@@ -309,7 +328,7 @@ SLIM: Mapping[str, Base] = {
 }
 SLIM_FOLDERS = {
     "slim_pre": "imagenette/train",
-    **dict.fromkeys(("slim", "slim_static", "slim_sweep"), "caltech101"),
+    **dict.fromkeys(("slim", "slim_static", "slim_sweep", *SIZES), "caltech101"),
 }
 CPU = Scale(
     name="cpu",
@@ -324,7 +343,7 @@ CPU = Scale(
             2,
         ),
         **dict.fromkeys(("slim", "slim_static"), 2),
-        "slim_sweep": 1,
+        **dict.fromkeys(("slim_sweep", "sizes_both", "sizes_sweep", "sizes_small"), 1),
     },
     bases={
         "mbnet": Base(MBNET),
@@ -344,6 +363,7 @@ CPU = Scale(
         "static_backbone": Base(IMAGENETTE, {"model.name": "mobilenet_v1", "model.width": 0.5}),
         "detector": Base("detection/bccd_small"),
         **SLIM,
+        **SIZES,
     },
     folders={"cifar10": "", "folder": "imagenette", "detector": "BCCD", **SLIM_FOLDERS},
     widths=(0.5, 0.75, 1.0),
@@ -354,6 +374,9 @@ CPU = Scale(
         "with AdamW, the router 300.",
         "transfer": "From CIFAR-10 to Fashion-MNIST at 28 px, one epoch of each stage; the paper's figures are of "
         "ImageNet to CIFAR-10. Learning rate 0.05, from scratch 0.1.",
+        "sizes": "Caltech-101 (100 classes, 4,150 training, 790 calibration and 3,302 test images) at 112 px. The "
+        "network has ImageNet weights and learns 4 epochs, in every step at 112 px, one size in between and 48 px. "
+        "Static networks learn 7 epochs, which take as long. All layers learn.",
         "slim": "Caltech-101 (100 classes, 4,150 training, 790 calibration and 3,302 test images) at 112 px. The "
         "network has ImageNet weights and the widths 0.35/0.5, 0.5/0.75, 0.75/0.75 and 1 of its hidden and residual "
         "channels. Its slim widths first learn from the original on Imagenette's training images without labels, 2 "
@@ -393,6 +416,7 @@ PAPER = Scale(
         "static_backbone": Base(IMAGENET, {"model.name": "mobilenet_v1", "stage": "supernet"}),
         "detector": Base("detection/voc_ds_mobilenet_v1"),
         **SLIM,
+        **SIZES,
     },
     folders={"cifar10": "", "folder": "imagenet", "detector": "VOCdevkit", **SLIM_FOLDERS},
     widths=(0.5, 0.75, 1.0),

@@ -121,7 +121,8 @@ def routed_calls(runner: Timed, images: Any) -> dict[WidthPath, Call]:
     if router is None or not budgets:
         return found
     for path in router.candidates:
-        capped = manifest.pins and not is_exit(path)  # no cap makes a router take the exit
+        # No cap makes a router take the exit, or one of several image sizes.
+        capped = manifest.pins and not is_exit(path) and not manifest.space.sized
         caps = [(budgets[-1].madds, max(path))] if capped else [(row.madds, None) for row in budgets]
         policies = [runner.policy(madds, cap, size) for madds, cap in caps]
         taking = taker(runner, images, path, policies)

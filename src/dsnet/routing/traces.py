@@ -249,7 +249,8 @@ class Traces:
         """The paths that routing and its evaluation always need."""
         if self.router is None:
             return []
-        return [*self.manifest.space.uniform, *self.router.candidates, self.router.routing.widest]
+        widest = [] if self.router.spec.candidates else [self.router.routing.widest]
+        return [*self.manifest.uniform, *self.router.candidates, *widest]
 
     @property
     def prices(self) -> Prices:

@@ -145,7 +145,7 @@ def paths_to_evaluate(runner: Runner, sample: int = 0, seed: int = 0) -> list[Wi
     """Every path of a network with one choice point; with several, the uniform paths and a random sample of others. The
     exit is the first."""
     space = runner.manifest.space
-    paths, exits = space.uniform, [space.exit_path] * space.exit
+    paths, exits = runner.manifest.uniform, [space.exit_path] * space.exit
     if len(paths) < space.size:
         rng, known = random.Random(seed), {*exits, *paths}
         others = [path for path in runner.paths if path not in known]
@@ -259,7 +259,7 @@ def budget_row(
     outcome = traces.at(policy)
     madds = outcome.madds.astype(np.float64)
     score, error, exit = traces.score(outcome), None, None
-    uniform, exits = traces.manifest.space.uniform, traces.combined[:1]
+    uniform, exits = traces.manifest.uniform, traces.combined[:1]
     if groups:
         level, gain, error = over_hull(traces, outcome, uniform)
         exit = over_hull(traces, outcome, [*exits, *uniform]) if exits else None
@@ -321,7 +321,7 @@ def lottery(traces: Traces, outcome: Outcome) -> Stat | None:
 def oracle_at(traces: Traces, madds: float) -> float:
     """The score of a router that knows the narrowest uniform path that is right, at average MAdds. It begins with the
     slimmest path, or the exit, for all images and widens those first that need the least."""
-    paths = traces.combined or sorted(traces.manifest.space.uniform, key=traces.table.madds)
+    paths = traces.combined or sorted(traces.manifest.uniform, key=traces.table.madds)
     right = np.stack([traces.right(path, routed=True) for path in paths], 1)
     costs = np.array([traces.table.madds(path) for path in paths], np.float64)
     narrowest = np.bincount(right.argmax(1)[right.any(1)], minlength=len(paths)) / len(right)
@@ -348,7 +348,7 @@ def hull(traces: Traces, madds: float, paths: Sequence[WidthPath]) -> np.ndarray
 
 def between(traces: Traces, madds: float) -> float:
     """The score at the given MAdds, interpolated between the uniform widths."""
-    uniform = traces.manifest.space.uniform
+    uniform = traces.manifest.uniform
     return straight(
         [(traces.table.madds(path), next(iter(traces.scorer.of(path).values()))) for path in uniform], madds
     )

@@ -38,7 +38,8 @@ def routed(traces: Traces, outcome: Outcome, members: np.ndarray) -> Group:
 
 def choices(router: Router) -> list[WidthPath]:
     """The candidates of a router, and the widest path of its space in case gates have lists of different lengths."""
-    return list(dict.fromkeys([*router.candidates, router.routing.widest]))
+    widest = [] if router.spec.candidates else [router.routing.widest]
+    return list(dict.fromkeys([*router.candidates, *widest]))
 
 
 def difficulties(traces: Traces) -> dict[str, np.ndarray]:

@@ -284,7 +284,7 @@ async def listed(state: State, request: Request) -> Response:
                 "task": model.manifest.task,
                 "classes": model.manifest.num_classes,
                 "image_size": model.manifest.image_size,
-                "paths": [list(path) for path in model.manifest.space.uniform],
+                "paths": [list(path) for path in model.manifest.uniform],
                 "levels": [
                     {"name": level.name, "budget": round(level.share, 6), "ms": round(level.ms, 4)}
                     for level in model.levels

@@ -33,6 +33,7 @@ REPLY = 0.002  # seconds that are kept for sending the answer, at least
 BEAT = 0.01  # seconds between looks at how late the event loop is
 HOPS = 4  # how often a request waits for the event loop: to be read, begun, answered and sent
 BEATS = 3  # looks of which most must find it late; a single one says only that the machine stalled
+BUSY = 0.4  # share of a core that an event loop uses which cannot keep up; one worker may have half of the same core
 LATE = 0.5  # share of the deadline that the event loop may take before requests are refused unread
 LEARN = 0.1  # weight of the newest batch in averages
 PER_BYTE = 3e-8  # seconds of decoding for each byte of a picture, until some were decoded
@@ -111,6 +112,7 @@ class Engine:
         self.pool = ThreadPoolExecutor(self.workers, thread_name_prefix="dsnet-worker")
         self.clock = time.monotonic
         self.per_byte, self.beats = PER_BYTE, deque([0.0] * BEATS, BEATS)
+        self.busy_share = 0.0  # share of a core that the event loop uses
         self.answering = 0  # requests that are being answered
 
     async def run(
@@ -155,11 +157,13 @@ class Engine:
                     part.future.exception()  # has been seen
 
     async def beat(self) -> None:
-        """Measure how late the event loop is, for as long as the server runs."""
+        """Measure how late and how busy the event loop is, for as long as the server runs."""
         while True:
-            due = self.clock() + BEAT
+            begun, spent = self.clock(), time.thread_time()
             await asyncio.sleep(BEAT)
-            self.beats.append(max(0.0, self.clock() - due))
+            took = self.clock() - begun
+            self.beats.append(max(0.0, took - BEAT))
+            self.busy_share += LEARN * ((time.thread_time() - spent) / took - self.busy_share)
 
     @property
     def lag(self) -> float:
@@ -167,9 +171,9 @@ class Engine:
         return sorted(self.beats)[BEATS // 2]
 
     def check_crowd(self) -> None:
-        """Refuse a request before it is read, if the event loop alone would make it late. Whoever reads all of them
-        has no time left to answer any."""
-        if HOPS * self.lag > LATE * self.limits.deadline_ms / 1e3:
+        """Refuse a request before it is read, if the event loop is so busy with requests that it makes them late. A
+        server that reads all of them has no time left to answer any."""
+        if self.busy_share > BUSY and HOPS * self.lag > LATE * self.limits.deadline_ms / 1e3:
             raise self.busy(f"the server is {1e3 * self.lag:.0f} ms late with reading requests")
 
     def busy(self, why: str) -> Refusal:

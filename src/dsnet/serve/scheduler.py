@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 STEPS = 32  # generosity is a multiple of 1 / STEPS
-PART = 0.5  # share of a request's spare time that it may be made to wait; the rest is for requests yet to come
+PART = 0.4  # share of a request's spare time that it may be made to wait; the rest is for requests yet to come
 RISE = 1.0  # seconds in which generosity rises from 0 to 1
 LEARN = 0.1  # weight of the newest batch in the average pace
 PACES = 0.25, 20.0  # limits of the pace

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsnet.experiments.catalogue import alternatives, networks, routers, slim, uses
+from dsnet.experiments.catalogue import alternatives, networks, routers, sizes, slim, uses
 from dsnet.experiments.layout import Experiment
 from dsnet.experiments.simulated import latency, motivation
 
@@ -84,6 +84,15 @@ EXPERIMENTS = {
             slim.slim_tables,
             compare=slim.compare,
             prepare=slim.prepare,
+        ),
+        Experiment(
+            "sizes",
+            "Look small first: the image size as a second axis",
+            "EfficientNet-Lite0 looks at a small image first, and at a larger one where it is not sure, against the "
+            "same network fine-tuned at one size.",
+            sizes.sizes_tables,
+            compare=sizes.compare,
+            prepare=sizes.prepare,
         ),
         Experiment("efficientnet", "EfficientNet", "DS-EffNet against static EfficientNets.", networks.effnet_tables),
     )
