@@ -9,6 +9,7 @@ from dsnet.version import __version__
 
 if TYPE_CHECKING:
     from dsnet.api import Run, evaluate, predict, train
+    from dsnet.data.own import Datasets
     from dsnet.export.bundle import export_bundle
     from dsnet.export.dynamic import export_onnx
     from dsnet.export.int8 import quantisation
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _ROOMS = {
     "BudgetTracker": "dsnet.routing.tracking",
+    "Datasets": "dsnet.data.own",
     "DynamicRunner": "dsnet.models",
     "Run": "dsnet.api",
     "count": "dsnet.models",
@@ -48,6 +50,7 @@ _ROOMS = {
 
 __all__ = [
     "BudgetTracker",
+    "Datasets",
     "DynamicRunner",
     "Run",
     "__version__",

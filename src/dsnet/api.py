@@ -41,7 +41,7 @@ class Run:
 
 
 def train(
-    data: Place | Mapping[str, Any] | None = None,
+    data: Place | Mapping[str, Any] | Any = None,
     model: str | Mapping[str, Any] | None = None,
     out: Place | None = None,
     *,
@@ -55,19 +55,24 @@ def train(
     """Train a network that chooses its width for each input, as `dsnet train` does. By default on the embedded digits.
 
     Args:
-        data: A folder of images, a CSV file of labels, the name of a dataset such as digits, or the keys of the group
-            `data`.
+        data: A folder of images or shards, a CSV file of labels, the name of a dataset such as digits, the keys of the
+            group `data`, a `dsnet.Datasets`, or a map-style dataset of torch, which is then split.
         model: A name from `list_models()`, or the keys of the group `model`.
         out: Folder of the run; by default a new one in runs/.
         source: Run to start from: fine-tune its network, or train its router with stage="gate".
         config: YAML files, or names of configs that come with dsnet. The other arguments override them.
-        resume: Folder of a run to continue, bit for bit. It keeps its own config.
+        resume: Folder of a run to continue, bit for bit. It keeps its own config. "auto" continues the run in the
+            folder `out` if it has begun, and begins it otherwise.
         overwrite: Delete the run that is in the folder `out`, once all checks have passed.
         device: Where to train: auto (a GPU if there is one), cpu, cuda or cuda:N.
         options: Keys of the config. Groups are dicts: seed=1, optim={"epochs": 30}, or **{"optim.epochs": 30}.
     """
     configs, folders = import_heavy("dsnet.runs.config"), import_heavy("dsnet.runs.folder")
-    keys = keys_of(data, model, config, options)
+    own = own_of(data)
+    keys = keys_of(data if own is None else {"dataset": "python"}, model, config, options)
+    if resume == "auto":
+        resume = folders.begun_in(out, overwrite=overwrite)
+        out, source = (None, None) if resume is not None else (out, source)
     if resume is not None:
         if out is not None or source is not None:
             raise ValueError(f"resume continues in {os.fspath(resume)} with its own source; leave out and source out")
@@ -78,8 +83,17 @@ def train(
         recipe = None if config else configs.recipe_for(kind, begun, keys)
         settings = configs.new_config(kind, begun, keys, recipe=recipe)
         folder = folders.new_folder(settings.run_name) if out is None else Path(out)
-    how = {"resume": resume is not None, "overwrite": overwrite, "device": device}
+    how: dict[str, Any] = {"resume": resume is not None, "overwrite": overwrite, "device": device}
+    how |= {} if own is None else {"own": own}
     return Run(folder, import_heavy("dsnet.runs.train").train(settings, folder, **how))
+
+
+def own_of(data: Any) -> Any:
+    """Datasets of torch as a `Datasets`; None for data that a config names."""
+    if data is None or isinstance(data, str | os.PathLike | Mapping):
+        return None
+    kind = import_heavy("dsnet.data.own").Datasets
+    return data if isinstance(data, kind) else kind(data)
 
 
 def keys_of(
@@ -101,8 +115,10 @@ def keys_of(
 
 
 def data_keys(data: Place) -> dict[str, str]:
-    """The key of the group `data` that a folder, a CSV file of labels or the name of a dataset stands for."""
+    """The keys of the group `data` that a folder, shards, a CSV file of labels or the name of a dataset stands for."""
     place, name = Path(data), os.fspath(data)
+    if (place / "shards.json").is_file():
+        return {"dataset": "shards", "root": name}
     if place.is_dir():
         return {"root": name}
     if place.suffix == ".csv":
@@ -129,6 +145,7 @@ def evaluate(
     seed: int = 0,
     root: Place | None = None,
     source: Place | None = None,
+    data: Any = None,
     device: str = "auto",
     **options: Any,
 ) -> Evaluation:
@@ -143,18 +160,18 @@ def evaluate(
         seed: Seed of the random paths.
         root: Folder of the data, if it has moved since training.
         source: Run that an ONNX file or a bundle came from; by default the folder that it lies in.
+        data: The datasets of a run that was trained on datasets of torch, as `train` was given them.
         device: Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:N or mps.
         options: Options of the task's metric, such as rule="11point" of a detector.
     """
     place = Path(run)
     home = Path(source) if source is not None else place.resolve().parent if is_artefact(place) else place
     folder = import_heavy("dsnet.runs.folder").RunFolder.of(home)
-    settings, data = folder.opened(None if root is None else os.fspath(root))
+    settings, opened = folder.opened(None if root is None else os.fspath(root), own_of(data))
     room = import_heavy("dsnet.runs.evaluate")
     asked = room.EvalOptions(split, budgets, max_width, sample, seed, options)
-    result: Evaluation = room.evaluate(
-        open_runner(place, eager=True, device=device), data, folder.task, settings, asked
-    )
+    runner = open_runner(place, eager=True, device=device)
+    result: Evaluation = room.evaluate(runner, opened, folder.task, settings, asked)
     return result
 
 

@@ -41,11 +41,12 @@ TURNED, MIRRORED_X, MIRRORED_Y = (5, 6, 7, 8), (2, 3, 6, 7), (3, 4, 7, 8)
 
 
 class ImageError(DataError):
-    """A file that cannot be read as an image. `reason` tells why, without the file's name."""
+    """A file that cannot be read as an image. `reason` tells why, without the name of the `file`."""
 
     def __init__(self, file: Path, reason: str, remedy: str = "replace or remove it") -> None:
-        super().__init__(f"{file} cannot be read as an image ({reason}); {remedy}")
-        self.reason = reason
+        self.file, self.reason, self.remedy = str(file), reason, remedy
+        self.found = f"{file} cannot be read as an image ({reason})"
+        super().__init__(f"{self.found}; {remedy}")
 
 
 @contextmanager

@@ -17,6 +17,17 @@ class DataError(ValueError):
     """Data that cannot be used; the message names the file or folder and the remedy."""
 
 
+class DamagedError(DataError):
+    """An image that cannot be read, where damaged images are not skipped. `found` says which, and why."""
+
+    def __init__(self, found: str, remedy: str) -> None:
+        super().__init__(found, remedy)  # all that a copy in another process is made from
+        self.found, self.remedy = found, remedy
+
+    def __str__(self) -> str:
+        return f"{self.found}; {self.remedy}"
+
+
 class NotInstalledError(ImportError):
     """A package is missing that the light install leaves out; the message has the command that installs it."""
 

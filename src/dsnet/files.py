@@ -191,6 +191,20 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def one_at_a_time(file: Path) -> Iterator[None]:
+    """Wait until no other process is in this block for the same file. No effect on Windows."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.with_suffix(".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
 def lock(descriptor: int) -> bool:
     """Lock an open file, or raise BlockingIOError if it is locked already. False if the file system has no locks."""
     try:

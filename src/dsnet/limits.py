@@ -21,6 +21,8 @@ LIMITS: dict[str, int] = {
     "header": 2**24,  # bytes of the list of tensors in a safetensors file
     "json": 2**26,  # bytes
     "yaml": 2**20,  # bytes
+    "images": 200_000_000,  # in the shards of a split
+    "table": 2**32,  # bytes of the table of shards
     "values": 100_000,  # of a YAML file, aliases written out
 }
 

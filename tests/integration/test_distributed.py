@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,27 +13,18 @@ import torch
 
 import dsnet
 from dsnet.cli import main
+from dsnet.data.config import DataConfig
+from dsnet.data.dataset import open_dataset
 from dsnet.schema import plain
 from dsnet.tasks import load as load_detector
 from support.counted import Counted
 from support.folders import voc_folder
 from support.networks import randomised
-from support.ranks import STEPS, one_step
+from support.ranks import STEPS, one_step, torchrun
 from support.runs import SHORT, made_once
 
 WORKER = ["-m", "support.ranks"]
 Two = dict[str, dict[str, torch.Tensor]]
-
-
-def torchrun(*words: str, ranks: int = 2, restarts: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    return subprocess.run(
-        [*launch, f"--max_restarts={restarts}", *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), **environment},
-        text=True,
-        capture_output=True,
-        timeout=200 * (1 + restarts),
-    )
 
 
 DIGITS = [*SHORT, "--optim.epochs", "2", "--optim.batch_size", "128"]
@@ -108,6 +96,17 @@ def test_nan_in_one_rank_stops_both(two: Two, place: Path) -> None:
         text = (place / f"nan{rank}.txt").read_text()
         assert "loss 'widest' is not finite at step 1" in text
         assert "untouched: True" in text
+
+
+def test_processes_agree_on_the_folder_and_the_data(two: Two, place: Path) -> None:
+    a, b = (json.loads((place / f"agreed{rank}.json").read_text()) for rank in (0, 1))
+    assert {**a, "other": b["other"]} == b
+    assert a["same"] == "None"
+    assert re.match(r"process 1 on .* does not see the files that process 0 on .* writes to .*own\d;", a["other"])
+    assert "some processes found a run in" in a["some"]
+    assert a["missing"].endswith("none is not a folder; give the folder that holds one folder per class")
+    assert a["opened"] == open_dataset(DataConfig()).fingerprint
+    assert not any((place / "both").iterdir())
 
 
 def test_two_ranks_train_evaluate_exactly_and_only_one_writes(place: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +20,24 @@ from dsnet.data.config import DataConfig
 from dsnet.data.dataset import open_dataset
 from dsnet.errors import TrainingError
 from dsnet.models import Supernet, model_spec
-from dsnet.training import IEB, IEBConfig, Loop, OptimConfig
+from dsnet.training import IEB, IEBConfig, Loop, OptimConfig, start
 from dsnet.training.distributed import average_statistics, process_group, rank, world
 
 torch.set_num_threads(1)
+
+
+def torchrun(
+    *words: str, ranks: int = 2, restarts: int = 0, seconds: float = 200, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in several processes."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    return subprocess.run(
+        [*launch, f"--max_restarts={restarts}", *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        text=True,
+        capture_output=True,
+        timeout=seconds * (1 + restarts),
+    )
 
 
 FAILURES = {"die": signal.SIGKILL, "hang": signal.SIGSTOP}
@@ -83,6 +99,34 @@ def steps(folder: Path) -> None:
         if rank() == 0:
             torch.save(found, folder / f"{what}.pt")
     nan(folder)
+    (folder / f"agreed{rank()}.json").write_text(json.dumps(agreements(folder)))
+
+
+def agreements(folder: Path) -> dict[str, str]:
+    """What a process is told about folders and data that are, or are not, those of the other."""
+    start.PATIENCE = 2
+
+    def told(call: Callable[[], object]) -> str:
+        try:
+            return str(call())
+        except ValueError as error:
+            return str(error)
+
+    def opened(root: Path) -> str:
+        return open_dataset(DataConfig("folder", root=str(root))).fingerprint
+
+    def mine() -> str:
+        if rank() != 0:
+            raise AssertionError("only the first process opens the data")
+        return open_dataset(DataConfig()).fingerprint
+
+    return {
+        "same": told(lambda: start.check_shared(folder / "both", resume=True)),
+        "other": told(lambda: start.check_shared(folder / f"own{rank()}", resume=False)),
+        "some": told(lambda: start.check_shared(folder / "both", resume=rank() == 0)),
+        "missing": told(lambda: start.opened_once(lambda: opened(folder / "none"))),
+        "opened": told(lambda: start.opened_once(mine)),
+    }
 
 
 def nan(folder: Path) -> None:

@@ -28,6 +28,7 @@ COMMANDS = {
     "models": "List the models with their choice points, paths, MAdds and parameters.",
     "info": "Show the widths of a model with their channels, MAdds and parameters.",
     "slim": "Turn any CNN, with its weights, into a dynamic network whose widest path computes the same.",
+    "shards": "Write a folder of images as tar shards, for large datasets and for images at a URL.",
     "import": "Turn pretrained weights, or the authors' released DS-MBNet, into a folder that dsnet loads.",
 }
 ABOUT = "Dynamic slimmable networks: one set of weights, many widths, the width chosen for each input."

@@ -14,6 +14,7 @@ from dsnet.config import CONFIG, config_file, from_text, merged, nested, read_ya
 from dsnet.schema import flags
 from dsnet.tasks import TASKS, named
 
+AUTO = "auto"  # --resume of a job that a scheduler may start again
 SAID = ("task", "source")  # keys that --task and --from give
 
 
@@ -35,7 +36,7 @@ def add_places(parser: Parser) -> None:
     source = "Run whose network is fine-tuned, or gets a router."
     parser.add("--from", source, dest="from_", metavar="RUN")
     parser.add("--out", "Folder of the run (default: a new one in runs/).", metavar="FOLDER")
-    parser.add("--resume", "Continue the run in this folder, bit for bit.", metavar="FOLDER")
+    parser.add("--resume", "Run to continue, bit for bit; or auto, with --out.", metavar="FOLDER")
     overwrite = "Delete the run in the folder of --out first."
     parser.add("--overwrite", overwrite, action="store_true")
     parser.add("--device")
@@ -46,6 +47,8 @@ def add_flags(parser: Parser, words: Sequence[str]) -> None:
     everything = "--help-all" in words
     printing = "Print the config that the options give, as YAML, and stop."
     parser.add_argument("--print_config", action="store_true", help=printing if everything else SUPPRESS)
+    dry = "Take a few steps and say what the training needs: memory, MAdds, images per second, hours. Writes nothing."
+    parser.add_argument("--dry_run", action="store_true", help=dry if everything else SUPPRESS)
     places = Parser(prog=parser.prog, helps=False)
     add_places(places)
     kind = named(task_of(places.known(words))).config
@@ -77,7 +80,8 @@ def in_yaml(value: object) -> str:
 
 def task_of(args: Namespace) -> str:
     """The task given by --task, or else by the config files or run folders on the command line."""
-    runs = [Path(folder) / CONFIG for folder in (args.resume, args.from_) if folder is not None]
+    begun = args.out if args.resume == AUTO else args.resume
+    runs = [Path(folder) / CONFIG for folder in (begun, args.from_) if folder is not None]
     for file in [*map(config_file, args.config), *filter(Path.is_file, runs)]:
         if (said := read_yaml(file).get("task")) is not None:
             if args.task not in (None, said):
@@ -88,11 +92,13 @@ def task_of(args: Namespace) -> str:
 
 def run(args: Namespace) -> int | None:
     from dsnet.runs.config import as_yaml, new_config, recipe_for, resumed_config
-    from dsnet.runs.folder import has_begun, new_folder
+    from dsnet.runs.folder import begun_in, has_begun, new_folder
     from dsnet.runs.train import train
     from dsnet.training import Interrupted
 
-    if args.resume is not None and (args.out is not None or args.from_ is not None):
+    if args.resume == AUTO:
+        args.resume = begun_in(args.out, overwrite=args.overwrite)
+    elif args.resume is not None and (args.out is not None or args.from_ is not None):
         raise ValueError(
             f"--resume continues in {args.resume} with the run's own source; leave --out and --from out, or start anew"
         )
@@ -100,10 +106,12 @@ def run(args: Namespace) -> int | None:
         raise ValueError("--overwrite deletes the run in the folder of --out; give --out FOLDER")
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # torchrun --max-restarts
     again = args.out if restarted and args.out and has_begun(Path(args.out)) else None
+    if args.dry_run and (args.resume or again):
+        raise ValueError("--dry_run is for a training that has not begun; leave --resume out")
     if resume := args.resume or again:
         folder = Path(resume)
         config = resumed_config(folder, {} if again else keys_of(args))
-    elif int(os.environ.get("WORLD_SIZE", "1")) > 1 and not args.out:
+    elif int(os.environ.get("WORLD_SIZE", "1")) > 1 and not args.out and not args.dry_run:
         raise ValueError("several processes must agree on a folder; give --out FOLDER")
     else:
         keys = keys_of(args)
@@ -111,6 +119,9 @@ def run(args: Namespace) -> int | None:
         config = new_config(args.kind, args.from_, keys, recipe=recipe)
         if args.print_config:
             print(as_yaml(config), end="")
+            return None
+        if args.dry_run:
+            show_dry_run(config, args.device)
             return None
         if recipe is not None and os.environ.get("RANK", "0") == "0":
             print(f"recipe: {recipe} (--print_config shows it, options override it, --config names another)")
@@ -130,6 +141,14 @@ def run(args: Namespace) -> int | None:
     if os.environ.get("RANK", "0") == "0":
         print(f"run: {folder}")
     return None
+
+
+def show_dry_run(config: Any, device: str) -> None:
+    from dsnet.runs.dry import dry_run
+
+    lines = dry_run(config, device).lines(config.data.workers)
+    if os.environ.get("RANK", "0") == "0":
+        print("\n".join(lines))
 
 
 def keys_of(args: Namespace) -> dict[str, Any]:

@@ -18,8 +18,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dsnet.data.dataset import Batch, BatchLoader, Split
+from dsnet.data.own import Stream
+from dsnet.data.shards import Shards
 from dsnet.errors import DataError
 
+AHEAD = 64  # batches before it is needed, a shard at a URL is fetched
 TIMEOUT = 600  # seconds without a batch after which loading has failed
 
 
@@ -76,13 +79,18 @@ class TrainBatches:
 
     def order(self, epoch: int) -> Tensor:
         """The sample numbers [batches, batch_size] of an epoch."""
-        generator = torch.Generator().manual_seed(seed_of(self.seed, epoch))
-        shuffled = self.split.ids[torch.randperm(len(self.split), generator=generator)]
-        return shuffled[: len(self) * self.batch_size].view(len(self), self.batch_size)
+        if isinstance(self.split.source, Stream):
+            return self.split.source.order(epoch, self.batch_size)
+        return self.split.order(self.batch_size, torch.Generator().manual_seed(seed_of(self.seed, epoch)))
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, beginning with batch number `start`."""
-        yield from load_all(self.split, self.jobs(epoch)[start:], self.workers)
+        jobs, source = self.jobs(epoch)[start:], self.split.source
+        for number, batch in enumerate(load_all(self.split, jobs, self.workers)):
+            if isinstance(source, Shards):
+                for ids, _ in jobs[number + AHEAD if number else 0 : number + AHEAD + 1]:
+                    source.expect(ids)
+            yield batch
 
     def jobs(self, epoch: int) -> list[Job]:
         """The sample numbers and the seed of every batch of an epoch."""
@@ -183,6 +191,7 @@ def load_all(split: Split, jobs: list[Job], workers: int, device: torch.device |
 
 def raw_batches(split: Split, jobs: list[Job], workers: int) -> Iterator[Batch]:
     """`load_all`, but with the images as pixels."""
+    workers = min(workers, 1) if isinstance(split.source, Stream) else workers  # each would read the whole stream
     yield from Pool.of(split, workers).batches(jobs) if workers else (split.loader(ids, seed) for ids, seed in jobs)
 
 

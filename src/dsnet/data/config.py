@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from dsnet.data.augment import AugmentConfig
 from dsnet.errors import must
@@ -13,8 +14,12 @@ from dsnet.images import MAX_PIXELS, Interpolation
 from dsnet.limits import allow
 from dsnet.schema import Typed
 
+Dataset = Literal[
+    "digits", "cluttered_digits", "cifar10", "fashion_mnist", "idx", "folder", "images", "shards", "python"
+]
 EMBEDDED = ("digits", "cluttered_digits")
-FILES_ONLY = ("labels", "crop_ratio", "interpolation", "on_corrupt", "max_skipped", "max_pixels")
+FILES_ONLY = ("crop_ratio", "interpolation", "on_corrupt", "max_skipped", "max_pixels")
+SHARDS_ONLY = ("cache", "cache_size")
 
 
 class Reading(Typed):
@@ -59,13 +64,10 @@ class DataConfig(Reading):
     """Which images to train on, and how they are split and read.
 
     Args:
-        dataset: Images to train on. The default is a folder if root or labels is given, else the embedded digits.
-            `images` are all images below root, without labels; a converted network learns from them with ieb.teacher
-            original.
-        root: Folder of the images, with one folder per class.
-        labels: CSV file with the columns file, label and, if you like, split, instead of one folder per class. Files
-            are relative to root, or else to the CSV file.
-        image_size: Height and width of the images in pixels, by default those of the dataset, recipe or model.
+        dataset: Images to train on: a folder if root is given, else digits. `images` have no labels.
+        root: Folder with one folder per class, or of shards.
+        labels: CSV file with the columns file, label and, if you like, split. Files are relative to root, or to it.
+        image_size: Side of the images in pixels, or the data's own.
         calibration: Share of the training images that is set aside to check progress and to calibrate budgets.
             Raise it if there are fewer than a few hundred such images.
         split_seed: Seed of the choice of calibration images.
@@ -80,10 +82,13 @@ class DataConfig(Reading):
         max_pixels: Images with more pixels than this are refused before they are decoded. Fewer are allowed in
             formats that take more memory for a pixel.
         workers: Number of processes that load images. 0 loads them in the main process.
+        cache: Folder in which shards that lie at a URL are kept, by default dsnet-shards in the folder for temporary
+            files.
+        cache_size: Gigabytes that this folder may take. The shards unused for longest make room.
         augment: How training images are augmented.
     """
 
-    dataset: Literal["digits", "cluttered_digits", "cifar10", "fashion_mnist", "idx", "folder", "images"] | None = None
+    dataset: Dataset | None = None
     root: str | None = None
     labels: str | None = None
     image_size: int | None = None
@@ -97,20 +102,23 @@ class DataConfig(Reading):
     max_skipped: float = 0.01
     max_pixels: int = MAX_PIXELS
     workers: int = 0
+    cache: str | None = None
+    cache_size: float = 100.0
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        datasets = ("digits", "cluttered_digits", "cifar10", "fashion_mnist", "idx", "folder", "images")
+        datasets = get_args(Dataset)
         if self.kind not in datasets:
             raise ValueError(f"data.dataset {self.dataset!r} is unknown; choose from {', '.join(datasets)}")
-        if self.kind in ("cifar10", "idx", "folder", "images") and not (self.root or self.labels):
+        if self.kind in ("cifar10", "idx", "folder", "images", "shards") and not (self.root or self.labels):
             raise ValueError(f"data.root is missing: say where the {self.kind} files are with --data.root FOLDER")
         if not 0 < self.calibration < 0.9:
             raise ValueError(f"data.calibration is {self.calibration}; give a share between 0 and 0.9")
         size = self.image_size
         must("data.image_size", size, size is None or size >= 1, "be at least 1, or null")
         allow("image_size", size or 1, "data.image_size is")
+        must("data.cache_size", self.cache_size, self.cache_size > 0, "be above 0 gigabytes")
         must("data.crop_ratio", self.crop_ratio, 0 < self.crop_ratio <= 1, "be a share in (0, 1]")
 
     @property
@@ -121,7 +129,7 @@ class DataConfig(Reading):
     @property
     def reads_files(self) -> bool:
         """Whether the images are files, which are decoded when they are needed."""
-        return self.kind in ("folder", "images")
+        return self.kind in ("folder", "images", "shards")
 
     @property
     def name(self) -> str:
@@ -130,16 +138,25 @@ class DataConfig(Reading):
             return self.kind
         return Path(self.root).resolve().name if self.root else Path(self.labels or "").stem
 
+    @property
+    def store(self) -> Path:
+        """Where shards from URLs are kept."""
+        return Path(self.cache) if self.cache else Path(tempfile.gettempdir(), "dsnet-shards")
+
     def check_used(self) -> None:
         if self.kind in EMBEDDED and self.root:
             raise ValueError(
                 f"data.root is {self.root}, but {self.kind} are part of the installation; leave data.dataset out to "
                 f"train on the images in {self.root}, or leave data.root out"
             )
-        if not self.reads_files:
-            self.refuse(FILES_ONLY, f"it is for image files, and {self.kind} is read as arrays")
+        if not self.reads_files and self.kind != "python":
+            self.refuse(("labels", *FILES_ONLY), f"it is for image files, and {self.kind} is read as arrays")
         if self.kind == "images":
             self.refuse(["labels"], "data.dataset images has no labels")
+        if self.kind in ("shards", "python"):
+            self.refuse(["labels"], f"it is for image files, and {self.kind} has its own labels")
+        if self.kind != "shards":
+            self.refuse(SHARDS_ONLY, "it is for shards, data.dataset shards")
         augment = self.augment
         if augment.crop != "pad":
             self.refuse(["augment.pad"], f"it is for augment.crop pad, and augment.crop is {augment.crop}")

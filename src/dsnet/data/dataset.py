@@ -9,9 +9,8 @@ import hashlib
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,9 +20,11 @@ from torch import Tensor
 
 from dsnet.data.augment import Augment, normalise, to_float, to_tensor
 from dsnet.data.config import DataConfig, Reading
-from dsnet.data.folders import open_folder, open_images
-from dsnet.data.sources import Arrays, Files, Raw, open_source, statistics
-from dsnet.errors import DataError
+from dsnet.data.opening import open_raw
+from dsnet.data.own import Datasets, Own, Stream
+from dsnet.data.shards import Shards, drawn
+from dsnet.data.sources import Arrays, Images, statistics
+from dsnet.errors import DamagedError, DataError
 from dsnet.images import Fit, ImageError, ImageFile, Interpolation, centre_crop, random_crop, to_array
 
 TRUSTED = 100  # calibration images; fewer leave an uncertainty of more than 6 points at an accuracy of 90 %
@@ -62,6 +63,12 @@ class Source(Protocol):
         ...
 
 
+class Pictures(Source, Protocol):
+    """Numbered samples that are decoded when they are needed."""
+
+    def image(self, number: int, max_pixels: int) -> Image.Image | ImageFile: ...
+
+
 class BatchLoader(Protocol):
     """Loads samples of a source as a batch of pixels. With a seed the images are augmented, with None they are not."""
 
@@ -94,6 +101,14 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def order(self, columns: int, generator: torch.Generator) -> Tensor:
+        """The sample numbers in random order, in batches [batches, columns]; what is left over is left out."""
+        if isinstance(self.source, Shards):
+            return self.ids[drawn(self.source.shard_of(self.ids), columns, generator)]
+        count = len(self) // columns
+        mixed = self.ids[torch.randperm(len(self), generator=generator)]
+        return mixed[: count * columns].view(count, columns)
 
     def files(self) -> list[str]:
         """The files of the samples; none if they are in memory."""
@@ -164,8 +179,8 @@ class Data:
 
 def read_files(
     ids: Tensor,
-    file_of: Callable[[int], str],
-    fit: Callable[[int, ImageFile], Image.Image],
+    source: Pictures,
+    fit: Callable[[int, Any], Image.Image],
     options: Reading,
     size: int,
 ) -> tuple[Tensor, Tensor, tuple[str, ...]]:
@@ -176,13 +191,12 @@ def read_files(
     """
     images, read, skipped = [], [], []
     for number in ids.tolist():
-        file = file_of(number)
         try:
-            square = fit(number, ImageFile(Path(file), max_pixels=options.max_pixels))
+            square = fit(number, source.image(number, options.max_pixels))
         except ImageError as error:
             if options.on_corrupt == "stop":
-                raise DataError(f"{error}; {SKIPPING}") from error
-            skipped.append(file)
+                raise DamagedError(error.found, f"{error.remedy}; {SKIPPING}") from error
+            skipped.append(error.file)
             continue
         images.append(to_tensor(square))
         read.append(number)
@@ -194,7 +208,7 @@ def read_files(
 class Loader:
     """Decodes, crops and augments images with labels. A batch depends only on sample numbers and seed."""
 
-    source: Arrays | Files
+    source: Images
     config: DataConfig
     size: int
     mean: tuple[float, ...]
@@ -207,10 +221,11 @@ class Loader:
             if seed is not None and (self.augment.by_picture or self.config.augment.crop == "resized"):
                 images = torch.stack([self.changed(image, int(n), seed) for image, n in zip(images, ids, strict=True)])
         else:
-            images, ids, skipped = read_files(ids, source.file, partial(self.fitted, seed), self.config, self.size)
+            images, ids, skipped = read_files(ids, source, partial(self.fitted, seed), self.config, self.size)
         if seed is not None and len(images):
             images = self.augment.batch(images, seed)
-        return Batch(images, source.labels[ids], ids, skipped)
+        labels = source.labels_of(ids) if isinstance(source, Stream) else source.labels[ids]
+        return Batch(images[:, : len(self.mean)], labels, ids, skipped)
 
     @property
     def augment(self) -> Augment:
@@ -230,39 +245,45 @@ class Loader:
         if config.augment.crop == "resized":
             scale = config.augment.scale
             square = random_crop(image, self.size, scale=scale, rng=rng, interpolation=interpolation)
-        elif isinstance(image, ImageFile):
-            square = centre_crop(image, self.size, crop=config.crop_ratio, interpolation=interpolation)
-        else:
+        elif isinstance(self.source, Arrays) and isinstance(image, Image.Image):
             square = image
+        else:
+            square = centre_crop(image, self.size, crop=config.crop_ratio, interpolation=interpolation)
         return self.augment.picture(square, rng)
 
 
-def open_dataset(config: DataConfig, default_size: int = 224) -> Data:
-    """Open images with labels as three splits. Only evaluation reads the test images."""
-    root, labels = (Path(name) if name else None for name in (config.root, config.labels))
-    raw = opened(config.kind, root, labels)
+def open_dataset(config: DataConfig, default_size: int = 224, own: Datasets | None = None) -> Data:
+    """Open images with labels as three splits. Only evaluation reads the test images.
+
+    own: The datasets of a run on data from Python.
+    """
+    raw = open_raw(config, own)
     size = config.image_size or raw.size or default_size
+    if isinstance(raw.train, Own | Stream) and raw.size == size:
+        config = replace(config, crop_ratio=1.0)  # the images are what the network sees
     train, held, test = (
         source.resized(size) if isinstance(source, Arrays) else source
         for source in (raw.train, raw.calibration, raw.test)
     )
     assert train is not None
     ids = torch.arange(len(train))
+    known = None if isinstance(train, Stream) else train.labels
     if not raw.classes:  # nothing is tested
         test, test_ids = train, ids[:0]
     elif test is None:
-        ids, test_ids = stratified(train.labels, ids, 0.2, seed=0, names=raw.classes)
+        ids, test_ids = stratified(known, ids, 0.2, seed=0, names=raw.classes)
         test = train
     else:
         test_ids = torch.arange(len(test))
     share: float | None = config.calibration
     if held is not None:
-        config.refuse(["calibration", "split_seed"], "the data brings its own calibration images")
+        if config.kind != "shards":
+            config.refuse(["calibration", "split_seed"], "the data brings its own calibration images")
         train_ids, held_ids, share = ids, torch.arange(len(held)), None
-    elif raw.groups is not None:
-        train_ids, held_ids = by_group(train.labels, raw.groups, config.calibration, seed=config.split_seed)
+    elif raw.groups is not None and known is not None:
+        train_ids, held_ids = by_group(known, raw.groups, config.calibration, seed=config.split_seed)
     else:
-        split = stratified(train.labels, ids, config.calibration, seed=config.split_seed, names=raw.classes)
+        split = stratified(known, ids, config.calibration, seed=config.split_seed, names=raw.classes)
         train_ids, held_ids = split
     held = train if held is None else held
     mean, std = normalisation(config, train, train_ids, raw.channels)
@@ -276,27 +297,21 @@ def open_dataset(config: DataConfig, default_size: int = 224) -> Data:
         mean=mean,
         std=std,
         fit="crop",
-        crop=config.crop_ratio if isinstance(train, Files) else 1.0,
+        crop=1.0 if isinstance(train, Arrays) else config.crop_ratio,
         interpolation=config.interpolation,
         name=config.name,
-        counts=tuple(train.labels[train_ids].bincount(minlength=len(raw.classes)).tolist()),
+        counts=() if known is None else tuple(known[train_ids].bincount(minlength=len(raw.classes)).tolist()),
         warnings=(*raw.warnings, *few_to_calibrate(len(held_ids), len(ids), share, key="data.calibration")),
     )
 
 
-def opened(kind: str, root: Path | None, labels: Path | None) -> Raw:
-    if kind == "images":
-        assert root is not None  # DataConfig asks for it
-        return open_images(root)
-    return open_folder(root, labels) if kind == "folder" else open_source(kind, root)
-
-
 def normalisation(
-    config: DataConfig, source: Arrays | Files, ids: Tensor, channels: int
+    config: DataConfig, source: Images, ids: Tensor, channels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel that inputs are normalised with."""
     if config.mean is None or config.std is None:
-        return statistics(source, ids)
+        mean, std = statistics(source, ids)
+        return mean[:channels], std[:channels]  # ImageNet's have three
     if len(config.mean) != channels:
         raise ValueError(
             f"data.mean has {len(config.mean)} numbers but the images have {channels} channels; give one per channel"

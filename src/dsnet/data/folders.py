@@ -8,8 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
+from dsnet.data.shards import HEAD
 from dsnet.data.sources import Files, Raw
 from dsnet.errors import DataError
 from dsnet.images import SUFFIXES
@@ -20,12 +22,16 @@ FEWEST = 10  # images without labels
 SHOWN = 20  # how many files an error lists
 
 
-class Labelled(NamedTuple):
-    """A file, the name of its class, and its split."""
+class Listing(NamedTuple):
+    """Files with the number of their class and of their split in SPLITS: columns, because there may be millions."""
 
-    file: str
-    label: str
-    split: str = "train"
+    files: list[str]
+    labels: np.ndarray
+    splits: np.ndarray
+
+    def part(self, splits: Sequence[str]) -> np.ndarray:
+        """The places of the files of some splits."""
+        return np.flatnonzero(np.isin(self.splits, [SPLITS.index(split) for split in splits]))
 
 
 def open_folder(root: Path | None, labels: Path | None) -> Raw:
@@ -35,6 +41,8 @@ def open_folder(root: Path | None, labels: Path | None) -> Raw:
     assert root is not None  # DataConfig asks for it
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; give the folder that holds one folder per class")
+    if (root / HEAD).is_file():
+        raise DataError(f"{root} holds shards; train on them with --data.dataset shards --data.root {root}")
     return scan(root)
 
 
@@ -56,18 +64,29 @@ def scan(root: Path) -> Raw:
     names = class_folders(split_folders["train"])
     if len(names) < 2:
         raise DataError(f"{split_folders['train']} has {len(names)} class folders; at least 2 are needed")
-    rows = []
+    place = {name: number for number, name in enumerate(names)}
+    files: list[str] = []
+    labels, splits, strange = [], [], dict[str, list[str]]()
     for split, folder in split_folders.items():
-        for name in sorted({*names, *class_folders(folder)}):
+        before = len(files)
+        found = sorted({*names, *class_folders(folder)})
+        for name in found:
             images = images_below(folder / name)
             if split == "train" and not images:
                 raise DataError(f"{folder / name} has no images ({', '.join(SUFFIXES)}); remove it or fill it")
-            rows += [Labelled(file, name, split) for file in images]
-        if not any(row.split == split for row in rows):
+            if name in place:
+                files += images
+                labels.append(np.full(len(images), place[name], np.int32))
+            elif images:
+                strange.setdefault(split, []).append(name)
+        splits.append(np.full(len(files) - before, SPLITS.index(split), np.int8))
+        if len(files) == before and split not in strange:
             raise DataError(
                 f"{folder} has no images in class folders such as {folder / names[0]}; fill it or remove it"
             )
-    return as_raw(rows, names, root, {split: str(folder) for split, folder in split_folders.items()})
+    listing = Listing(files, np.concatenate(labels), np.concatenate(splits))
+    places = {split: str(folder) for split, folder in split_folders.items()}
+    return as_raw(listing, names, root, places, strange)
 
 
 def class_folders(folder: Path) -> list[str]:
@@ -99,7 +118,7 @@ def read_labels(labels: Path, root: Path | None) -> Raw:
     if root is not None and not labels.is_file() and (root / labels.name).is_file():
         labels = root / labels.name
     base = root or labels.parent
-    rows: dict[str, tuple[int, Labelled]] = {}
+    rows: dict[str, tuple[int, str, str]] = {}
     missing = []
     for line, row in read_rows(labels):
         file, label = (row.get(key) or "" for key in ("file", "label"))
@@ -114,17 +133,24 @@ def read_labels(labels: Path, root: Path | None) -> Raw:
             raise DataError(f"{where}: {file} is in line {rows[path][0]} already; keep one of the two lines")
         if not Path(path).is_file():
             missing.append(f"line {line}: {path}")
-        rows[path] = line, Labelled(path, label, split)
+        rows[path] = line, label, split
     if missing:
         remedy = "mend the column file, or say with --data.root which folder the files are relative to"
         raise DataError(f"{labels} names {len(missing)} files that do not exist; {remedy}:\n{listed(missing)}")
-    found = [row for _, row in rows.values()]
-    names = ordered({row.label for row in found})
+    names = ordered({label for _, label, _ in rows.values()})
     if len(names) < 2:
         raise DataError(f"{labels} has {len(names)} class{'' if names else 'es'}; at least 2 are needed")
     place = {name: number for number, name in enumerate(names)}
-    found.sort(key=lambda row: place[row.label])  # class by class, as folders are read
-    return as_raw(found, names, base, {split: f"the {split} images of {labels}" for split in SPLITS})
+    found = [(place[label], path, split) for path, (_, label, split) in rows.items()]
+    found.sort(key=lambda row: row[0])  # class by class, as folders are read
+    numbers, splits = [row[0] for row in found], [SPLITS.index(row[2]) for row in found]
+    listing = Listing([row[1] for row in found], np.array(numbers, np.int32), np.array(splits, np.int8))
+    trained = set(listing.labels[listing.part(["train"])].tolist())
+    strange: dict[str, list[str]] = {}
+    for number, _, split in found:
+        if number not in trained and names[number] not in strange.setdefault(split, []):
+            strange[split].append(names[number])
+    return as_raw(listing, names, base, {split: f"the {split} images of {labels}" for split in SPLITS}, strange)
 
 
 def read_rows(file: Path) -> list[tuple[int, dict[str, str]]]:
@@ -155,38 +181,37 @@ def ordered(names: Iterable[str]) -> list[str]:
     return sorted(names, key=(lambda name: (int(name), name)) if all(name.isdecimal() for name in names) else None)
 
 
-def as_raw(rows: Sequence[Labelled], names: Sequence[str], root: Path, places: dict[str, str]) -> Raw:
-    """The splits of labelled files. places: What to call each split in messages."""
-    parts: dict[str, list[Labelled]] = {split: [] for split in SPLITS}
-    for row in rows:
-        parts[row.split].append(row)
-    counts = {split: len(part) for split, part in parts.items()}
-    held = {split: {row.label for row in part} for split, part in parts.items()}
-    calibration, test = ["calibration"], [split for split in (*VALIDATION, "test") if counts[split]]
+def as_raw(
+    listing: Listing, names: Sequence[str], root: Path, places: dict[str, str], strange: dict[str, list[str]]
+) -> Raw:
+    """The splits of listed files. places: What to call each split in messages. strange: Classes of each split that have
+    no training images."""
+    given = [split for number, split in enumerate(SPLITS) if (listing.splits == number).any()]
+    calibration, test = ["calibration"], [split for split in (*VALIDATION, "test") if split in (*given, *strange)]
     if "test" in test:
         calibration += [split for split in test if split in VALIDATION]
         test = ["test"]
-    if not counts["train"]:
+    if "train" not in given:
         raise DataError(f"{places['train']}: there are none; the network learns from the split train")
-    number = {name: label for label, name in enumerate(names)}
+    for split in (*calibration, *test):
+        if found := sorted(strange.get(split, ())):
+            raise DataError(
+                f"{places[split]}: {these(found)} no training images, so the network cannot learn "
+                f"{'them' if len(found) > 1 else 'it'}; add training images, correct the name, or take "
+                f"{'them' if len(found) > 1 else 'it'} out"
+            )
 
     def files(splits: Sequence[str]) -> Files | None:
-        mine = parts[splits[0]] if len(splits) == 1 else [row for row in rows if row.split in splits]
-        if not mine:
+        mine = listing.part(splits)
+        if not len(mine):
             return None
-        return Files(tuple(row.file for row in mine), torch.tensor([number[row.label] for row in mine]), root)
+        chosen = tuple(listing.files[number] for number in mine.tolist())
+        return Files(chosen, torch.from_numpy(listing.labels[mine].astype(np.int64)), root)
 
-    for split in (*calibration, *test):
-        if strange := sorted(held[split] - held["train"]):
-            raise DataError(
-                f"{places[split]}: {these(strange)} no training images, so the network cannot learn "
-                f"{'them' if len(strange) > 1 else 'it'}; add training images, correct the name, or take "
-                f"{'them' if len(strange) > 1 else 'it'} out"
-            )
     train, warnings = files(["train"]), []
     assert train is not None
-    tested = {label for split in test for label in held[split]}
-    if test and (absent := [name for name in names if name not in tested]):
+    tested = set(listing.labels[listing.part(test)].tolist())
+    if test and (absent := [name for number, name in enumerate(names) if number not in tested]):
         warnings.append(
             f"{these(absent)} no test images in {places[test[0]]}, so evaluation says nothing about "
             f"{'them' if len(absent) > 1 else 'it'}; add some"

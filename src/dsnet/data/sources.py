@@ -1,4 +1,4 @@
-"""Sources of images with labels: arrays in memory (digits, CIFAR-10, idx files) and image files (see `folders`)."""
+"""Sources of images with labels: arrays in memory (digits, CIFAR-10, idx files), files (see `folders`), and shards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dsnet.data.cluttered import Drawings, cluttered_digits
+from dsnet.data.own import Own, Stream
+from dsnet.data.shards import Shards
 from dsnet.errors import DataError
+from dsnet.images import ImageFile
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # where Debian's package installs it
@@ -63,6 +66,9 @@ class Files:
     def file(self, number: int) -> str:
         return self.files[number]
 
+    def image(self, number: int, max_pixels: int) -> ImageFile:
+        return ImageFile(Path(self.files[number]), max_pixels=max_pixels)
+
     def identity(self) -> bytes:
         """The labels and the file names below the root as bytes, for the fingerprint of the data."""
         prefix = f"{self.root}{os.sep}"
@@ -70,6 +76,9 @@ class Files:
             file[len(prefix) :] if file.startswith(prefix) else os.path.relpath(file, self.root) for file in self.files
         )
         return self.labels.numpy().tobytes() + names.encode()
+
+
+Images = Arrays | Files | Shards | Own | Stream  # what images with labels may come from
 
 
 @dataclass(frozen=True)
@@ -81,13 +90,13 @@ class Raw:
     warnings: What a user should know before training.
     """
 
-    train: Arrays | Files
-    test: Arrays | Files | None
+    train: Images
+    test: Images | None
     classes: tuple[str, ...]
     channels: int
     size: int | None
     groups: Tensor | None = None
-    calibration: Arrays | Files | None = None
+    calibration: Images | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -195,9 +204,9 @@ def read_bytes(file: Path, hint: str) -> bytes:
         raise DataError(f"{file} does not exist; {hint}") from None
 
 
-def statistics(source: Arrays | Files, ids: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def statistics(source: Images, ids: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel over the training images. For files they are ImageNet's."""
-    if isinstance(source, Files):
+    if not isinstance(source, Arrays):
         return IMAGENET_MEAN, IMAGENET_STD
     sums = torch.zeros(2, source.images.shape[1], dtype=torch.float64)
     for part in ids.split(4096):

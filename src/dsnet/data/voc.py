@@ -123,6 +123,9 @@ class Records:
     def file(self, number: int) -> str:
         return self.items[number].file
 
+    def image(self, number: int, max_pixels: int) -> ImageFile:
+        return ImageFile(Path(self.file(number)), max_pixels=max_pixels)
+
     def identity(self) -> bytes:
         """A digest of the images and their objects. It does not depend on where the files are stored."""
         digest = hashlib.sha256(repr(self.classes).encode())
@@ -250,7 +253,7 @@ class BoxLoader:
             objects.append(its_objects)
             return square
 
-        images, kept, skipped = read_files(ids, self.source.file, fit, self.config, self.config.image_size)
+        images, kept, skipped = read_files(ids, self.source, fit, self.config, self.config.image_size)
         return Batch(images, padded(objects), kept, skipped)
 
     def fitted(self, image: ImageFile, number: int, seed: int | None) -> tuple[Image.Image, Tensor]:

@@ -15,6 +15,8 @@ from dsnet.config import CONFIG, RunConfig, packaged, read_yaml, resolve
 from dsnet.models.graph import GraphSpec
 from dsnet.tasks import blank, read_config
 
+ALLOWED = ("root", "workers", "on_corrupt", "max_skipped", "cache", "cache_size")  # of data, in a resumed run
+
 
 def as_yaml(config: RunConfig) -> str:
     """A config as the file that gives it."""
@@ -46,18 +48,19 @@ def new_config(
 
 
 def recipe_for(kind: type[RunConfig], source: str | None, keys: Mapping[str, Any]) -> str | None:
-    """The packaged config that a run on a folder of images starts from if the user names none: one for fresh weights,
-    one for a network that `dsnet slim` converted. None for other runs, and for runs that start from another run."""
+    """The packaged config that a run on a folder of images, or on shards, starts from if the user names none: one for
+    fresh weights, one for a network that `dsnet slim` converted. None for other runs, and for runs that start from
+    another run."""
     if not reads_files(keys):
         return None
     return kind.RECIPE if source is None else kind.PRETRAINED if is_converted(source) else None
 
 
 def reads_files(keys: Mapping[str, Any]) -> bool:
-    """Whether the data of these keys is a folder of images."""
+    """Whether the data of these keys are image files, in a folder or in shards."""
     data = keys.get("data") or {}
     named, place = data.get("dataset"), data.get("root") or data.get("labels")
-    return named in ("folder", "images") or (named is None and place is not None)
+    return named in ("folder", "images", "shards") or (named is None and place is not None)
 
 
 def is_converted(source: str) -> bool:
@@ -115,13 +118,15 @@ def normalisation_of(folder: str) -> dict[str, list[float]]:
 
 
 def resumed_config(folder: Path, keys: Mapping[str, Any]) -> Any:
-    """The config of a resumed run; only where and with how much patience it runs may change."""
+    """The config of a resumed run; only where and with how much patience it runs may change, and whether damaged
+    images are skipped."""
     config: Any = read_config(folder / CONFIG)
     given: Any = resolve(type(config), config.to_dict(), keys)
-    where = replace(given.data, root=config.data.root, workers=config.data.workers)
-    if replace(given, threads=config.threads, timeout=config.timeout, data=where) != config:
+    own = {key: getattr(config.data, key) for key in ALLOWED if hasattr(config.data, key)}
+    if replace(given, threads=config.threads, timeout=config.timeout, data=replace(given.data, **own)) != config:
+        named = ", ".join(f"--data.{key}" for key in own)
         raise ValueError(
-            "--resume goes on with the run's own config; besides it only --data.root, --data.workers, --threads and "
-            "--timeout may be given. To change anything else, start a new run"
+            f"--resume goes on with the run's own config; besides it only {named}, --threads and --timeout may be "
+            f"given. To change anything else, start a new run"
         )
     return given

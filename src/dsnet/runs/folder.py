@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from dsnet.checkpoint import MODEL
 from dsnet.config import CONFIG, RunConfig, flat
 from dsnet.data.dataset import Data
+from dsnet.data.own import Datasets
 from dsnet.data.splits import SPLITS, check_data, write_splits
 from dsnet.errors import CheckpointError
 from dsnet.files import contents, locked, write_whole
@@ -24,6 +26,7 @@ from dsnet.results import Evaluation
 from dsnet.runs.config import as_yaml
 from dsnet.runs.record import record
 from dsnet.tasks import GATE, STATE, Plan, Task, load, named, read_config, save
+from dsnet.training.distributed import rank
 from dsnet.version import __version__, commit
 
 BENCH = "results/bench.json"
@@ -46,10 +49,11 @@ class RunFolder:
     def config(self) -> Any:
         return read_config(self.folder / CONFIG)
 
-    def opened(self, root: str | None = None) -> tuple[Any, Data]:
-        """The config and the data of a run that is there; root: where the data lies now. It must be what it was."""
+    def opened(self, root: str | None = None, own: Datasets | None = None) -> tuple[Any, Data]:
+        """The config and the data of a run that is there; root: where the data lies now, own: its datasets from Python.
+        It must be what it was."""
         config = self.config()
-        data = self.task.open_data(config, root)
+        data = self.task.open_data(config, root, own)
         self.reopen(data)
         return config, data
 
@@ -112,6 +116,13 @@ class RunFolder:
         """Go on in a folder whose data must be what it was."""
         check_data(self.folder, data)
 
+    def change_skipping(self, config: RunConfig) -> None:
+        """Write down if damaged images are skipped from now on, so that later commands do the same."""
+        held: Any = self.config()
+        data = replace(held.data, on_corrupt=config.data.on_corrupt, max_skipped=config.data.max_skipped)
+        if data != held.data and rank() == 0:
+            write_whole(self.folder / CONFIG, as_yaml(replace(held, data=data)).encode())
+
     def below(self, plan: Plan[Any]) -> Path:
         """Where the state and the metrics of a stage lie."""
         return self.folder / plan.name
@@ -146,6 +157,14 @@ def empty(folder: Path) -> None:
 def has_begun(folder: Path) -> bool:
     """Whether the folder holds a state or a network to resume from."""
     return any((folder / name).exists() for name in (STATE, f"{GATE}/{STATE}", MODEL))
+
+
+def begun_in(out: str | os.PathLike[str] | None, *, overwrite: bool) -> str | None:
+    """The run that --resume auto continues: that of --out, or None if there is none yet."""
+    if out is None or overwrite:
+        wrong = "--overwrite would delete the run that it continues" if overwrite else "it needs --out FOLDER"
+        raise ValueError(f"--resume auto continues the run in the folder of --out, or begins it; {wrong}")
+    return os.fspath(out) if has_begun(Path(out)) else None
 
 
 def new_folder(name: str) -> Path:

@@ -16,7 +16,8 @@ from dsnet.data.batches import TrainBatches
 from dsnet.data.check import check_files
 from dsnet.data.dataset import Data
 from dsnet.data.folders import listed
-from dsnet.errors import TrainingError
+from dsnet.data.own import Datasets
+from dsnet.errors import DamagedError, DataError, TrainingError
 from dsnet.models import eager
 from dsnet.models.devices import unused_gpus
 from dsnet.results import Evaluation
@@ -27,6 +28,7 @@ from dsnet.training import Interrupted, Loop
 from dsnet.training.display import make_display
 from dsnet.training.distributed import barrier, process_group, rank, together, world
 from dsnet.training.memory import keep_memory
+from dsnet.training.start import check_shared, opened_once
 
 N = TypeVar("N", bound=nn.Module)
 
@@ -39,12 +41,14 @@ def train(
     overwrite: bool = False,
     draw: bool = True,
     resample: bool = False,
+    own: Datasets | None = None,
     device: str = "auto",
 ) -> Evaluation | None:
     """Train what the config asks for, or go on. draw: figures of the result as well. resample: also write the scores
     over test images that are drawn again.
 
     overwrite: Delete the run that is in the folder, once all checks have passed. device: auto, cpu, cuda or cuda:N.
+    own: The datasets of a run on data from Python.
     Returns the evaluation of the saved network on the test split; processes other than the first return None.
     """
     if config.threads:
@@ -60,11 +64,12 @@ def train(
     ):
         if place.type == "mps":
             raise TrainingError("training needs double precision, which mps does not have; use --device cpu")
+        check_shared(folder, resume=resume)
         if resume and rank() == 0:
             until_the_end.enter_context(run.held())
         elif rank() == 0:
             run.check_free(config, overwrite=overwrite)
-        data = task.open_data(config)
+        data = opened_once(lambda: task.open_data(config)) if own is None else task.open_data(config, own=own)
         plans = task.plans(config, data, folder)
         left = plans_left(plans, run) if resume else plans
         # Find errors in the config before the folder is touched.
@@ -79,8 +84,10 @@ def train(
             loop = None if left[0].goes_on else make_loop(left[0], net, data, run, config, place)
         if rank() == 0:
             announce(tasks.blank(folder) if resume and left[0].goes_on else net, data, folder, place)
+        until_the_end.enter_context(damage_explained(folder))
         if resume:
             run.reopen(data)
+            run.change_skipping(config)
         elif rank() == 0:
             check(data, config)
             until_the_end.enter_context(run.held())
@@ -111,6 +118,17 @@ def removed_if_empty(folder: Path) -> Iterator[None]:
     finally:
         with suppress(OSError):
             folder.rmdir()
+
+
+@contextmanager
+def damage_explained(folder: Path) -> Iterator[None]:
+    """A damaged image that a run came across is left where it is: without it, the splits would be others."""
+    try:
+        yield
+    except DamagedError as error:
+        more = f"--resume {folder} --data.on_corrupt skip"
+        remedy = f"restore it and continue with --resume {folder}, or leave it there and pass over it with {more}"
+        raise DataError(f"{error.found}; {remedy}") from error
 
 
 def announce(net: Any, data: Data, folder: Path, place: torch.device) -> None:

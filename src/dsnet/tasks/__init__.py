@@ -33,6 +33,7 @@ from dsnet.checkpoint import (
 from dsnet.config import RunConfig, read_run, read_yaml, resolve
 from dsnet.data.batches import Batches, PlainImages, TrainBatches
 from dsnet.data.dataset import Data
+from dsnet.data.own import Datasets
 from dsnet.errors import CheckpointError
 from dsnet.manifest import Card, Manifest, Preprocessing
 from dsnet.models import Supernet, eager
@@ -117,7 +118,8 @@ class Task(Protocol):
     def spec(self, written: object) -> type[Any]:
         """The type of the spec that a description holds."""
 
-    def open_data(self, config: Any, root: str | None = None) -> Data: ...
+    def open_data(self, config: Any, root: str | None = None, own: Datasets | None = None) -> Data:
+        """The data of a run. root: where it lies now. own: the datasets of a run on data from Python."""
 
     def begin(self, config: Any, data: Data, *, again: Path | None) -> Any:
         """The network that a run begins with: fresh, from a source, or from the folder `again` of a resumed run."""

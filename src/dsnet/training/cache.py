@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +21,7 @@ from torch import Tensor
 from dsnet.data.batches import Job, TrainBatches, load_all, seed_of
 from dsnet.data.dataset import Batch, Split
 from dsnet.errors import DataError
+from dsnet.files import one_at_a_time
 from dsnet.models import Entered, Supernet
 from dsnet.nn.router import SIDE, of_router
 from dsnet.nn.slicing import GridPool
@@ -166,20 +166,6 @@ def make_cache(
             whole = collect(net, batches, views, lambda entered: everything(net, entered), limit=limit, display=display)
             keep(file, whole)
     return kept(file, net, batches)
-
-
-@contextmanager
-def one_at_a_time(file: Path) -> Iterator[None]:
-    """Wait until no other process is in this block for the same file. No effect on Windows."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def everything(net: Supernet, entered: Entered) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dsnet.data.batches import TrainBatches, load_all, plain_batches
 from dsnet.data.dataset import Batch, Data, open_dataset
+from dsnet.data.own import Datasets
 from dsnet.data.splits import SPLITS, check_data
 from dsnet.manifest import Manifest
 from dsnet.models import GraphSpec, ModelSpec, Network, Supernet
@@ -49,10 +50,10 @@ class Classification:
     def spec(self, written: object) -> type[Network]:
         return GraphSpec if isinstance(written, Mapping) and written.get("kind") == "graph" else ModelSpec
 
-    def open_data(self, config: ClassificationConfig, root: str | None = None) -> Data:
+    def open_data(self, config: ClassificationConfig, root: str | None = None, own: Datasets | None = None) -> Data:
         """The data of a run, or the same data in the folder `root` if it was moved."""
         data = config.data if root is None else replace(config.data, root=root)
-        return open_dataset(data, default_size=config.model.spec().image_size)
+        return open_dataset(data, default_size=config.model.spec().image_size, own=own)
 
     def begin(self, config: ClassificationConfig, data: Data, *, again: Path | None) -> Supernet:
         """Fresh weights, or the source's: unchanged for stage gate, otherwise adapted to this run's data."""
@@ -145,6 +146,11 @@ def training_of(config: ClassificationConfig, manifest: Manifest) -> dict[str, A
 
 def widths_plan(config: ClassificationConfig, data: Data, folder: Path) -> Plan[Supernet]:
     """The plan of stage I, which keeps the best moving average and recalibrates the statistics of every width."""
+
+    if config.ieb.class_weights == "balanced" and not data.counts:
+        raise ValueError(
+            "ieb.class_weights is balanced, but an iterable dataset does not tell how many images a class has; set none"
+        )
 
     def stage(net: Supernet) -> IEB:
         weights = balanced(torch.tensor(data.counts)) if config.ieb.class_weights == "balanced" else None

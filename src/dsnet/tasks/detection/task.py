@@ -11,6 +11,7 @@ import torch
 
 from dsnet.data.batches import TrainBatches
 from dsnet.data.dataset import Data
+from dsnet.data.own import Datasets
 from dsnet.data.voc import open_detection_data
 from dsnet.errors import TrainingError, must
 from dsnet.manifest import Manifest
@@ -53,7 +54,9 @@ class Detection:
     def spec(self, written: object) -> type[DetectorSpec]:
         return DetectorSpec
 
-    def open_data(self, config: DetectionConfig, root: str | None = None) -> Data:
+    def open_data(self, config: DetectionConfig, root: str | None = None, own: Datasets | None = None) -> Data:
+        if own is not None:
+            raise ValueError("datasets from Python have images and classes, and a detector learns from boxes")
         return open_detection_data(config.data if root is None else replace(config.data, root=root))
 
     def begin(self, config: DetectionConfig, data: Data, *, again: Path | None) -> Detector:
