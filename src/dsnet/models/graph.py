@@ -291,7 +291,8 @@ def linear(spec: GraphSpec, node: Node, shared: bool) -> Sliceable:
 
 
 def batch_norm(spec: GraphSpec, node: Node, shared: bool) -> Sliceable:
-    return SliceBatchNorm2d(reading(spec, node, shared), eps=dict(node.options)["eps"])  # type: ignore[arg-type]
+    options: dict[str, Any] = dict(node.options)
+    return SliceBatchNorm2d(reading(spec, node, shared), eps=options["eps"], own=options.get("own", False))
 
 
 def group_norm(spec: GraphSpec, node: Node, shared: bool) -> Sliceable:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import ceil, prod
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,8 @@ from dsnet.slimming.trace import Op, Traced, trace_module
 from dsnet.slimming.widths import MULTIPLE, WIDTHS, Share, find_widths
 
 TOLERANCE = 1e-4  # of the spread of the answers: how far the converted network may lie from the original
+Affine = Literal["shared", "width"]
+"""Whether all widths share the affine parameters of a batch norm, or each has its own."""
 SMALL = 0.01  # of the MAdds: layers on pooled maps below this share are squeezes, which stay whole
 
 
@@ -61,6 +64,7 @@ def plan(
     cut: str | float | None = None,
     multiple: int = MULTIPLE,
     overrides: Mapping[str, Sequence[Share]] | None = None,
+    affine: Affine = "shared",
 ) -> Plan:
     """Read a module, find its groups, and decide where it is cut and how wide its groups are."""
     traced = trace_module(model, example)
@@ -79,6 +83,9 @@ def plan(
     counts = find_widths(traced, groups, layouts, widths, multiple=multiple, overrides=overrides)
     result = Plan(traced, groups, layouts, answer, traced.ops[place].name, counts, [])
     result.norms = add_masks(traced, place, result.sliced)
+    for op in traced.ops[place + 1 :] if affine == "width" else ():
+        if op.kind == "batch_norm":
+            op.options["own"] = True
     for op in traced.ops:  # what was inserted passes its channels on
         layouts.setdefault(op.name, layouts[op.inputs[0]] if op.inputs else [])
     return result
@@ -183,9 +190,8 @@ def state_of(found: Plan, spec: GraphSpec) -> dict[str, Tensor]:
         rows = 1 if number < spec.cut else spec.widths[0]
         for kind, tensor in op.tensors.items():
             tensor = tensor.detach().float()
-            state[f"{place}.{kind}"] = (
-                tensor.expand(rows, -1).clone() if kind.startswith("running_") else tensor.clone()
-            )
+            by_width = kind.startswith("running_") or "own" in op.options
+            state[f"{place}.{kind}"] = tensor.expand(rows, -1).clone() if by_width else tensor.clone()
         if "running_mean" in op.tensors:  # only the statistics of the widest are known
             tracked = torch.zeros(rows, dtype=torch.long)
             tracked[-1] = 1
