@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -189,3 +190,37 @@ def test_widths_with_affine_parameters_of_their_own_begin_alike_and_learn_alone(
     with torch.no_grad():
         for path in own.space:
             assert_close(sized(noise(), (1, *path)), own(noise(), path), 1e-6)
+
+
+def test_convolutions_pad_by_themselves_where_both_sides_are_alike() -> None:
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.norm = nn.Conv2d(3, 16, 3, 2), nn.BatchNorm2d(16)
+            self.even, self.odd, self.twice = (
+                nn.Conv2d(16, 32, 3),
+                nn.Conv2d(32, 32, 3),
+                nn.Conv2d(32, 32, 3, padding=1),
+            )
+            self.fc = nn.Linear(32, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.pad(self.norm(self.stem(F.pad(x, (0, 1, 0, 1)))), (1, 1, 1, 1)).relu()  # read by an activation
+            x = self.odd(F.pad(self.even(F.pad(x, (1, 1, 2, 2))), (0, 1, 0, 1)))
+            x = self.twice(F.pad(x, (1, 1, 0, 0))) + self.twice(F.pad(x, (1, 1, 0, 0), value=1.0))
+            return self.fc(x.mean((2, 3)))
+
+    torch.manual_seed(0)
+    model = lively(Padded())
+    net = slim(model, example(), (0.5, 1))
+    with torch.no_grad():
+        assert_close(net(noise(), net.space.widest), model(noise()), 1e-4)
+    pads = [dict(node.options) for node in net.spec.nodes if node.op == "pad"]
+    assert [(pad["sides"], pad["value"]) for pad in pads] == [
+        ((0, 1, 0, 1), 0),
+        ((1, 1, 1, 1), 0),
+        ((0, 1, 0, 1), 0),
+        ((1, 1, 0, 0), 1),
+    ]
+    paddings = [dict(node.options)["padding"] for node in net.spec.nodes if node.op == "conv"]
+    assert paddings == [(0, 0), (2, 1), (0, 0), (1, 2), (1, 1)]

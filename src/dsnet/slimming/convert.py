@@ -15,7 +15,7 @@ from dsnet.errors import SlimError
 from dsnet.models.graph import CLASSES, IMAGE, LAYERS, GraphSpec, Node, Part
 from dsnet.models.supernet import Supernet
 from dsnet.slimming import layers, maps  # noqa: F401  the translations of operators
-from dsnet.slimming.clean import add_masks
+from dsnet.slimming.clean import add_masks, fold_pads
 from dsnet.slimming.cut import find_classifier, find_cut, fold_last, madds, slimmest
 from dsnet.slimming.groups import FEW, Groups, Layout, find_groups, parts_between
 from dsnet.slimming.trace import Op, Traced, trace_module
@@ -69,6 +69,7 @@ def plan(
     """Read a module, find its groups, and decide where it is cut and how wide its groups are."""
     traced = trace_module(model, example)
     fold_last(traced)
+    fold_pads(traced)
     classifier = find_classifier(traced)
     answer = traced.ops[classifier].name
     # Grouped convolutions keep all their groups or lose some; what saves more depends on the layers around them.
