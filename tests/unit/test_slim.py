@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -15,10 +16,11 @@ from dsnet.errors import SlimError
 from dsnet.export.bundle import export_bundle
 from dsnet.export.dynamic import export_onnx
 from dsnet.models import DynamicRunner, Supernet, count, extract
+from dsnet.models.sizes import at_sizes
 from dsnet.models.taps import graph_taps
 from dsnet.nn import Gate, SliceBatchNorm2d
 from dsnet.opening import open_runner
-from dsnet.slimming.convert import check_same
+from dsnet.slimming.convert import Affine, check_same
 from dsnet.slimming.network import slim
 from dsnet.slimming.sort import Importance
 from dsnet.tasks import load, save
@@ -26,6 +28,7 @@ from support.cnns import CNNS, SIZE, lively
 from support.networks import assert_close
 
 WIDTHS = (0.3, 0.6, 1)
+OWN = ("inverted", "dense")  # networks that are converted with affine parameters for each width
 
 
 def example() -> Tensor:
@@ -44,7 +47,8 @@ def original(name: str) -> nn.Module:
 
 @cache
 def converted(name: str) -> Supernet:
-    return slim(original(name), example(), WIDTHS, sort="none")
+    affine: Affine = "width" if name in OWN else "shared"
+    return slim(original(name), example(), WIDTHS, sort="none", affine=affine)
 
 
 @cache
@@ -57,6 +61,8 @@ def disturbed(name: str) -> Supernet:
             if isinstance(module, SliceBatchNorm2d):
                 module.running_mean += 0.2 * torch.randn_like(module.running_mean)
                 module.running_var *= torch.rand_like(module.running_var) + 0.5
+                module.weight *= torch.rand_like(module.weight) + 0.5
+                module.bias += 0.2 * torch.randn_like(module.bias)
                 module.num_batches_tracked.fill_(1)
             if isinstance(module, Gate):
                 module.expand.weight.normal_(0, 0.3)
@@ -164,3 +170,57 @@ def test_taps_are_the_last_maps_of_their_resolution_and_all_that_crosses(name: s
 
 def test_a_network_has_a_tap_wherever_its_maps_become_smaller() -> None:
     assert list(converted("inverted").spec.taps) == ["stride1", "stride2"]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_widths_with_affine_parameters_of_their_own_begin_alike_and_learn_alone(name: str) -> None:
+    shared, own = slim(original(name), example(), WIDTHS, sort="none"), copy.deepcopy(converted(name))
+    with torch.no_grad():
+        for path in shared.space:
+            assert_close(own(noise(), path), shared(noise(), path), 1e-5)
+    own(noise(), own.space.slimmest).square().sum().backward()
+    norms = [norm for norm in own.chain[0].modules() if isinstance(norm, SliceBatchNorm2d)]
+    assert norms
+    for norm in norms:
+        assert norm.own
+        assert norm.weight.grad is not None
+        assert norm.weight.grad[0].any()
+        assert not norm.weight.grad[1:].any()
+    sized = at_sizes(own, (8, SIZE))
+    with torch.no_grad():
+        for path in own.space:
+            assert_close(sized(noise(), (1, *path)), own(noise(), path), 1e-6)
+
+
+def test_convolutions_pad_by_themselves_where_both_sides_are_alike() -> None:
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.norm = nn.Conv2d(3, 16, 3, 2), nn.BatchNorm2d(16)
+            self.even, self.odd, self.twice = (
+                nn.Conv2d(16, 32, 3),
+                nn.Conv2d(32, 32, 3),
+                nn.Conv2d(32, 32, 3, padding=1),
+            )
+            self.fc = nn.Linear(32, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.pad(self.norm(self.stem(F.pad(x, (0, 1, 0, 1)))), (1, 1, 1, 1)).relu()  # read by an activation
+            x = self.odd(F.pad(self.even(F.pad(x, (1, 1, 2, 2))), (0, 1, 0, 1)))
+            x = self.twice(F.pad(x, (1, 1, 0, 0))) + self.twice(F.pad(x, (1, 1, 0, 0), value=1.0))
+            return self.fc(x.mean((2, 3)))
+
+    torch.manual_seed(0)
+    model = lively(Padded())
+    net = slim(model, example(), (0.5, 1))
+    with torch.no_grad():
+        assert_close(net(noise(), net.space.widest), model(noise()), 1e-4)
+    pads = [dict(node.options) for node in net.spec.nodes if node.op == "pad"]
+    assert [(pad["sides"], pad["value"]) for pad in pads] == [
+        ((0, 1, 0, 1), 0),
+        ((1, 1, 1, 1), 0),
+        ((0, 1, 0, 1), 0),
+        ((1, 1, 0, 0), 1),
+    ]
+    paddings = [dict(node.options)["padding"] for node in net.spec.nodes if node.op == "conv"]
+    assert paddings == [(0, 0), (2, 1), (0, 0), (1, 2), (1, 1)]

@@ -44,6 +44,8 @@ def add_arguments(parser: Parser) -> None:
         "--mean", "Mean of the normalised images, one number per channel (default: ImageNet's).", type=float, nargs="+"
     )
     parser.add("--std", "Their standard deviation (default: ImageNet's).", type=float, nargs="+")
+    affine = "Scale and shift of batch norms behind the front: shared by all widths, or of their own for each width."
+    parser.add("--affine", affine, choices=("shared", "width"), default="shared")
     parser.add("--json")
 
 
@@ -88,6 +90,7 @@ def run(args: Namespace) -> None:
             sort=args.sort,
             multiple=args.multiple,
             sizes=args.sizes,
+            affine=args.affine,
             name=name,
         )
     except SlimError as error:

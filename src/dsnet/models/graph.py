@@ -6,7 +6,7 @@ behind the gate, and a head. A small interpreter runs the nodes in order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -172,9 +172,11 @@ class Layers(nn.Module):
         outer = {name for node in nodes for name in node.inputs if name not in own}
         assert len(outer) <= 1, f"nodes read {sorted(outer)}"
         self.reads = outer
+        last = {name: number for number, node in enumerate(nodes) for name in node.inputs}
+        self.spent = [[name for name in dict.fromkeys(node.inputs) if last[name] == k] for k, node in enumerate(nodes)]
 
     def forward(self, x: Tensor, width: Width) -> Tensor:
-        return self.values(x, width)[self.nodes[-1].name]
+        return self.values(x, width, keep=())[self.nodes[-1].name]
 
     def features(self, x: Tensor, width: Width) -> tuple[Tensor, Features]:
         """The last map, and those that detectors can read by their names. What follows the last of these is not run."""
@@ -182,14 +184,20 @@ class Layers(nn.Module):
         tapped = {tap: name for tap, (name, _) in graph_taps(self.spec).items() if name in own}
         front = self.nodes[0] is self.spec.nodes[0]
         count = len(self.nodes) if front else 1 + max((own[name] for name in tapped.values()), default=-1)
-        values = self.values(x, width, count)
+        values = self.values(x, width, count=count, keep=tapped.values())
         last = values[self.nodes[count - 1].name] if count else x
         return last, {tap: values[name] for tap, name in tapped.items()}
 
-    def values(self, x: Tensor, width: Width, count: int | None = None) -> dict[str, Tensor]:
-        """The values of the first `count` nodes by name, or of all."""
+    def values(
+        self, x: Tensor, width: Width, *, count: int | None = None, keep: Collection[str] | None = None
+    ) -> dict[str, Tensor]:
+        """The values of the first `count` nodes by name, or of all.
+
+        keep: Names of values to keep when no other node reads them, to save memory; the last one is kept anyway. By
+        default all are kept.
+        """
         values = dict.fromkeys(self.reads, x)
-        for node in self.nodes[:count]:
+        for node, spent in zip(self.nodes[:count], self.spent, strict=False):
             inputs = [values[name] for name in node.inputs]
             if node.op not in LAYERS:
                 x = OPS[node.op](*inputs, **dict(node.options))
@@ -198,6 +206,9 @@ class Layers(nn.Module):
             else:
                 x = self.layers[node.name](*inputs, width)
             values[node.name] = x
+            if keep is not None:
+                for name in set(spent).difference(keep):
+                    del values[name]
         return values
 
 
@@ -291,7 +302,8 @@ def linear(spec: GraphSpec, node: Node, shared: bool) -> Sliceable:
 
 
 def batch_norm(spec: GraphSpec, node: Node, shared: bool) -> Sliceable:
-    return SliceBatchNorm2d(reading(spec, node, shared), eps=dict(node.options)["eps"])  # type: ignore[arg-type]
+    options: dict[str, Any] = dict(node.options)
+    return SliceBatchNorm2d(reading(spec, node, shared), eps=options["eps"], own=options.get("own", False))
 
 
 def group_norm(spec: GraphSpec, node: Node, shared: bool) -> Sliceable:

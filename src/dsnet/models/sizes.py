@@ -31,8 +31,10 @@ def at_sizes(net: Supernet, sizes: Sequence[int]) -> Supernet:
 
 
 def spread(name: str, tensor: Tensor, wanted: Tensor, before: int, after: int) -> Tensor:
-    """A tensor for another number of image sizes: the rows of statistics are those of the largest size before."""
-    if not name.endswith(("running_mean", "running_var", "num_batches_tracked")):
+    """A tensor for another number of image sizes: the rows of statistics, and of affine parameters of their own, are
+    those of the largest size before."""
+    statistics = name.endswith(("running_mean", "running_var", "num_batches_tracked"))
+    if not statistics and tensor.shape == wanted.shape:
         return tensor
     rows = tensor[before - 1 :: before].repeat_interleave(after, 0)
     if name.endswith("num_batches_tracked"):

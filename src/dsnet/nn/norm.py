@@ -66,14 +66,23 @@ class SliceNorm(Sliceable):
 
 
 class SliceBatchNorm2d(SliceNorm):
-    """Batch norm with running statistics per width index and one shared affine."""
+    """Batch norm with running statistics per width index and one shared affine.
+
+    own: Whether every width index has affine parameters of its own.
+    """
 
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
 
-    def __init__(self, channels: Channels, momentum: float | None = 0.1, eps: float = EPS) -> None:
+    def __init__(
+        self, channels: Channels, momentum: float | None = 0.1, eps: float = EPS, *, own: bool = False
+    ) -> None:
         super().__init__(channels, eps)
+        self.own = own
+        if own:
+            self.weight = nn.Parameter(torch.ones(len(channels), channels.max))
+            self.bias = nn.Parameter(torch.zeros(len(channels), channels.max))
         self.momentum = momentum  # None averages all batches with equal weight, as in torch
         # One row per width; entries beyond a row's width are never used.
         self.register_buffer("running_mean", torch.zeros(len(channels), channels.max))
@@ -83,7 +92,8 @@ class SliceBatchNorm2d(SliceNorm):
     def at(self, width: int) -> dict[str, Tensor]:
         """The statistics and the affine parameters of a width."""
         rows = {"running_mean": self.running_mean[width], "running_var": self.running_var[width]}
-        tensors = {**rows, "weight": self.weight, "bias": self.bias}
+        affine = {"weight": self.weight, "bias": self.bias}
+        tensors = rows | ({name: tensor[width] for name, tensor in affine.items()} if self.own else affine)
         return {name: leading(tensor, self.channels, width) for name, tensor in tensors.items()}
 
     def sliced(self, x: Tensor, width: int) -> Tensor:
@@ -120,7 +130,7 @@ class SliceBatchNorm2d(SliceNorm):
         return fill(norm, **self.at(width), num_batches_tracked=self.num_batches_tracked[width])
 
     def extra_repr(self) -> str:
-        return f"{self.channels.counts}, momentum={self.momentum}"
+        return f"{self.channels.counts}, momentum={self.momentum}, own={self.own}"
 
 
 class SliceGroupNorm(SliceNorm):

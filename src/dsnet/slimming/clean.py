@@ -1,4 +1,5 @@
-"""Layers that a converted network needs so that every sample of a batch can run at its own width.
+"""Layers that a converted network can do without, and layers that it needs so that every sample of a batch can run at
+its own width.
 
 In mixed mode all samples run at the widest width, and norms set the channels beyond a sample's width to zero. A
 convolution without a norm behind it gets a norm that computes the identity, which also gives it statistics for every
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
+from typing import Any, cast
 
 import torch
 
@@ -20,6 +22,26 @@ STARTS_AT_ZERO = {
     "max_pool", "avg_pool", "global_max", "global_pool", "flatten", "axes", "mean", "sum", "amax",
     "pad", "pad_channels", "resize", "crop", "take", "prelu", "shuffle", "cat", "maximum", "minimum",
 }  # fmt: skip
+
+
+def fold_pads(traced: Traced) -> None:
+    """Let convolutions pad by themselves where the same number of zeros is added on opposite sides."""
+    readers: dict[str, list[Op]] = {}
+    for op in traced.ops:
+        for name in op.inputs:
+            readers.setdefault(name, []).append(op)
+    for op in [op for op in traced.ops[:-1] if op.kind == "pad"]:
+        options: dict[str, Any] = op.options
+        left, right, top, bottom = options["sides"]
+        zeros = (options["mode"], options["value"]) == ("constant", 0) and (left, top) == (right, bottom)
+        mine = readers.get(op.name, [])
+        if not zeros or min(left, top) < 0 or not mine or any(reader.kind != "conv" for reader in mine):
+            continue
+        for reader in mine:
+            height, width = cast("tuple[int, int]", reader.options["padding"])
+            reader.options["padding"] = (height + top, width + left)
+            reader.inputs = list(op.inputs)
+        traced.ops.remove(op)
 
 
 def add_masks(traced: Traced, cut: int, sliced: Callable[[str], bool]) -> list[Op]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import ceil, prod
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +15,15 @@ from dsnet.errors import SlimError
 from dsnet.models.graph import CLASSES, IMAGE, LAYERS, GraphSpec, Node, Part
 from dsnet.models.supernet import Supernet
 from dsnet.slimming import layers, maps  # noqa: F401  the translations of operators
-from dsnet.slimming.clean import add_masks
+from dsnet.slimming.clean import add_masks, fold_pads
 from dsnet.slimming.cut import find_classifier, find_cut, fold_last, madds, slimmest
 from dsnet.slimming.groups import FEW, Groups, Layout, find_groups, parts_between
 from dsnet.slimming.trace import Op, Traced, trace_module
 from dsnet.slimming.widths import MULTIPLE, WIDTHS, Share, find_widths
 
 TOLERANCE = 1e-4  # of the spread of the answers: how far the converted network may lie from the original
+Affine = Literal["shared", "width"]
+"""Whether all widths share the affine parameters of a batch norm, or each has its own."""
 SMALL = 0.01  # of the MAdds: layers on pooled maps below this share are squeezes, which stay whole
 
 
@@ -61,10 +64,12 @@ def plan(
     cut: str | float | None = None,
     multiple: int = MULTIPLE,
     overrides: Mapping[str, Sequence[Share]] | None = None,
+    affine: Affine = "shared",
 ) -> Plan:
     """Read a module, find its groups, and decide where it is cut and how wide its groups are."""
     traced = trace_module(model, example)
     fold_last(traced)
+    fold_pads(traced)
     classifier = find_classifier(traced)
     answer = traced.ops[classifier].name
     # Grouped convolutions keep all their groups or lose some; what saves more depends on the layers around them.
@@ -79,6 +84,9 @@ def plan(
     counts = find_widths(traced, groups, layouts, widths, multiple=multiple, overrides=overrides)
     result = Plan(traced, groups, layouts, answer, traced.ops[place].name, counts, [])
     result.norms = add_masks(traced, place, result.sliced)
+    for op in traced.ops[place + 1 :] if affine == "width" else ():
+        if op.kind == "batch_norm":
+            op.options["own"] = True
     for op in traced.ops:  # what was inserted passes its channels on
         layouts.setdefault(op.name, layouts[op.inputs[0]] if op.inputs else [])
     return result
@@ -183,9 +191,8 @@ def state_of(found: Plan, spec: GraphSpec) -> dict[str, Tensor]:
         rows = 1 if number < spec.cut else spec.widths[0]
         for kind, tensor in op.tensors.items():
             tensor = tensor.detach().float()
-            state[f"{place}.{kind}"] = (
-                tensor.expand(rows, -1).clone() if kind.startswith("running_") else tensor.clone()
-            )
+            by_width = kind.startswith("running_") or "own" in op.options
+            state[f"{place}.{kind}"] = tensor.expand(rows, -1).clone() if by_width else tensor.clone()
         if "running_mean" in op.tensors:  # only the statistics of the widest are known
             tracked = torch.zeros(rows, dtype=torch.long)
             tracked[-1] = 1

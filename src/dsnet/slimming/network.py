@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dsnet.errors import SlimError
 from dsnet.models.sizes import at_sizes
 from dsnet.models.supernet import Supernet
-from dsnet.slimming.convert import built, check_same, plan
+from dsnet.slimming.convert import Affine, built, check_same, plan
 from dsnet.slimming.report import SlimReport, report
 from dsnet.slimming.sort import Importance, calibrate_identities, sort_members
 from dsnet.slimming.widths import MULTIPLE, WIDTHS, Share, pairs
@@ -28,6 +28,7 @@ def slim(
     multiple: int = MULTIPLE,
     overrides: Mapping[str, Sequence[Share]] | None = None,
     sizes: Sequence[int] = (),
+    affine: Affine = "shared",
     name: str | None = None,
 ) -> Supernet:
     """Turn a CNN into a supernet. Its widest path computes what the CNN computes; narrower paths share its weights.
@@ -44,10 +45,11 @@ def slim(
         overrides: Shares for the channels that a layer writes, by the layer's name.
         sizes: Image sizes that the network runs at, smallest first; the last is that of the example. With several, the
             widths may be 1 alone.
+        affine: Whether all widths share the scale and shift of a batch norm, or each `width` has its own.
         name: Name of the network.
     """
     options: dict[str, Any] = {"images": images, "sort": sort, "multiple": multiple, "overrides": overrides}
-    return slim_with_report(model, example, widths, cut, sizes=sizes, name=name, **options)[0]
+    return slim_with_report(model, example, widths, cut, sizes=sizes, affine=affine, name=name, **options)[0]
 
 
 def slim_with_report(
@@ -61,6 +63,7 @@ def slim_with_report(
     multiple: int = MULTIPLE,
     overrides: Mapping[str, Sequence[Share]] | None = None,
     sizes: Sequence[int] = (),
+    affine: Affine = "shared",
     name: str | None = None,
 ) -> tuple[Supernet, SlimReport]:
     """`slim`, and what it found: the groups with their widths, and what is fixed and why."""
@@ -71,7 +74,7 @@ def slim_with_report(
         raise SlimError(
             f"the largest of the image sizes {list(sizes)} must be that of the example, {example.shape[-1]} px"
         )
-    found = plan(model, example, widths, cut=cut, multiple=multiple, overrides=overrides)
+    found = plan(model, example, widths, cut=cut, multiple=multiple, overrides=overrides, affine=affine)
     generator = torch.Generator().manual_seed(0)
     seen = torch.randn(4, *example.shape[1:], generator=generator) if images is None else images
     sort_members(found, sort or ("scale" if images is None else "activation"), images)

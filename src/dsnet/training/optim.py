@@ -11,6 +11,7 @@ from torch import nn
 
 from dsnet.errors import must
 from dsnet.nn import Gate, ScoringHead
+from dsnet.nn.norm import SliceNorm
 from dsnet.schema import Typed
 
 # Of batch_size auto: smallest and largest batch, and the number of batches that an epoch should at least have.
@@ -157,6 +158,7 @@ def make_optimizer(module: nn.Module, config: OptimConfig) -> torch.optim.Optimi
     trained = [p for p in module.parameters() if p.requires_grad]
     if config.decay == "dense":
         spared |= {id(p) for p in trained if not dense(p)}
+        spared |= {id(p) for norm in module.modules() if isinstance(norm, SliceNorm) for p in norm.parameters()}
     groups = [
         {"params": [p for p in trained if id(p) not in spared], "weight_decay": config.weight_decay},
         {"params": [p for p in trained if id(p) in spared], "weight_decay": 0.0},

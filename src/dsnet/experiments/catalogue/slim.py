@@ -102,7 +102,7 @@ def tiny() -> torch.nn.Module:
 def compare(scale: Scale, runs: Runs) -> Findings:
     """Accuracy, MAdds and milliseconds of everything that could be deployed, over the seeds whose runs are finished."""
     by_seed = {label: {run.seed: run for run in mine} for label, mine in runs.items()}
-    seeds = sorted(set(by_seed[DYNAMIC]) & set(by_seed[STATIC]) & set(by_seed[NARROW]))
+    seeds = sorted(set(by_seed[DYNAMIC]) & set(by_seed[STATIC]))
     if not seeds:
         return Findings(("No seed is finished yet.",), (), (), ())
     with tempfile.TemporaryDirectory() as scratch:
@@ -111,8 +111,10 @@ def compare(scale: Scale, runs: Runs) -> Findings:
         for seed in seeds:
             mine = {label: each[seed] for label, each in by_seed.items() if seed in each}
             found[seed], curves[seed] = points_of(mine, Path(scratch) / str(seed))
+        common = [label for label in found[seeds[0]] if all(label in points for points in found.values())]
+        found = {seed: {label: points[label] for label in common} for seed, points in found.items()}
         times = timed(found, by_seed[DYNAMIC][seeds[0]])
-    values = {label: figures(label, found, times) for label in found[seeds[0]]}
+    values = {label: figures(label, found, times) for label in common}
     rows = tuple((label, *cells(line)) for label, line in values.items())
     kept = {label: {name: dict(mine.items()) for name, mine in line.items()} for label, line in values.items()}
     count = len(next(iter(times.values())))
@@ -215,7 +217,8 @@ def claims(found: Mapping[int, Points], times: Times) -> list[Claim]:
     slimmest, *_, full = [label for label, point in points.items() if point.group == FIXED]
     pairs = [(full, STATIC), (slimmest, NARROW), *zip(("dynamic at 0.7", "dynamic at 0.5"), smaller, strict=False)]
     pairs += [("dynamic at 0.85", STATIC), (f"dynamic at 0.7{INT8}", STATIC + INT8)]
-    return [judge(*pair) for pair in pairs for judge in (better, faster)]
+    known = [pair for pair in pairs if set(pair) <= points.keys()]
+    return [judge(*pair) for pair in known for judge in (better, faster)]
 
 
 def chart(values: Mapping[str, Line], points: Points, over: str) -> Chart:

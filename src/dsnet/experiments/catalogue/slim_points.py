@@ -72,7 +72,7 @@ def points_of(runs: Mapping[str, Finished], scratch: Path) -> tuple[Points, Curv
         point = Point(FIXED, traces.right(path), float(traces.table.madds(path)), call, size)
         found[f"width {path[0]} of the dynamic network"] = point
     found[ORACLE] = oracle(traces, paths, size)
-    for label in (STATIC, NARROW):
+    for label in (STATIC, *([NARROW] if NARROW in runs else [])):
         found |= static_points(runs[label], label, scratch / label)
     curve = []
     for share in np.linspace(0.3, 1, 71):
