@@ -22,10 +22,10 @@ from support.networks import EARLY, ROUTERS, router_net, traces_on
 def fake(right: list[list[int]], madds: list[int]) -> SimpleNamespace:
     """Traces of a network with one choice point; right[k][n]: is width k right on image n?"""
     space = WidthSpace.full([len(madds)])
-    table = SimpleNamespace(madds=lambda path: madds[path[0]], steps=[[range(len(madds))]])
+    table = SimpleNamespace(madds=lambda path: madds[path[0]], space=WidthSpace.full((len(madds),)))
     answers = {path: np.array(right[path[0]], bool) for path in space}
     return SimpleNamespace(
-        manifest=SimpleNamespace(space=space),
+        manifest=SimpleNamespace(space=space, uniform=space.uniform),
         router=Router(RouterSpec(), space),
         table=table,
         right=lambda path, routed=False: answers[path],
@@ -69,7 +69,7 @@ def test_auc_counts_pairs() -> None:
 
 
 def test_histograms_and_health() -> None:
-    traces = SimpleNamespace(table=SimpleNamespace(steps=[[range(3)], [range(2)]]))
+    traces = SimpleNamespace(table=SimpleNamespace(space=WidthSpace.full((3, 2))))
     gates = histograms(traces, np.array([[0, 1], [0, 1], [2, 1], [2, 1]]))
     assert [gate.shares for gate in gates] == [(0.5, 0, 0.5), (0, 1)]
     assert [gate.entropy for gate in gates] == [pytest.approx(1.0), pytest.approx(0.0)]

@@ -93,10 +93,15 @@ def run(args: Namespace) -> None:
 
 def channels_of(manifest: Manifest, path: WidthPath) -> list[int]:
     """The number of channels after each choice point of a path, or those of a static network."""
-    if not path:
-        return [count for row in manifest.widths for count in row.channels]
-    behind = {(point, width): row.channels[point] for row in manifest.widths for point, width in enumerate(row.path)}
-    return [behind[step] for step in enumerate(path) if step in behind]
+    widths_of = manifest.table.space.widths_of
+    if not widths_of(path):
+        return list(manifest.widths[0].channels) if manifest.widths else []
+    behind = {
+        (point, width): row.channels[point]
+        for row in manifest.widths
+        for point, width in enumerate(widths_of(row.path))
+    }
+    return [behind[step] for step in enumerate(widths_of(path)) if step in behind]
 
 
 def find(args: Namespace) -> tuple[Manifest, Routing, str]:

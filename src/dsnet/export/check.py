@@ -63,7 +63,8 @@ def difference(net: Any, runner: Runner, images: Tensor | None = None) -> float:
     x, given = inputs(manifest, images)
     if manifest.pins:
         exits = [manifest.space.exit_path] * manifest.space.exit
-        ends = list(dict.fromkeys([*exits, manifest.space.slimmest, manifest.space.widest]))
+        held = manifest.pinnable if manifest.space.sized else [manifest.space.slimmest, manifest.space.widest]
+        ends = list(dict.fromkeys([*exits, held[0], held[-1]]))
         exported, live = runner.survey(given, ends)[0], eager(net).survey(x, ends)[0]
     else:
         exported, live = [], []
