@@ -311,14 +311,14 @@ SIZED: Keys = {  # the same network with all its channels, at five image sizes; 
     "model.sizes": [48, 64, 80, 96, 112],
     "freeze": "none",
     "stage": "supernet",
-    "optim.epochs": 4,
+    "optim.epochs": 6,
 }
 SIZES: Mapping[str, Base] = {
     "sizes": Base("pretrained", SIZED),
     "sizes_both": Base("pretrained", {**SIZED, "model.widths": [2], "ieb.paths": 2}),
-    "sizes_static": Base("pretrained", {**SIZED, "optim.epochs": 7}),  # a step costs 1 / 1.8 of one with sizes
-    "sizes_sweep": Base("pretrained", {**SIZED, "optim.epochs": 7}),
-    "sizes_small": Base("pretrained", {**SIZED, "model.sizes": None, "optim.epochs": 7}),
+    "sizes_static": Base("pretrained", {**SIZED, "optim.epochs": 11}),  # a step costs 1 / 1.8 of one with sizes
+    "sizes_sweep": Base("pretrained", {**SIZED, "optim.epochs": 11}),
+    "sizes_small": Base("pretrained", {**SIZED, "model.sizes": None, "optim.epochs": 11}),
 }
 SLIM: Mapping[str, Base] = {
     "slim_pre": Base("distil", LITE0),
@@ -375,8 +375,8 @@ CPU = Scale(
         "transfer": "From CIFAR-10 to Fashion-MNIST at 28 px, one epoch of each stage; the paper's figures are of "
         "ImageNet to CIFAR-10. Learning rate 0.05, from scratch 0.1.",
         "sizes": "Caltech-101 (100 classes, 4,150 training, 790 calibration and 3,302 test images) at 112 px. The "
-        "network has ImageNet weights and learns 4 epochs, in every step at 112 px, one size in between and 48 px. "
-        "Static networks learn 7 epochs, which take as long. All layers learn.",
+        "network has ImageNet weights and learns 6 epochs, in every step at 112 px, one size in between and 48 px. "
+        "Static networks learn 11 epochs, which take as long. All layers learn.",
         "slim": "Caltech-101 (100 classes, 4,150 training, 790 calibration and 3,302 test images) at 112 px. The "
         "network has ImageNet weights and the widths 0.35/0.5, 0.5/0.75, 0.75/0.75 and 1 of its hidden and residual "
         "channels. Its slim widths first learn from the original on Imagenette's training images without labels, 2 "
