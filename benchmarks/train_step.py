@@ -5,8 +5,8 @@
 Every candidate runs in processes of its own, because the C library's options hold for a whole process; the candidates
 take turns, and the ratio is of medians of processor times. `operators` counts the calls of PyTorch's operators in the
 forward passes of student and teacher and in the backward pass: each is at least one kernel on a GPU. `reads` counts
-values that the host reads from the device (`item`, `tolist`, `bool`) in one step of the training loop: on a GPU each of
-them waits for everything before it.
+values that the host reads from the device (`item`, `tolist`, `bool`) in one step of the training loop as on a GPU, and
+after some steps: each of them waits for everything before it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from dsnet.latency.timing import machine
 from dsnet.models import create_model
 from dsnet.schema import plain
 from dsnet.training import IEB, IEBConfig, Loop, OptimConfig
+from dsnet.training.loop import READS
 from dsnet.training.memory import keep_memory
 
 TIMED = {"ds_mobilenet_v1_tiny": (128, 32), "ds_mobilenet_v1_small": (32, 96), "ds_resnet_tiny": (64, 32)}
@@ -120,11 +121,15 @@ def counted(model: str) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as folder:
         batches = noise(2, 64)
         (one,) = batches.epoch(0)
-        loop: Loop[Any] = Loop(stage, batches, OptimConfig(epochs=1000), folder=Path(folder), seed=0, momentum=0.99)
+        config = OptimConfig(epochs=1000)
+        loop: Loop[Any] = Loop(stage, batches, config, folder=Path(folder), seed=0, momentum=0.99, reads=READS)
         loop.step(one)
         with Operators() as whole, reads() as read:
             loop.step(one)
-    return {"operators": found.calls, "operators of the whole step": whole.calls, "reads": len(read)}
+        with reads() as later:
+            loop.read()
+    counts = {"operators": found.calls, "operators of the whole step": whole.calls, "reads": len(read)}
+    return {**counts, f"reads after {READS} steps": len(later)}
 
 
 def main() -> None:

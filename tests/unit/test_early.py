@@ -151,7 +151,7 @@ def layers(net: Supernet, x: torch.Tensor, path: tuple[int, ...] | None) -> int:
 def test_traces_tell_what_route_does_and_keep_routed_answers_apart(name: str, router: RouterSpec) -> None:
     net = router_net(name, router)
     traces = traces_on(net)
-    batch = traces.load(np.arange(40))
+    (batch,) = traces.load([np.arange(40)])
     for policy in (Policy(), Policy(0.5), Policy(-2.0), Policy(5.0), Policy(0.2, 1), Policy(0.0, window=(1, 2))):
         outcome, routed = traces.at(policy), route(net, batch.images, policy)
         assert np.array_equal(outcome.paths, routed.paths)

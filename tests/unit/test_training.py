@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,11 +32,18 @@ def digits():
     return open_dataset(DataConfig())
 
 
-def make_loop(digits, folder: Path, config: OptimConfig = CONFIG, model: str = "ds_mobilenet_v1_tiny", **ieb) -> Loop:
+def make_loop(
+    digits,
+    folder: Path,
+    config: OptimConfig = CONFIG,
+    model: str = "ds_mobilenet_v1_tiny",
+    reads: int | None = None,
+    **ieb,
+) -> Loop:
     torch.manual_seed(0)
     net = Supernet(model_spec(model, in_channels=1, image_size=16))
     batches = TrainBatches(digits.train, config.batch_size, seed=0)
-    return Loop(IEB(net, IEBConfig(**ieb)), batches, config, folder=folder, seed=0, momentum=0.9)
+    return Loop(IEB(net, IEBConfig(**ieb)), batches, config, folder=folder, seed=0, momentum=0.9, reads=reads)
 
 
 def first_batches(loop: Loop, count: int):
@@ -118,6 +126,10 @@ def test_wrong_values_are_refused() -> None:
             IEBConfig(**wrong)
 
 
+def numbers(losses: dict[str, torch.Tensor]) -> dict[str, float]:
+    return {name: float(loss) for name, loss in losses.items()}
+
+
 def snapshot(loop: Loop) -> dict[str, torch.Tensor]:
     params = {f"net.{k}": v.detach().clone() for k, v in loop.net.named_parameters()}
     return params | {f"ema.{k}": v.clone() for k, v in loop.ema.net.state_dict().items()}
@@ -141,6 +153,55 @@ def test_what_is_not_finite_stops_before_anything_is_touched(digits, tmp_path: P
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@contextmanager
+def counted_reads() -> Iterator[list[str]]:
+    """The calls that read a tensor's values into Python, which on a GPU wait for the device."""
+    found: list[str] = []
+    names = ("item", "tolist", "__bool__", "__float__", "__int__", "cpu", "numpy")
+    before = {name: getattr(torch.Tensor, name) for name in names}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, method in before.items():
+            noted = lambda self, *args, name=name, method=method: (found.append(name), method(self, *args))[1]  # noqa: E731
+            patch.setattr(torch.Tensor, name, noted)
+        yield found
+
+
+@pytest.mark.parametrize("change", [{}, {"name": "adamw", "lr": 1e-4}, {"amp": "fp16"}, {"clip_norm": 0.1}])
+def test_a_loop_that_reads_seldom_trains_alike_and_waits_for_nothing(digits, tmp_path: Path, change: dict) -> None:
+    """As on a GPU: the optimiser decides about bad steps on the device."""
+    config = replace(CONFIG, **change)
+    plain, seldom = (make_loop(digits, tmp_path / str(reads), config, reads=reads) for reads in (1, 100))
+    for batch in first_batches(plain, 3):
+        plain.step(batch)
+        with counted_reads() as reads:
+            seldom.step(batch)
+        assert not reads
+    with counted_reads() as reads:
+        seldom.read()
+    assert reads == ["tolist"]
+    scaled = "amp" in change  # the first scale is too large, and a skipped step also moves this loop's teacher
+    assert seldom.progress.sums == pytest.approx(plain.progress.sums, rel=0.1 if scaled else 1e-3)
+    before, after = snapshot(plain), snapshot(seldom)
+    tolerance = {"rtol": 0.1, "atol": 0.1} if scaled else {"rtol": 1e-3, "atol": 1e-3}
+    assert all(torch.allclose(before[name], after[name], **tolerance) for name in before)
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_a_bad_step_changes_no_weight_before_it_is_read(digits, tmp_path: Path, where: str) -> None:
+    loop = make_loop(digits, tmp_path, reads=100)
+    good, bad, after = first_batches(loop, 3)
+    loop.step(good)
+    before = {name: p.detach().clone() for name, p in loop.net.named_parameters()}
+    hook = next(loop.net.parameters()).register_hook(lambda grad: grad * torch.inf) if where == "gradient" else None
+    loop.step(bad if hook else replace(bad, images=bad.images * torch.nan))
+    assert all(torch.equal(before[name], p) for name, p in loop.net.named_parameters())
+    if hook:
+        hook.remove()
+    loop.step(after)
+    with pytest.raises(TrainingError, match=r"is not finite at step 1 \(epoch 0\); weights and moving average are"):
+        loop.read()
+
+
 def test_fp16_steps_may_be_skipped_but_not_ten_in_a_row(digits, tmp_path: Path) -> None:
     loop = make_loop(digits, tmp_path, replace(CONFIG, amp="fp16", batch_size=32))
     batch = first_batches(loop, 1)[0]
@@ -161,7 +222,7 @@ def test_accumulation_equals_one_large_batch(digits, tmp_path: Path) -> None:
     results = []
     for accumulate in (1, 4):
         loop = make_loop(digits, tmp_path, replace(CONFIG, accumulate=accumulate), model="ds_resnet_tiny")
-        losses = [loop.step(batch) for batch in first_batches(loop, 2)]
+        losses = [numbers(loop.step(batch)) for batch in first_batches(loop, 2)]
         results.append((losses, snapshot(loop)))
     for a, b in zip(results[0][0], results[1][0], strict=True):
         assert a == pytest.approx(b, rel=1e-5)
@@ -175,7 +236,7 @@ def test_options_train_like_the_plain_loop(digits, tmp_path: Path, change: dict)
     plain = make_loop(digits, tmp_path / "a")
     other = make_loop(digits, tmp_path / "b", replace(CONFIG, **change))
     for batch in first_batches(plain, 2):
-        expected, found = plain.step(batch), other.step(batch)
+        expected, found = numbers(plain.step(batch)), numbers(other.step(batch))
         assert found == pytest.approx(expected, rel=0.1 if change.get("amp") else 1e-3)
 
 

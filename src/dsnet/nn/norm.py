@@ -104,7 +104,7 @@ class SliceBatchNorm2d(SliceNorm):
         held = self.at(width)
         y = F.batch_norm(x, **held, training=self.training, momentum=momentum, eps=self.eps)
         if self.training:
-            self.num_batches_tracked[width] += 1
+            self.num_batches_tracked[width].add_(1)
             if self.channels.parts:  # the statistics of a concatenation are copies
                 with torch.no_grad():
                     self.running_mean[width].masked_scatter_(self.prefix[width], held["running_mean"])

@@ -17,14 +17,16 @@ class EMA(Generic[N]):
     """The momentum target network. `net` holds the moving average of weights and statistics, always in eval mode.
 
     The decay warms up: min(momentum, (1 + t) / (10 + t)).
+    statistics: Whether training changes buffers, too; otherwise only what requires gradients is averaged.
     """
 
-    def __init__(self, online: N, momentum: float) -> None:
+    def __init__(self, online: N, momentum: float, *, statistics: bool = True) -> None:
         self.net = copy.deepcopy(online).eval().requires_grad_(False)
         self.momentum = momentum
         # The tensors themselves: training, loading a state and averaging statistics change them in place.
         # Frozen parameters stay equal.
         frozen = {name for name, parameter in online.named_parameters() if not parameter.requires_grad}
+        frozen |= set() if statistics else {name for name, _ in online.named_buffers()}
         current = {name: tensor for name, tensor in online.state_dict().items() if name not in frozen}
         average = {name: tensor for name, tensor in self.net.state_dict().items() if name not in frozen}
         floats = [name for name, tensor in average.items() if tensor.is_floating_point()]

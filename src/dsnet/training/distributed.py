@@ -136,6 +136,7 @@ def wrap(stage: nn.Module) -> nn.Module:
     # torch 2.13 renamed broadcast_buffers
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
     options: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+    options["gradient_as_bucket_view"] = True  # gradients are reduced where they lie
     return DistributedDataParallel(stage, **options)
 
 

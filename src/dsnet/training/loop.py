@@ -34,11 +34,13 @@ from dsnet.training import distributed
 from dsnet.training.average import EMA
 from dsnet.training.display import Display
 from dsnet.training.ieb import Stage
+from dsnet.training.ledger import NEVER, Entry, Ledger
 from dsnet.training.optim import OptimConfig, learning_rate, make_optimizer
 from dsnet.training.state import load_state, random_state, save_state, set_random_state
 
 N = TypeVar("N", bound=nn.Module)
 MAX_SKIPS = 10
+READS = 50  # steps on a GPU
 Validate = Callable[[N], dict[str, float]]
 
 
@@ -74,6 +76,9 @@ class Loop(Generic[N]):
     """Trains a stage. Rank 0 writes state/last.pt, state/best.pt and metrics.jsonl to `folder`.
 
     key: Name of the optimiser's config, for error messages. keep: Which moving average `run` returns.
+    reads: Steps from one time that the host reads losses, and whether they are finite, to the next. By default 1 on a
+    CPU, and READS on a GPU, where every read waits for the device. With more than one, the optimiser decides on the
+    device that a bad step changes nothing.
     """
 
     def __init__(
@@ -90,6 +95,7 @@ class Loop(Generic[N]):
         save_steps: int | None = None,
         max_skipped: float | None = None,
         device: torch.device | None = None,
+        reads: int | None = None,
     ) -> None:
         self.device = device or torch.device("cpu")
         self.stage = stage.to(self.device)
@@ -97,12 +103,17 @@ class Loop(Generic[N]):
             self.stage.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.batches, self.config, self.folder, self.seed, self.keep = batches, config, folder, seed, keep
         self.save_steps, self.max_skipped, self.key = save_steps, max_skipped, key
-        self.ema = EMA(stage.net, momentum)
-        self.optimizer = make_optimizer(stage, config)
+        self.reads = reads or (READS if self.device.type == "cuda" else 1)
+        self.ema = EMA(stage.net, momentum, statistics=stage.updates_statistics)
+        self.optimizer = make_optimizer(stage, config, fused=self.reads > 1)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.amp == "fp16")
-        self.progress = Progress()
+        self.progress, self.ledger = Progress(), Ledger(self.device)
+        self.caught: list[int] = []  # signals
+        self.damaged: list[str] = []  # files that were skipped since the last read
+        self.entry, self.unread = Entry({}, None, NEVER, 0, 0), False
         if config.compile is not None:
             compile_blocks(stage.net, config.compile)
+            compile_blocks(self.ema.net, config.compile)
         self.wrapped = distributed.wrap(stage)
 
     @property
@@ -126,15 +137,15 @@ class Loop(Generic[N]):
 
         watch: Further figures of the moving average, for the log.
         """
-        with caught_signals() as caught:
+        with caught_signals() as self.caught:
             display.start(self.total, len(self.batches), self.progress.epoch, self.progress.step)
             if self.progress.step == 0:
                 self.save()  # so that a run can be resumed even before its first checkpoint
             while not self.ended:
                 self.stage.train()
-                self.run_epoch(caught, display)
+                self.run_epoch(display)
                 self.end_epoch(validate, display, watch)
-                self.check_signal(caught)
+                self.stop_if(self.signalled())
             if self.progress.step < self.total:
                 display.stop(self.progress.epoch - self.progress.stale, self.progress.best)
         net = copy.deepcopy(self.ema.net)
@@ -143,26 +154,30 @@ class Loop(Generic[N]):
         distributed.share(net)
         return net
 
-    def run_epoch(self, caught: list[int], display: Display) -> None:
+    def run_epoch(self, display: Display) -> None:
         progress = self.progress
         start = time.perf_counter()
         left = self.total - progress.step  # the last epoch may end early where the config counts steps
+        self.ledger.begin(progress.sums, progress.skips)
         for batch in islice(self.batches.epoch(progress.epoch, progress.batch), left):
             self.step(batch)
             progress.batch += 1
             now = time.perf_counter()
             progress.seconds, start = progress.seconds + now - start, now
-            means = {name: total / progress.batch for name, total in progress.sums.items()}
-            display.step(progress.batch, means, progress.batch * self.batches.batch_size / progress.seconds)
-            self.check_signal(caught)
-            if self.save_steps is not None and progress.step % self.save_steps == 0:
+            saves = self.save_steps is not None and progress.step % self.save_steps == 0
+            if saves or progress.step % self.reads == 0:
+                self.read()
+                means = {name: total / progress.batch for name, total in progress.sums.items()}
+                display.step(progress.batch, means, progress.batch * self.batches.batch_size / progress.seconds)
+                self.stop_if(self.entry.signal if distributed.world() > 1 else max([0, *self.caught]))
+            if saves:
                 self.save()
+        self.read()
 
-    def step(self, batch: Batch) -> dict[str, float]:
-        """Take one optimizer step on one batch. Returns its losses."""
+    def step(self, batch: Batch) -> dict[str, Tensor]:
+        """Take one optimizer step on one batch. Returns its losses, which may still be computed."""
         progress, config = self.progress, self.config
-        if self.max_skipped is not None:
-            self.note_skipped(distributed.gathered(batch.skipped))
+        self.damaged += batch.skipped
         if not len(batch.images):
             raise TrainingError(f"all images of a batch are damaged, at step {progress.step}; see data.on_corrupt")
         rate = learning_rate(config, progress.step, len(self.batches))
@@ -187,58 +202,64 @@ class Loop(Generic[N]):
                 self.scaler.scale(torch.stack(list(losses.values())).sum() * share).backward()
             for name, loss in losses.items():
                 sums[name] = sums.get(name, 0) + loss.detach() * share
-        values = self.shared_losses(sums)
-        if self.finite_gradients():
-            self.scaler.step(self.optimizer)
-            self.ema.update(progress.step)
-        self.scaler.update()
+        means, bad = self.ledger.note(sums, progress.step, self.caught)
+        self.update(bad)
         progress.step += 1
-        for name, value in values.items():
-            progress.sums[name] = progress.sums.get(name, 0.0) + value
-        return values
+        return dict(zip(sums, means, strict=True))
+
+    def update(self, bad: Tensor) -> None:
+        """Change the weights and their moving average, unless a loss or the gradient is not finite.
+
+        With a read in every step, the host decides, and a bad step raises an error here. Otherwise the optimiser
+        decides on the device, and the next read raises it; what bad steps leave in the moving average is never saved.
+        """
+        self.scaler.unscale_(self.optimizer)
+        params = [p for group in self.optimizer.param_groups for p in group["params"]]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in params if p.grad is not None])
+        finite = norm.isfinite()
+        self.ledger.judge(finite, self.progress.step)
+        self.unread = True
+        if self.reads == 1:
+            self.read()
+            if self.progress.skips:
+                return self.scaler.update()
+        if self.config.clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(params, self.config.clip_norm, norm)
+        if self.reads > 1 and not self.scaler.is_enabled():
+            self.optimizer.found_inf = (bad | ~finite).float()  # type: ignore[attr-defined]
+        self.scaler.step(self.optimizer)
+        self.ema.update(self.progress.step)
+        self.scaler.update()
+
+    def read(self) -> None:
+        """Read what the steps left on the device, unless it was read after the last one. Losses and gradients that are
+        not finite are an error; fp16 scaling may skip steps, fewer than MAX_SKIPS in a row."""
+        if not self.unread:
+            return
+        progress, self.unread = self.progress, False
+        self.entry = entry = self.ledger.read()
+        if self.max_skipped is not None:
+            self.note_skipped(distributed.gathered(self.damaged))
+        self.damaged = []
+        progress.sums, progress.skips = entry.sums, entry.skips
+        if entry.bad_loss is not None:
+            step, name = entry.bad_loss
+            raise TrainingError(
+                f"loss {name!r} is not finite at step {step} (epoch {progress.epoch}); weights and moving average are "
+                f"untouched. Lower {self.key}.lr, add {self.key}.warmup_epochs, or check the data"
+            )
+        scales = self.scaler.is_enabled()
+        if entry.skips >= MAX_SKIPS or (entry.bad_gradient != NEVER and not scales):
+            skips = f" for {entry.skips} steps in a row" if scales else ""
+            step = progress.step if scales else entry.bad_gradient
+            raise TrainingError(
+                f"the gradient is not finite at step {step}{skips} (epoch {progress.epoch}); weights and moving "
+                f"average are untouched. Lower {self.key}.lr, set {self.key}.clip_norm, or use {self.key}.amp bf16"
+            )
 
     def autocast(self) -> Any:
         kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
         return torch.autocast(self.device.type, kinds.get(self.config.amp), enabled=self.config.amp != "none")
-
-    def shared_losses(self, sums: dict[str, Tensor]) -> dict[str, float]:
-        """The mean of each loss over all processes. A loss that is not finite in one of them stops them all."""
-        local = torch.stack([loss.double() for loss in sums.values()])
-        bad = (~local.isfinite()).double()
-        summed = distributed.total(torch.cat([torch.nan_to_num(local), bad]))
-        means, bad = summed.chunk(2)
-        for name, count in zip(sums, bad.tolist(), strict=True):
-            if count:
-                raise TrainingError(
-                    f"loss {name!r} is not finite at step {self.progress.step} (epoch {self.progress.epoch}); "
-                    f"weights and moving average are untouched. "
-                    f"Lower {self.key}.lr, add {self.key}.warmup_epochs, or check the data"
-                )
-        return dict(zip(sums, (means / distributed.world()).tolist(), strict=True))
-
-    def finite_gradients(self) -> bool:
-        """Unscale, check and clip the gradients. False means that the step must be skipped.
-
-        Only fp16 scaling may skip steps, at most MAX_SKIPS in a row; otherwise such gradients are an error.
-        """
-        self.scaler.unscale_(self.optimizer)
-        gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if bool(norm.isfinite()):
-            if self.config.clip_norm is not None:
-                params = [p for group in self.optimizer.param_groups for p in group["params"]]
-                torch.nn.utils.clip_grads_with_norm_(params, self.config.clip_norm, norm)
-            self.progress.skips = 0
-            return True
-        self.progress.skips += 1
-        if not self.scaler.is_enabled() or self.progress.skips >= MAX_SKIPS:
-            skips = f" for {self.progress.skips} steps in a row" if self.scaler.is_enabled() else ""
-            raise TrainingError(
-                f"the gradient is not finite at step {self.progress.step}{skips} (epoch {self.progress.epoch}); "
-                f"weights and moving average are untouched. "
-                f"Lower {self.key}.lr, set {self.key}.clip_norm, or use {self.key}.amp bf16"
-            )
-        return False
 
     def note_skipped(self, files: Sequence[str]) -> None:
         """Remember damaged files that were skipped. More than `max_skipped` are an error."""
@@ -271,6 +292,7 @@ class Loop(Generic[N]):
         progress.stale = 0 if score > progress.best else progress.stale + 1
         progress.best = max(progress.best, score)
         progress.epoch, progress.batch, progress.sums, progress.seconds = progress.epoch + 1, 0, {}, 0.0
+        self.ledger.begin({}, progress.skips)
         if distributed.rank() == 0 and better:
             save_state(self.folder / "state" / "best.pt", {"net": self.ema.net.state_dict(), "epoch": progress.epoch})
         self.save()
@@ -311,14 +333,14 @@ class Loop(Generic[N]):
             self.scaler.load_state_dict(state["scaler"])
         set_random_state(state["random"])
         self.progress = Progress(**state["progress"])
+        self.ledger.begin(self.progress.sums, self.progress.skips)
 
-    def check_signal(self, caught: list[int]) -> None:
-        """Save and stop if any process caught a signal."""
-        number = max([0, *caught])
-        if distributed.world() > 1:
-            flag = torch.tensor([float(number)], dtype=torch.float64)  # gloo sends CPU tensors
-            torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
-            number = int(flag.item())
+    def signalled(self) -> int:
+        """The number of a signal that any process caught, or 0."""
+        return max(distributed.gathered([max([0, *self.caught])]))
+
+    def stop_if(self, number: int) -> None:
+        """Save and stop if there was a signal."""
         if number:
             self.save()
             raise Interrupted(number, self.folder)

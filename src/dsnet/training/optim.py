@@ -152,8 +152,11 @@ def learning_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float
     return config.lr * (config.final + (1 - config.final) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def make_optimizer(module: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """The optimiser of all parameters that require gradients, without weight decay in gates and routers."""
+def make_optimizer(module: nn.Module, config: OptimConfig, *, fused: bool = False) -> torch.optim.Optimizer:
+    """The optimiser of all parameters that require gradients, without weight decay in gates and routers.
+
+    fused: Whether one kernel updates all weights, and leaves them alone where `found_inf` is set on the device.
+    """
     spared = {id(p) for gate in module.modules() if isinstance(gate, Gate | ScoringHead) for p in gate.parameters()}
     trained = [p for p in module.parameters() if p.requires_grad]
     if config.decay == "dense":
@@ -165,8 +168,14 @@ def make_optimizer(module: nn.Module, config: OptimConfig) -> torch.optim.Optimi
     ]
     nonempty = [group for group in groups if group["params"]]
     if config.name == "adamw":
-        return torch.optim.AdamW(nonempty, lr=config.lr, betas=config.betas)
-    return torch.optim.SGD(nonempty, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)
+        return torch.optim.AdamW(nonempty, lr=config.lr, betas=config.betas, fused=fused or None)
+    optimizer = torch.optim.SGD(
+        nonempty, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=fused or None
+    )
+    if fused and config.momentum:  # or a first step that is skipped would leave whatever lay in the memory
+        for parameter in trained:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
 
 
 def dense(weight: nn.Parameter) -> bool:

@@ -55,6 +55,9 @@ class SGS(Stage[Supernet]):
     the channel masks of the frozen network.
     """
 
+    prices: Tensor
+    edges: Tensor
+
     def __init__(self, net: Supernet, config: SGSConfig, known: Measured | None = None) -> None:
         super().__init__()
         if net.spec.router is None or net.spec.router != config.spec:
@@ -66,7 +69,10 @@ class SGS(Stage[Supernet]):
             raise ValueError(f"windows need equally many widths at every gate, not {sizes}; set --sgs.windows 0")
         self.table = count(net)
         prices = [self.table.madds(path, dynamic=True) / self.table.widest for path in net.candidates]
-        self.prices = torch.tensor(prices, dtype=torch.float64)
+        # Constants of the losses, on the device of the network.
+        self.register_buffer("prices", torch.tensor(prices, dtype=torch.float64), persistent=False)
+        self.register_buffer("edges", torch.tensor(self.windows), persistent=False)
+        self.span = prices[-1] ** 2 - prices[0] ** 2
         for name, parameter in net.named_parameters():
             parameter.requires_grad_(self.trains(name))
 
@@ -120,7 +126,7 @@ class SGS(Stage[Supernet]):
             mix = straight_through(self.within(raw, windows), drawn.temperature, generator)
             each = torch.stack([F.cross_entropy(full(logits), labels, reduction="none") for logits in answers], 1)
             losses["classification"] = (mix * each).sum(1).mean()
-            losses["complexity"] = self.complexity(mix.double() @ self.prices.to(mix.device)).to(each.dtype)
+            losses["complexity"] = self.complexity(mix.double() @ self.prices).to(each.dtype)
         return losses
 
     def mixed_losses(self, entered: Entered, labels: Tensor, drawn: Draw) -> dict[str, Tensor]:
@@ -176,7 +182,7 @@ class SGS(Stage[Supernet]):
 
     def ends(self, windows: Tensor | None) -> Tensor | None:
         """First and last position [B, 2] of the windows with these numbers."""
-        return None if windows is None else torch.tensor(self.windows, device=windows.device)[windows]
+        return None if windows is None else self.edges[windows]
 
     def within(self, raw: Tensor, windows: Tensor | None) -> Tensor:
         return within(full(raw), self.ends(windows))
@@ -199,5 +205,4 @@ class SGS(Stage[Supernet]):
         squares = shares.mean().square() if self.config.squares == "batch" else shares.square().mean()
         if not self.config.relative:
             return squares
-        span = float(self.prices[-1] ** 2 - self.prices[0] ** 2)
-        return squares * (self.known.gap / span)
+        return squares * (self.known.gap / self.span)
