@@ -25,7 +25,7 @@ from support.folders import make_folder
 from support.runs import SHORT
 
 SMALL = [*SHORT, "--data.image_size", "32", "--optim.batch_size", "8", "--optim.warmup_epochs", "0"]
-SMALL += ["--sgs_optim.batch_size", "8", "--sgs.router", "slim_first", "--data.augment.flip", "true"]
+SMALL += ["--stage", "supernet", "--data.augment.flip", "true"]
 
 
 class Stopping(Display):
@@ -77,8 +77,8 @@ def test_a_run_on_datasets_of_torch_resumes_and_is_evaluated(
 ) -> None:
     pixels = np.random.default_rng(0).integers(0, 80, (90, 32, 32), np.uint8)
     items = [(image + np.uint8(80 * (number % 3)), number % 3) for number, image in enumerate(pixels)]
-    keys: dict[str, Any] = {"threads": 1, "optim": {"epochs": 1, "batch_size": 8, "warmup_epochs": 0}}
-    keys |= {"sgs": {"router": "slim_first"}, "sgs_optim": {"epochs": 1, "batch_size": 8}}
+    keys: dict[str, Any] = {"threads": 1, "stage": "supernet"}
+    keys |= {"optim": {"epochs": 1, "batch_size": 8, "warmup_epochs": 0}}
     whole = dsnet.train(items, out=tmp_path / "a", **keys)
     with monkeypatch.context() as patch:
         patch.setattr(runs_train, "make_display", lambda place, rank: Stopping(place, 3))

@@ -36,9 +36,9 @@ class DetectionDataConfig(Reading):
 
     Args:
         root: Folder of the data: a VOCdevkit, or one folder with JPEGImages, Annotations and ImageSets/Main.
-        train: Image lists to train on, such as 2007/trainval and 2012/trainval, or train in a single folder.
+        train: Image lists to train on, such as 2007/trainval, or train in a single folder.
         calibration: Image lists that are held out. Without any, calibration_share of the training images is set aside.
-        test: Image lists that only evaluation reads.
+        test: Image lists to evaluate on.
         classes: Names of the classes, in order. By default VOC's twenty, or those of the training images, sorted.
         image_size: Height and width of the images in pixels. Images are squeezed to a square, as in SSD.
         calibration_share: Share of the training images that is set aside where there are no calibration lists.
