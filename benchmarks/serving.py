@@ -205,7 +205,7 @@ def charts(result: dict[str, Any], timeline: Sequence[Reply]) -> list[Chart]:
         "mean width, of the widest's MAdds": lambda found: (
             mean([one for reply in found for one in reply.madds] or [0]) / widest
         ),
-        "refused or late": lambda found: mean(reply.status != 200 for reply in found),
+        "refused": lambda found: mean(reply.status != 200 for reply in found),
     }
     parts = [
         Series(name, tuple(Dot(*dot) for dot in over_time(timeline, value, STEP))) for name, value in kinds.items()
