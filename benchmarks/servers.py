@@ -75,13 +75,12 @@ def levels_of(port: int) -> list[dict[str, Any]]:
     return found
 
 
-def pin(level: dict[str, Any], manifest: Manifest) -> dict[str, Any]:
+def pin(level: dict[str, Any]) -> dict[str, Any]:
     """What a request asks for to be run at a level of the server, whatever the load."""
     name = level["name"]
     if name.startswith("budget"):
         return {"budget": level["budget"], "min_budget": level["budget"]}
-    widths = name.partition(" ")[2]
-    return {"path": ",".join([widths] * manifest.points) if widths.isdigit() else name}
+    return {"path": name.partition(" ")[2] or name}  # width 3, path 0,1,2,3, or exit
 
 
 # The bare runner, on the core of the servers

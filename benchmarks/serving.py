@@ -248,7 +248,7 @@ def main() -> None:
         names = ["dynamic", "widest", "slimmest"]
         ports = {name: stack.enter_context(served(place, args.deadline, core)) for name in names}
         levels = levels_of(ports["dynamic"])
-        asks = {"dynamic": {}, "widest": {"path": path}, "slimmest": pin(levels[0], manifest)}
+        asks = {"dynamic": {}, "widest": {"path": path}, "slimmest": pin(levels[0])}
         servers = {name: Server(port, asks[name]) for name, port in ports.items()}
         if static is not None:
             servers["static"] = Server(stack.enter_context(served(static, args.deadline, core)), {})
