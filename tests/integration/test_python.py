@@ -141,7 +141,7 @@ def test_train_reads_its_arguments_like_the_command(
     run = dsnet.train("digits", "ds_resnet_tiny", config="digits", seed=4, **groups)
     (config, folder, how), *_ = asked
     assert json.loads(json.dumps(config.to_dict())) == expected
-    assert (run.folder, run.evaluation, how) == (folder, None, {"resume": False, "overwrite": False})
+    assert (run.folder, run.evaluation, how) == (folder, None, {"resume": False, "overwrite": False, "device": "auto"})
     assert folder == Path("runs/ds_resnet_tiny-digits-seed4")
     with pytest.raises(ValueError, match="data/pets is not a folder; give a folder of images"):
         dsnet.train("data/pets")

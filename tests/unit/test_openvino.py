@@ -90,8 +90,8 @@ def test_files_that_cannot_be_read_get_one_clear_error(tmp_path: Path) -> None:
 def test_what_cannot_be_run_says_so(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ValueError, match="runtime 'tensorrt' is unknown; choose from onnx, openvino"):
-        open_runner(trained / "model.onnx", runtime="tensorrt")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="runtime 'tflite' is unknown; choose from onnx, openvino, tensorrt"):
+        open_runner(trained / "model.onnx", runtime="tflite")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="is no ONNX file and no bundle, so PyTorch runs it"):
         open_runner(trained, runtime="onnx")
     monkeypatch.setattr(room, "openvino", None)

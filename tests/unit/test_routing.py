@@ -174,7 +174,7 @@ def test_an_unrouted_network_says_so() -> None:
 def test_traces_tell_what_route_does(name: str, router: RouterSpec) -> None:
     net = router_net(name, router)
     traces = traces_on(net)
-    batch = traces.load(np.arange(40))
+    (batch,) = traces.load([np.arange(40)])
     for policy in (Policy(), Policy(0.5), Policy(-2.0), Policy(5.0), Policy(0.2, 1)):
         outcome, routed = traces.at(policy), route(net, batch.images, policy)
         assert np.array_equal(outcome.paths, routed.paths)

@@ -24,6 +24,8 @@ LINKS = ("source", "gate_from", "distill", "backbone")  # other runs that a run 
 PLACES = (
     "data.root",
     "data.workers",
+    "data.cache",
+    "data.cache_size",
     "threads",
     "timeout",
     "save_steps",
@@ -311,7 +313,6 @@ SIZED: Keys = {  # the same network with all its channels, at five image sizes; 
     "model.sizes": [48, 64, 80, 96, 112],
     "freeze": "none",
     "stage": "supernet",
-    "optim.epochs": 6,
 }
 SIZES: Mapping[str, Base] = {
     "sizes": Base("pretrained", SIZED),
