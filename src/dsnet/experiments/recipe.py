@@ -311,7 +311,6 @@ SIZED: Keys = {  # the same network with all its channels, at five image sizes; 
     "model.sizes": [48, 64, 80, 96, 112],
     "freeze": "none",
     "stage": "supernet",
-    "optim.epochs": 6,
 }
 SIZES: Mapping[str, Base] = {
     "sizes": Base("pretrained", SIZED),
