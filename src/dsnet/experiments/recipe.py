@@ -24,6 +24,8 @@ LINKS = ("source", "gate_from", "distill", "backbone")  # other runs that a run 
 PLACES = (
     "data.root",
     "data.workers",
+    "data.cache",
+    "data.cache_size",
     "threads",
     "timeout",
     "save_steps",
