@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dsnet.errors import must
 from dsnet.manifest import RouterSpec
-from dsnet.models import GraphSpec, ModelSpec
+from dsnet.models import GraphSpec, ModelSpec, Network
 from dsnet.models.network import Tap
 from dsnet.nn.slicing import out_side
 from dsnet.schema import Typed
@@ -26,6 +26,14 @@ GROUP = 16  # channels per group of the neck's norms
 def check_channels(**counts: int) -> None:
     for name, count in counts.items():
         must(name, count, count >= GROUP and count % GROUP == 0, f"be a positive multiple of {GROUP}")
+
+
+def check_one_size(backbone: Network) -> None:
+    if backbone.sizes:
+        raise ValueError(
+            f"the backbone runs at the image sizes {list(backbone.sizes)}, but a detector runs at one; give a network "
+            f"that was trained without sizes"
+        )
 
 
 @dataclass(frozen=True)
@@ -50,11 +58,7 @@ class DetectorSpec(Typed):
     ratios: tuple[tuple[float, ...], ...] = RATIOS
 
     def __post_init__(self) -> None:
-        if self.backbone.sizes:
-            raise ValueError(
-                f"the backbone runs at the image sizes {list(self.backbone.sizes)}, but a detector runs at one; give a "
-                f"network that was trained without sizes"
-            )
+        check_one_size(self.backbone)
         if type(self.num_classes) is not int or self.num_classes < 1:
             raise ValueError(f"num_classes is {self.num_classes!r}; a detector needs at least 1 kind of object")
         check_channels(projection=self.projection, pyramid=self.pyramid)

@@ -35,7 +35,7 @@ from dsnet.tasks import (
 from dsnet.tasks.detection.config import DetectionConfig
 from dsnet.tasks.detection.detector import Detector, with_backbone
 from dsnet.tasks.detection.scorer import METRIC, PrecisionScorer
-from dsnet.tasks.detection.spec import TAPS, DetectorSpec
+from dsnet.tasks.detection.spec import TAPS, DetectorSpec, check_one_size
 from dsnet.tasks.detection.stages import GatesStage, WidthsStage, median_gap
 from dsnet.training import OptimConfig, with_fresh_router
 from dsnet.training.distributed import gathered, rank, world
@@ -159,6 +159,7 @@ def has_widths(config: DetectionConfig) -> bool:
 def new_detector(config: DetectionConfig, data: Data) -> Detector:
     """Fresh neck and heads on the backbone of a classification run."""
     net = load(backbone_of(config), "classification")
+    check_one_size(net.spec)
     if unseen := uncalibrated(net, list(net.space.uniform)):
         raise ValueError(
             f"the batch-norm statistics of {len(unseen)} widths of {config.backbone} were never calibrated; run "
