@@ -51,10 +51,12 @@ def test_a_name_stands_for_what_is_learned() -> None:
 
 @pytest.mark.parametrize("key", PLACES)
 def test_places_and_threads_do_not_change_a_name(key: str) -> None:
-    places = {"data.root": "far", "data.workers": 2, "threads": 2, "timeout": 5.0, "save_steps": 7}
-    places["sgs.cache_folder"] = "far"
-    value: Any = places[key]
-    assert cell(MBNET).name.rsplit("-", 1)[1] == cell(Recipe("mbnet", {"stage": "supernet", key: value})).name[-8:]
+    places: dict[str, Any] = {"data.root": "far", "data.workers": 2, "threads": 2, "timeout": 5.0, "save_steps": 7}
+    places |= {"sgs.cache_folder": "far", "data.cache": "far", "data.cache_size": 3.0}
+    keys: dict[str, Any] = {"stage": "supernet"}
+    if key.startswith("data.cache"):
+        keys |= {"data.dataset": "shards", "data.root": "near"}
+    assert cell(Recipe("mbnet", keys)).name[-8:] == cell(Recipe("mbnet", {**keys, key: places[key]})).name[-8:]
 
 
 @pytest.mark.parametrize("scale", SCALES.values(), ids=lambda scale: scale.name)
