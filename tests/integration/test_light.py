@@ -120,7 +120,8 @@ sentence = (
     r"this needs more than the light install of dsnet \\(\\w+ is missing\\); run: pip install 'dsnet\\[train\\]'"
 )
 more = {{"info": ["ds_mobilenet_v1"], "predict": ["run", "photos"], "import": ["x.pth", "--out", "y"],
-         "slim": ["a:b", "--out", "y"], "shards": ["photos", "y"], "serve": ["run", "--port", "0"], "train": [], "demo": [], "models": [],
+         "slim": ["a:b", "--out", "y"], "shards": ["photos", "y"],
+         "serve": ["run", "--port", "0"], "train": [], "demo": [], "models": [],
          "reproduce": ["main", "--scale", "smoke"]}}
 for name in COMMANDS:
     if name == "advise":  # it reads results only
