@@ -408,3 +408,34 @@ def test_the_time_left_counts_steps_of_a_resumed_epoch(
     now = 2.0
     lines.epoch({"epoch": 4, "step": 40, "lr": 0.1, "images_per_second": 1.0})
     assert "0:02:00 left" in capsys.readouterr().out
+
+
+def saved_bytes(loop: Loop, batch) -> int:
+    """Bytes that a stage-I step keeps for its backward pass, without weights."""
+    held, weights = {}, {p.untyped_storage().data_ptr() for p in loop.stage.parameters()}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            held[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loop.step(batch)
+    return sum(held.values())
+
+
+def test_group_norm_keeps_half_of_the_bytes_in_bfloat16(digits, tmp_path: Path) -> None:
+    loops = [make_loop(digits, tmp_path, replace(CONFIG, amp=amp), model="ds_resnet_tiny") for amp in ("none", "bf16")]
+    batch = first_batches(loops[0], 1)[0]
+    single, half = (saved_bytes(loop, batch) for loop in loops)
+    assert half < 0.65 * single
+
+
+def test_too_little_memory_names_the_option_that_needs_less(digits, tmp_path: Path) -> None:
+    loop = make_loop(digits, tmp_path, replace(CONFIG, accumulate=2))
+    said = r"memory for 32 images at once, at step 0; set optim.accumulate 4"
+    with pytest.raises(TrainingError, match=said), loop.enough_memory(64):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    with pytest.raises(RuntimeError, match="something else"), loop.enough_memory(64):
+        raise RuntimeError("something else")

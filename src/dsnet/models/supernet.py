@@ -253,7 +253,7 @@ class Supernet(nn.Module):
 
     def spread(self, weights: Tensor, point: int) -> Tensor:
         """Weights [B, R] over the routing space as a mix [B, K] over all widths, zero outside the routing space."""
-        allowed = torch.tensor(self.routing.choices[point], device=weights.device)
+        allowed = torch.tensor(self.routing.choices[point]).to(weights.device)
         return weights.new_zeros(len(weights), self.spec.widths[point]).index_copy(1, allowed, weights)
 
     def check_input(self, x: Tensor) -> None:

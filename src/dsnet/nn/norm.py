@@ -149,7 +149,15 @@ class SliceGroupNorm(SliceNorm):
         return leading(self.weight, self.channels, width), leading(self.bias, self.channels, width)
 
     def sliced(self, x: Tensor, width: int) -> Tensor:
-        return F.group_norm(x, self.channels[width] // self.group_size, *self.affine(width), self.eps)
+        groups, kind = self.channels[width] // self.group_size, x.device.type
+        weight, bias = self.affine(width)
+        if not torch.is_autocast_enabled(kind):
+            return F.group_norm(x, groups, weight, bias, self.eps)
+        # Autocast would run group norm in single precision, and keep maps of twice the size for the backward pass. Its
+        # kernels sum in single precision all the same.
+        dtype = torch.get_autocast_dtype(kind)
+        with torch.autocast(kind, enabled=False):
+            return F.group_norm(x.to(dtype), groups, weight.to(dtype), bias.to(dtype), self.eps)
 
     def mixed(self, x: Tensor, mix: Mix) -> Tensor:
         prefix = leading(self.prefix, self.channels, mix.widest, 1).to(mix.weights.dtype)

@@ -160,7 +160,8 @@ class Loop(Generic[N]):
         left = self.total - progress.step  # the last epoch may end early where the config counts steps
         self.ledger.begin(progress.sums, progress.skips)
         for batch in islice(self.batches.epoch(progress.epoch, progress.batch), left):
-            self.step(batch)
+            with self.enough_memory(len(batch.images)):
+                self.step(batch)
             progress.batch += 1
             now = time.perf_counter()
             progress.seconds, start = progress.seconds + now - start, now
@@ -206,6 +207,21 @@ class Loop(Generic[N]):
         self.update(bad)
         progress.step += 1
         return dict(zip(sums, means, strict=True))
+
+    @contextmanager
+    def enough_memory(self, images: int) -> Iterator[None]:
+        """An error about memory says which option needs less of it."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+                raise
+            parts = self.config.accumulate
+            raise TrainingError(
+                f"{self.device} has not enough memory for {-(-images // parts)} images at once, at step "
+                f"{self.progress.step}; set {self.key}.accumulate {2 * parts}, which gives the same batch in "
+                f"{2 * parts} parts, or use more processes"
+            ) from error
 
     def update(self, bad: Tensor) -> None:
         """Change the weights and their moving average, unless a loss or the gradient is not finite.
@@ -329,6 +345,8 @@ class Loop(Generic[N]):
         self.net.load_state_dict(state["net"])
         self.ema.net.load_state_dict(state["ema"])
         self.optimizer.load_state_dict(state["optimizer"])
+        for group in self.optimizer.param_groups:  # the run may have begun on another device
+            group["fused"] = self.reads > 1 or None
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         set_random_state(state["random"])
