@@ -151,7 +151,7 @@ class SliceGroupNorm(SliceNorm):
     def sliced(self, x: Tensor, width: int) -> Tensor:
         groups, kind = self.channels[width] // self.group_size, x.device.type
         weight, bias = self.affine(width)
-        if not torch.is_autocast_enabled(kind):
+        if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):  # nothing on meta tensors
             return F.group_norm(x, groups, weight, bias, self.eps)
         # Autocast would run group norm in single precision, and keep maps of twice the size for the backward pass. Its
         # kernels sum in single precision all the same.
