@@ -1,6 +1,6 @@
 """What `dsnet serve` does under load, next to the same server at one width and to a server of a static network.
 
-    python benchmarks/serving.py --model RUN [--static RUN] [--data FOLDER] [--export docs/results/serving]
+    python benchmarks/serving.py --model RUN [--static RUN] [--data FOLDER] [--export docs/results/NAME]
 
 The model is an ONNX file, a bundle, or a run, which is exported as a bundle; the images are the test images of the run,
 or of the run or folder of classes that --data names. Requests are binary tensors of `--images` images each and come at
