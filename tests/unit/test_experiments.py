@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ import pytest
 
 from dsnet.config import flat, nested, packaged, read_yaml
 from dsnet.experiments import EXPERIMENTS, SCALES, measures
+from dsnet.experiments.catalogue.compared import SWEEP, best_static, sweep_label
 from dsnet.experiments.catalogue.networks import MBNET, RESNET
 from dsnet.experiments.catalogue.routers import one_by_one
+from dsnet.experiments.catalogue.slim_points import STATIC
 from dsnet.experiments.grid import RESULT, Finished, in_order
 from dsnet.experiments.layout import Claim, Column, Row, Table, interval_of, judged, laid_out, routers
 from dsnet.experiments.measures import interpolate
@@ -406,3 +409,15 @@ def test_a_paired_verdict_asks_for_every_seed_and_for_an_interval_without_zero()
     low, high = interval(noise + 0.2)
     error = noise.mean(0).std() / 20
     assert (low, high) == pytest.approx((0.2 - 1.96 * error, 0.2 + 1.96 * error), abs=0.3 * error)
+
+
+def test_the_static_network_is_the_one_that_calibration_images_prefer() -> None:
+    """At the end of its training, whatever it had in between; and whichever rates are there."""
+
+    def run(*scores: float) -> Any:
+        return SimpleNamespace(history=[{"lr": 0.1}, *({"calibration/width0": score} for score in scores)])
+
+    runs = {STATIC: run(0.7, 0.8), sweep_label(SWEEP[0]): run(0.95, 0.79), "another network": run(0.99)}
+    assert best_static(runs) is runs[STATIC]
+    runs[sweep_label(SWEEP[1])] = run(0.1, 0.81)
+    assert best_static(runs) is runs[sweep_label(SWEEP[1])]

@@ -170,7 +170,10 @@ def counted_reads() -> Iterator[list[str]]:
 def test_a_loop_that_reads_seldom_trains_alike_and_waits_for_nothing(digits, tmp_path: Path, change: dict) -> None:
     """As on a GPU: the optimiser decides about bad steps on the device."""
     config = replace(CONFIG, **change)
-    plain, seldom = (make_loop(digits, tmp_path / str(reads), config, reads=reads) for reads in (1, 100))
+    # A step that fp16 skips moves the moving average of the loop that reads seldom, so it must not be the teacher.
+    plain, seldom = (
+        make_loop(digits, tmp_path / str(reads), config, reads=reads, teacher="inplace") for reads in (1, 100)
+    )
     for batch in first_batches(plain, 3):
         plain.step(batch)
         with counted_reads() as reads:
@@ -179,11 +182,10 @@ def test_a_loop_that_reads_seldom_trains_alike_and_waits_for_nothing(digits, tmp
     with counted_reads() as reads:
         seldom.read()
     assert reads == ["tolist"]
-    scaled = "amp" in change  # the first scale is too large, and a skipped step also moves this loop's teacher
-    assert seldom.progress.sums == pytest.approx(plain.progress.sums, rel=0.1 if scaled else 1e-3)
+    assert seldom.progress.sums == pytest.approx(plain.progress.sums, rel=1e-3)
     before, after = snapshot(plain), snapshot(seldom)
-    tolerance = {"rtol": 0.1, "atol": 0.1} if scaled else {"rtol": 1e-3, "atol": 1e-3}
-    assert all(torch.allclose(before[name], after[name], **tolerance) for name in before)
+    compared = [name for name in before if name.startswith("net.") or "amp" not in change]
+    assert all(torch.allclose(before[name], after[name], rtol=1e-3, atol=1e-3) for name in compared)
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import numpy as np
 import torch
@@ -197,27 +198,33 @@ def timed(found: Mapping[int, Points], images: Sequence[np.ndarray]) -> dict[tup
 def claims(found: Mapping[int, Points], times: Mapping[tuple[int, str], np.ndarray]) -> list[Claim]:
     """The dynamic network over each alternative: at equal MAdds, and at its best budget over the full networks."""
 
-    def better(ours: str, theirs: str) -> Claim:
-        gains = [1.0 * points[ours].right - points[theirs].right for points in found.values()]
-        return claim(f"{ours} over {theirs}, {TOP1}", 100 * np.stack(gains))
-
-    def faster(ours: str, theirs: str) -> Claim:
-        saved = [times[seed, theirs] - times[seed, ours] for seed in found]
-        return claim(f"{ours}: ms saved over {theirs}", np.stack(saved), 3)
-
-    judged = []
+    made = []
     for width in MULTIPLIERS:
         ours = dynamic_label(width)
         if any(ours not in points for points in found.values()):
             continue
         mixed = [points[ours].right - points[ours].mixed for points in found.values()]
-        judged.append(claim(f"{ours} over supernet widths, {TOP1}", 100 * np.stack(mixed)))
-        judged += [better(ours, static_label(group, width)) for group in (ALONE, DISTILLED)]
-        judged.append(faster(ours, static_label(ALONE, width)))
+        made.append(claim(f"{ours} over supernet widths, {TOP1}", 100 * np.stack(mixed)))
+        (better, faster), (also, _) = (
+            judged(found, times, ours, static_label(kind, width)) for kind in (ALONE, DISTILLED)
+        )
+        made += [better, also, faster]
     full = [label for label, point in next(iter(found.values())).items() if point.group == WIDTHS][-1]
     for theirs in (full, static_label(ALONE, MULTIPLIERS[-1])):
-        judged += [better(BEST, theirs), faster(BEST, theirs)]
-    return judged
+        made += judged(found, times, BEST, theirs)
+    return made
+
+
+def judged(
+    found: Mapping[int, Mapping[str, Any]], times: Mapping[tuple[int, str], np.ndarray], ours: str, theirs: str
+) -> list[Claim]:
+    """Whether one network is more accurate than another, and whether it takes less time."""
+    gains = [1.0 * points[ours].right - points[theirs].right for points in found.values()]
+    saved = [times[seed, theirs] - times[seed, ours] for seed in found]
+    return [
+        claim(f"{ours} over {theirs}, {TOP1}", 100 * np.stack(gains)),
+        claim(f"{ours}: ms saved over {theirs}", np.stack(saved), 3),
+    ]
 
 
 def claim(text: str, differences: np.ndarray, digits: int = 2) -> Claim:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dsnet.experiments.catalogue.alternatives import TOP1, claim, file_call, session_call, traced
-from dsnet.experiments.catalogue.slim import COLUMNS, LOST, cells, chart, figures, tiny
+from dsnet.experiments.catalogue.alternatives import TOP1, file_call, judged, session_call, traced
+from dsnet.experiments.catalogue.compared import LOST, SWEEP, compared, sweep_label, tiny
 from dsnet.experiments.catalogue.slim_points import (
     DYNAMIC,
     INT8,
@@ -25,12 +24,10 @@ from dsnet.experiments.catalogue.slim_points import (
     oracle,
     right_of,
     routed,
-    timed,
 )
 from dsnet.experiments.grid import Finished
 from dsnet.experiments.layout import Column, Findings, Row, Runs, Table
 from dsnet.experiments.measures import widest, widest_madds
-from dsnet.experiments.paired import RULE
 from dsnet.experiments.recipe import STARTS, Recipe, Scale
 from dsnet.export.dynamic import export_onnx
 from dsnet.results import Claim
@@ -48,19 +45,15 @@ SETTINGS, RESIZED, SMALL = "fixed settings", "static, smaller images", "static, 
 SHARES = (0.4, 0.45, 0.5, 0.6, 0.7, 0.85)  # budgets, as shares of the MAdds at the largest size
 QUANTISED = (0.5, 0.6, 0.7)
 TRAINED = (80, 64)  # sizes that static networks are trained for
-SWEEP = (2e-4, 2e-3)  # learning rates of the static network besides that of the recipe
 NOTE = (
     "Milliseconds are those of ONNX Runtime with one thread and one image per call, over {images} test images; all "
     "networks of all seeds took turns in one run. Files take the largest size and resize themselves, and MAdds contain "
     "the resizing; networks that were trained for smaller images get them in their size. The dynamic network is one "
     "file. Its settings and budgets were chosen on held-out training images. The static network is the same pretrained "
-    "network, fine-tuned alone at the largest size with no less training time, and on smaller images with batch-norm "
+    "network, fine-tuned alone at the largest size with no less training time; of its learning rates, the best on the "
+    "held-out images of each seed is shown. It also runs on smaller images, with batch-norm "
     "statistics of their size. The oracle knows the cheapest setting that is right, and cannot be built."
 )
-
-
-def sweep_label(lr: float) -> str:
-    return f"static, learning rate {lr:g}"
 
 
 def small_label(size: int) -> str:
@@ -101,33 +94,8 @@ def prepare(scale: Scale, out: Path, root: str | None) -> None:
 
 
 def compare(scale: Scale, runs: Runs) -> Findings:
-    """Accuracy, MAdds and milliseconds of everything that could be deployed, over the seeds whose runs are finished."""
-    by_seed = {label: {run.seed: run for run in mine} for label, mine in runs.items()}
-    seeds = sorted(set(by_seed[DYNAMIC]) & set(by_seed[STATIC]))
-    if not seeds:
-        return Findings(("No seed is finished yet.",), (), (), ())
-    with tempfile.TemporaryDirectory() as scratch:
-        found: dict[int, Points] = {}
-        curves: dict[int, Curve] = {}
-        for seed in seeds:
-            mine = {label: each[seed] for label, each in by_seed.items() if seed in each}
-            found[seed], curves[seed] = points_of(mine, Path(scratch) / str(seed))
-        times = timed(found, by_seed[DYNAMIC][seeds[0]])
-    shared = [label for label in found[seeds[0]] if all(label in points for points in found.values())]
-    found = {seed: {label: points[label] for label in shared} for seed, points in found.items()}
-    values = {label: figures(label, found, times) for label in shared}
-    rows = tuple((label, *cells(line)) for label, line in values.items())
-    kept = {label: {name: dict(mine.items()) for name, mine in line.items()} for label, line in values.items()}
-    count = len(next(iter(times.values())))
     title = "A pretrained network that looks small first"
-    table = ResultTable(title, ("<network", *COLUMNS), rows, NOTE.format(images=count), kept)
-    return Findings(
-        text=(),
-        tables=(table, reached(found, curves, times)),
-        claims=tuple(claims(found, times)),
-        figures=tuple(chart(values, found[seeds[0]], over) for over in ("p50 ms", "MAdds")),
-        rule=RULE,
-    )
+    return compared(runs, points_of, reached, claims, title=title, note=NOTE)
 
 
 def points_of(runs: Mapping[str, Finished], scratch: Path) -> tuple[Points, Curve]:
@@ -233,18 +201,10 @@ def reached(found: Mapping[int, Points], curves: Mapping[int, Curve], times: Tim
 def claims(found: Mapping[int, Points], times: Times) -> list[Claim]:
     """The dynamic network over each alternative."""
 
-    def better(ours: str, theirs: str) -> Claim:
-        gains = [1.0 * points[ours].right - points[theirs].right for points in found.values()]
-        return claim(f"{ours} over {theirs}, {TOP1}", 100 * np.stack(gains))
-
-    def faster(ours: str, theirs: str) -> Claim:
-        saved = [times[seed, theirs] - times[seed, ours] for seed in found]
-        return claim(f"{ours}: ms saved over {theirs}", np.stack(saved), 3)
-
     labels = list(next(iter(found.values())))
     full = [label for label in labels if label.endswith(f"of {DYNAMIC}")][-1]
     small = [label for label in labels if label.startswith("static, trained for")]
     pairs = [(full, STATIC), (f"{DYNAMIC} at 0.6", STATIC), (f"{DYNAMIC} at 0.6{INT8}", STATIC + INT8)]
     pairs += [(f"{DYNAMIC} at {share:g}", label) for share, label in zip((0.6, 0.4), small, strict=False)]
     pairs += [(f"{DYNAMIC} at 0.5", f"{BOTH} at 0.5")] if f"{BOTH} at 0.5" in labels else []
-    return [judge(*pair) for pair in pairs for judge in (better, faster)]
+    return [claim for pair in pairs for claim in judged(found, times, *pair)]

@@ -1,0 +1,151 @@
+"""A dynamic network that began pretrained, next to what its user would do instead: what `slim` and `sizes` share."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+import torch
+
+from dsnet.experiments.catalogue.slim_points import DYNAMIC, STATIC, Curve, Points, Times, timed
+from dsnet.experiments.grid import Finished
+from dsnet.experiments.layout import Findings, Runs
+from dsnet.experiments.measures import series
+from dsnet.experiments.paired import RULE
+from dsnet.results import Chart, Claim
+from dsnet.results import Table as ResultTable
+from dsnet.runs.folder import RunFolder
+
+SWEEP = (2e-4, 2e-3)  # learning rates of the static network besides that of the recipe
+LOST = 0.003  # of the static network's accuracy, which may be given up
+COLUMNS = ("top-1", "MAdds", "of static", "p50 ms", "p95 ms", "of static's ms")
+Line = dict[str, dict[int, float | None]]  # values of a row by column and seed
+
+
+def sweep_label(lr: float) -> str:
+    return f"static, learning rate {lr:g}"
+
+
+def compared(
+    runs: Runs,
+    points_of: Callable[[Mapping[str, Finished], Path], tuple[Points, Curve]],
+    reached: Callable[[Mapping[int, Points], Mapping[int, Curve], Times], ResultTable],
+    claims: Callable[[Mapping[int, Points], Times], Sequence[Claim]],
+    *,
+    title: str,
+    note: str,
+) -> Findings:
+    """Accuracy, MAdds and milliseconds of everything that could be deployed, over the seeds whose runs are finished."""
+    by_seed = {label: {run.seed: run for run in mine} for label, mine in runs.items()}
+    seeds = sorted(set(by_seed[DYNAMIC]) & set(by_seed[STATIC]))
+    if not seeds:
+        return Findings(("No seed is finished yet.",), (), (), ())
+    with tempfile.TemporaryDirectory() as scratch:
+        found: dict[int, Points] = {}
+        curves: dict[int, Curve] = {}
+        for seed in seeds:
+            mine = {label: each[seed] for label, each in by_seed.items() if seed in each}
+            mine[STATIC] = best_static(mine)
+            found[seed], curves[seed] = points_of(mine, Path(scratch) / str(seed))
+        common = [label for label in found[seeds[0]] if all(label in points for points in found.values())]
+        found = {seed: {label: points[label] for label in common} for seed, points in found.items()}
+        times = timed(found, by_seed[DYNAMIC][seeds[0]])
+    values = {label: figures(label, found, times) for label in common}
+    rows = tuple((label, *cells(line)) for label, line in values.items())
+    kept = {label: {name: dict(mine.items()) for name, mine in line.items()} for label, line in values.items()}
+    count = len(next(iter(times.values())))
+    table = ResultTable(title, ("<network", *COLUMNS), rows, note.format(images=count), kept)
+    return Findings(
+        text=(),
+        tables=(table, reached(found, curves, times), *sweep(by_seed)),
+        claims=tuple(claims(found, times)),
+        figures=tuple(chart(values, found[seeds[0]], over) for over in ("p50 ms", "MAdds")),
+        rule=RULE,
+    )
+
+
+def best_static(runs: Mapping[str, Finished]) -> Finished:
+    """Of the static networks of one seed, which differ in their learning rates, the best on the calibration images."""
+    return max((runs[label] for label in rates() if label in runs), key=on_calibration)
+
+
+def rates() -> list[str]:
+    """The static network at the recipe's learning rate, and at the others."""
+    return [STATIC, *map(sweep_label, SWEEP)]
+
+
+def on_calibration(run: Finished) -> float:
+    """Accuracy of a static network on the calibration images, at the end of its training."""
+    return [float(line[key]) for line in run.history for key in line if key.startswith("calibration/")][-1]
+
+
+def sweep(runs: Mapping[str, Mapping[int, Finished]]) -> Iterator[ResultTable]:
+    """The learning rates of the static network: accuracy on the calibration images, which chose among them."""
+    rows = []
+    for label in rates():
+        for seed, run in sorted(runs.get(label, {}).items()):
+            rate = RunFolder.of(run.folder).config().optim.lr
+            rows.append((f"{rate:g}", str(seed), f"{100 * on_calibration(run):.2f}"))
+    if rows:
+        columns = ("learning rate", "seed", "calibration top-1")
+        yield ResultTable("Learning rates of the static network", columns, tuple(rows))
+
+
+def figures(label: str, found: Mapping[int, Points], times: Times) -> Line:
+    """The columns of a row by seed."""
+    line: Line = {name: {} for name in COLUMNS}
+    for seed, points in found.items():
+        spent, whole = times.get((seed, label)), times[seed, STATIC]
+        mine = (
+            float(points[label].right.mean()),
+            points[label].madds,
+            points[label].madds / points[STATIC].madds,
+            None if spent is None else float(np.median(spent)),
+            None if spent is None else float(np.quantile(spent, 0.95)),
+            None if spent is None else float(spent.mean() / whole.mean()),
+        )
+        for name, value in zip(COLUMNS, mine, strict=True):
+            line[name][seed] = value
+    return line
+
+
+def cells(line: Line) -> list[str]:
+    """The figures of a row as text: means over seeds."""
+    forms = ("{:.2%}", "{:.1f}M", "{:.3f}", "{:.2f}", "{:.2f}", "{:.2f}")
+    found = []
+    for name, form in zip(COLUMNS, forms, strict=True):
+        known = [value for value in line[name].values() if value is not None]
+        unit = 1e-6 if name == "MAdds" else 1.0
+        found.append(form.format(unit * mean(known)).replace("%", "") if known else "")
+    return found
+
+
+def chart(values: Mapping[str, Line], points: Points, over: str) -> Chart:
+    """Accuracy over milliseconds or MAdds, one line per kind of network."""
+    unit = 1e-6 if over == "MAdds" else 1.0
+    lines = []
+    for group in dict.fromkeys(point.group for point in points.values() if over == "MAdds" or point.call):
+        mine = [line for label, line in values.items() if points[label].group == group]
+        curves = [
+            sorted((unit * (line[over][seed] or 0.0), 100 * (line["top-1"][seed] or 0.0)) for line in mine)
+            for seed in mine[0]["top-1"]
+        ]
+        lines.append(series(group, curves, "line" if len(mine) > 1 else "points"))
+    axis = (
+        "milliseconds per image, p50 (ONNX Runtime, one thread)"
+        if over != "MAdds"
+        else "MAdds (M), average over images"
+    )
+    return Chart(f"Accuracy against {over}", axis, "top-1 accuracy (%)", tuple(lines))
+
+
+def tiny() -> torch.nn.Module:
+    def conv(cin: int, cout: int, stride: int) -> list[torch.nn.Module]:
+        layer = torch.nn.Conv2d(cin, cout, 3, stride, 1, bias=False)
+        return [layer, torch.nn.BatchNorm2d(cout), torch.nn.ReLU()]
+
+    body = [*conv(3, 16, 2), *conv(16, 64, 2), *conv(64, 64, 1)]
+    return torch.nn.Sequential(*body, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(64, 10))
