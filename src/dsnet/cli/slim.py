@@ -38,8 +38,11 @@ def add_arguments(parser: Parser) -> None:
     parser.add("--multiple", "Round channels to multiples of this number; 16 suits INT8.", type=int, default=8)
     images = "Folder of images like those that the network will see. About 300 of them tell which channels matter."
     parser.add("--images", images, metavar="FOLDER")
-    sort = "Importance that channels are sorted by (default: activation with --images, otherwise scale)."
-    parser.add("--sort", sort, choices=("activation", "scale", "l1", "none"))
+    sort = (
+        "Importance that channels are sorted by. components also mixes channels between linear layers into principal "
+        "components (default: activation with --images, otherwise scale)."
+    )
+    parser.add("--sort", sort, choices=("components", "activation", "scale", "l1", "none"))
     parser.add(
         "--mean", "Mean of the normalised images, one number per channel (default: ImageNet's).", type=float, nargs="+"
     )

@@ -6,21 +6,22 @@ the columns of those that read it, and the norms between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from dsnet.errors import SlimError
-from dsnet.models.supernet import Supernet
 from dsnet.slimming.convert import Plan, built
 from dsnet.slimming.groups import Layout
+from dsnet.slimming.observe import moments
+from dsnet.slimming.rotate import rotate_members
 from dsnet.slimming.trace import Op
 
-Importance = Literal["activation", "scale", "l1", "none"]
-IMPORTANCES: tuple[Importance, ...] = ("activation", "scale", "l1", "none")
-CHUNK = 16  # images that are observed together
+Importance = Literal["components", "activation", "scale", "l1", "none"]
+IMPORTANCES: tuple[Importance, ...] = ("components", "activation", "scale", "l1", "none")
+OBSERVED = ("components", "activation")  # need images
 Scores = dict[int, Tensor]
 """The importance of every member, by group."""
 
@@ -30,20 +31,22 @@ def sort_members(plan: Plan, by: Importance, images: Tensor | None = None) -> No
     """Sort the members of every group in place, most important first.
 
     by: `activation` is the standard deviation of a channel over images and pixels, times the norm of the weights that
-    read it. `scale` is the L1 norm of those weights times the scale of the norms. `l1` is the L1 norm of the filters
-    that write the channel.
+    read it. `components` first mixes the channels between linear layers into principal components, and takes
+    `activation` for all others. `scale` is the L1 norm of the weights that read a channel times the scale of the norms.
+    `l1` is the L1 norm of the filters that write it.
     """
     if by not in IMPORTANCES:
         raise SlimError(f"importance {by!r} is unknown; choose from {', '.join(IMPORTANCES)}")
     if by == "none":
         return
-    if by == "activation" and images is None:
-        raise SlimError("importance by activation needs images; give some, or sort by scale")
+    if by in OBSERVED and images is None:
+        raise SlimError(f"importance by {by} needs images; give some, or sort by scale")
+    mixed = rotate_members(plan, images) if by == "components" and images is not None else set()
     scores = CRITERIA[by](plan, images)
     orders = {
         group: scores[group].argsort(descending=True, stable=True)
         for group, counts in plan.counts.items()
-        if group in scores and len(set(counts)) > 1
+        if group in scores and group not in mixed and len(set(counts)) > 1
     }
     for op in plan.ops:
         reorder(plan, op, orders)
@@ -116,55 +119,10 @@ def by_l1(plan: Plan, images: Tensor | None) -> Scores:
 def by_activation(plan: Plan, images: Tensor | None) -> Scores:
     assert images is not None
     net, scores = built(plan, "unsorted"), Scores()
-    moments = observe(net, [op.name for op, _ in readers(plan)], images)
+    found = moments(net, [op.name for op, _ in readers(plan)], images)
     for op, layout in readers(plan):
-        spread(plan, layout, moments[op.name][1] * columns(op, 2), scores)
+        spread(plan, layout, found[op.name][1].sqrt() * columns(op, 2), scores)
     return scores
 
 
-def observe(net: Supernet, names: Sequence[str], images: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Mean and standard deviation of every channel that the layers of these names read, on the widest path."""
-    sums: dict[str, list[Tensor]] = {}
-
-    def hook(name: str) -> Callable[..., None]:
-        def note(layer: object, args: tuple[Tensor, ...]) -> None:
-            x = args[0].double()
-            x = x if x.dim() == 2 else x.transpose(0, 1).flatten(1).T  # [N, C]
-            found = [torch.tensor(len(x)), x.sum(0), x.square().sum(0)]
-            sums[name] = [a + b for a, b in zip(sums[name], found, strict=True)] if name in sums else found
-
-        return note
-
-    modules = {name.rpartition(".")[2]: module for name, module in net.named_modules()}
-    modules[net.head.name] = net.head.classifier
-    handles = [modules[name].register_forward_pre_hook(hook(name)) for name in names]
-    try:
-        for chunk in images.split(CHUNK):
-            net(chunk, net.space.widest)
-    finally:
-        for handle in handles:
-            handle.remove()
-    found = {}
-    for name, (count, total, squares) in sums.items():
-        mean = total / count
-        found[name] = mean, (squares / count - mean.square()).clamp_min(0).sqrt()
-    return found
-
-
-@torch.no_grad()
-def calibrate_identities(plan: Plan, images: Tensor) -> None:
-    """Give the norms that were inserted the statistics of what they read, and the affine parameters that undo them.
-
-    They still compute the identity, but normalise when they are trained.
-    """
-    if not plan.norms:
-        return
-    moments = observe(built(plan, "identities"), [op.name for op in plan.norms], images)
-    for op in plan.norms:
-        mean, std = (moment.float() for moment in moments[op.name])
-        eps = float(op.options["eps"])  # type: ignore[arg-type]
-        var = std.square()
-        op.tensors = {"weight": (var + eps).sqrt(), "bias": mean, "running_mean": mean, "running_var": var}
-
-
-CRITERIA = {"scale": by_scale, "l1": by_l1, "activation": by_activation}
+CRITERIA = {"scale": by_scale, "l1": by_l1, "activation": by_activation, "components": by_activation}
