@@ -258,7 +258,7 @@ TINY: Keys = {
     "optim.epochs": 1,
 }
 TINY_SIZES: Keys = {**TINY, "model.sizes": [8, 12, 16], "freeze": "none", "stage": "supernet"}
-SIZES_ALONE = ("sizes_static", "sizes_sweep", "sizes_small")
+SIZES_ALONE = ("sizes_static", "sizes_sweep")
 SMOKE = Scale(
     name="smoke",
     about="Scale smoke: one epoch on the embedded digits. It shows that the experiment runs; its figures mean nothing.",
@@ -285,6 +285,7 @@ SMOKE = Scale(
         "slim_static": Base("pretrained", {**TINY, "stage": "supernet"}),
         "slim_sweep": Base("pretrained", {**TINY, "stage": "supernet"}),
         **{name: Base("pretrained", {**TINY_SIZES, "model.widths": [1]}) for name in ("sizes", *SIZES_ALONE)},
+        "sizes_small": Base("pretrained", {**TINY_SIZES, "model.widths": [1], "model.sizes": None}),
         "sizes_both": Base("pretrained", TINY_SIZES),
     },
     folders={"folder": "digits", "detector": "digits-voc", "slim_pre": "digits/train"},
