@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from dsnet.cost import CostTable, PathCosts, SizedCosts
 from dsnet.errors import CheckpointError, must
@@ -217,6 +217,13 @@ class Router(Typed):
         return [(low, low + size - 1) for low in range(count - size + 1)]
 
 
+class Caps(TypedDict, total=False):
+    """Upper limits of a policy, as arguments."""
+
+    max_width: int | None
+    max_size: int | None
+
+
 @dataclass(frozen=True)
 class Policy(Typed):
     """How a router trades score against cost.
@@ -229,6 +236,7 @@ class Policy(Typed):
             An exported file takes it and computes the same lambda. None if lambda was not made from a budget.
         window: The positions that every decision chooses within; None is the whole range. If the cap is below the
             window, the widest width within the cap is taken.
+        max_size: Upper limit of the image size in pixels, for networks that run at several.
     """
 
     lam: float = 0.0
@@ -236,11 +244,16 @@ class Policy(Typed):
     note: str = ""
     share: float | None = None
     window: Window | None = None
+    max_size: int | None = None
 
     def __post_init__(self) -> None:
         check_window(self.window)
         must("lambda", self.lam, all_finite(self.lam), "be finite")
         must("the share of a policy", self.share, self.share is None or 0 <= self.share < math.inf, "be at least 0")
+
+    @property
+    def caps(self) -> Caps:
+        return {"max_width": self.max_width, "max_size": self.max_size}
 
 
 @dataclass(frozen=True)

@@ -214,7 +214,7 @@ def test_every_runtime_chooses_within_the_same_windows(name: str, router: Router
     assert torch.equal(slimmest(x).paths, live(x, window="S").paths)
     with pytest.raises(RoutingError, match="takes no lambda and no window; export it again without --simple"):
         slimmest(x, window="L")
-    with pytest.raises(ValueError, match="leave budget, max_width and window out"):
+    with pytest.raises(ValueError, match="leave budget, max_width, max_size and window out"):
         export_onnx(net, tmp_path / "no.onnx", path=net.space.widest, window="S")
 
 
