@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import dsnet
 from dsnet import DynamicRunner, export_bundle, export_onnx, open_runner, quantisation
+from dsnet.cli import main
 from dsnet.errors import RoutingError, SlimError
 from dsnet.manifest import Policy, RouterSpec
 from dsnet.models import GraphSpec, count, create_model, eager
@@ -23,6 +25,7 @@ from dsnet.models.narrow import narrowed
 from dsnet.models.sizes import at_sizes
 from dsnet.nn import SliceBatchNorm2d
 from dsnet.nn.resize import Resize
+from dsnet.report.tables import human
 from dsnet.slimming.network import slim
 from dsnet.space import WidthPath, WidthSpace
 from dsnet.tasks import load, save
@@ -301,3 +304,20 @@ def test_paths_are_written_with_their_size() -> None:
         manifest.parse_path("1")
     with pytest.raises(ValueError, match="takes 32"):
         manifest.check_input((1, 3, 16, 16))
+
+
+def test_info_speaks_of_the_front_of_every_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = {"ds_mobilenet_v1_tiny": "share a front", "mobilenet_v1_tiny": "All image sizes share their weights"}
+    for name, said in words.items():
+        net = sized(name, torch.float32)
+        save(net, tmp_path / name)
+        assert main(["info", str(tmp_path / name)]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"{name} at 16, 20, 32 px" in shown
+        assert said in shown
+        assert "Every path shares" not in shown
+        if said == "share a front":
+            for table in net.manifest().costs:
+                assert f"{human(table.front.madds)} at {table.image_size} px" in shown
+        assert main(["info", str(tmp_path / name), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["sizes"] == list(SIZES)
