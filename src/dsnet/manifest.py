@@ -10,21 +10,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 from dsnet.cost import CostTable, PathCosts, SizedCosts
 from dsnet.errors import CheckpointError, must
 from dsnet.limits import allow
 from dsnet.results import Evaluation
-from dsnet.schema import Typed, clipped, parse_json, to_json
+from dsnet.schema import Typed, clipped, parse_json, reads, to_json
 from dsnet.space import WidthPath, WidthSpace, Window, path_name, setting_name
 
 FORMAT = 3
 KEY = "dsnet.manifest"  # its key in an ONNX file's metadata
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
-RouterKind = Literal["gate", "slim_first", "threshold", "exit_first"]
+RENAMED = {"slim_first": "cheap_first"}  # names that routers had, with those that they have
+RouterKind = Annotated[Literal["gate", "cheap_first", "threshold", "exit_first"], reads(RENAMED)]
 Targets = Literal["try_best", "give_up", "narrowest", "correctness", "kl"]
-KINDS = ("gate", "slim_first", "threshold", "exit_first")
+KINDS = ("gate", "cheap_first", "threshold", "exit_first")
 TARGETS = ("try_best", "give_up", "narrowest", "correctness", "kl")
 
 
@@ -101,15 +102,25 @@ class Card(Typed):
     budgets: tuple[Budget, ...] = ()
 
 
+def present(router: str) -> str:
+    """The name of a kind of router, which may be given by the one that it had before."""
+    return RENAMED.get(router, router)
+
+
+def former(router: str) -> str:
+    """The first name of a kind of router. Digests are made of it, so that none of them changes with a name."""
+    return next((old for old, new in RENAMED.items() if new == router), router)
+
+
 @dataclass(frozen=True)
 class RouterSpec(Typed):
     """How a trained network chooses its widths, and what its scores mean.
 
     Args:
-        kind: `gate` scores widths with the slimming heads before they run. `slim_first` runs the slimmest path and
-            scores the uniform paths from its logits. `threshold` escalates to a wider path if the slimmest path's top
-            probability is low. `exit_first` runs the early classifier and scores its answer, the exit, and the uniform
-            paths.
+        kind: `gate` scores widths with the slimming heads before they run. `cheap_first` runs the first candidate, the
+            slimmest path or a small image size, and scores all candidates from its logits. `threshold` goes on to
+            another candidate if the top probability of the first is low. `exit_first` runs the early classifier and
+            scores its answer, the exit, and the uniform paths.
         targets: What the scores were trained on. With `correctness` they are probabilities, with `kl` negative
             divergences.
         hidden: Hidden units of the head that scores the candidates from a classifier's logits. 0 is a head of rank one:
@@ -132,6 +143,7 @@ class RouterSpec(Typed):
     candidates: tuple[WidthPath, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", present(self.kind))
         if self.kind not in KINDS:
             raise ValueError(f"router {self.kind!r} is unknown; choose from {', '.join(KINDS)}")
         if self.targets not in TARGETS:
@@ -158,8 +170,8 @@ class RouterSpec(Typed):
 
     @property
     def probes(self) -> bool:
-        """Whether the slimmest path runs first, on every input."""
-        return self.kind in ("slim_first", "threshold")
+        """Whether the first candidate runs first, on every input."""
+        return self.kind in ("cheap_first", "threshold")
 
     @property
     def exits(self) -> bool:

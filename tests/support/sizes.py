@@ -45,7 +45,7 @@ def routed(name: str, candidates: tuple[WidthPath, ...]) -> Supernet:
     """A random network with a router whose scores tell images apart."""
     net, x = sized(name), pictures(24)
     recalibrate(net, [x])
-    spec = replace(net.spec, router=RouterSpec("slim_first", "correctness", hidden=0, candidates=candidates))
+    spec = replace(net.spec, router=RouterSpec("cheap_first", "correctness", hidden=0, candidates=candidates))
     net = with_fresh_router(net, spec).eval()
     rng = np.random.default_rng(0)
     with torch.no_grad():

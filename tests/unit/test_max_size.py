@@ -142,7 +142,7 @@ def test_a_cap_that_fits_nothing_gets_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(RoutingError, match="the router looks at 20 px first"):
         export_onnx(net, tmp_path / "model.onnx", max_size=16)
     one = randomised("ds_mobilenet_v1_tiny", dtype=torch.float32)
-    one = with_fresh_router(one, replace(one.spec, router=RouterSpec("slim_first", "correctness"))).eval()
+    one = with_fresh_router(one, replace(one.spec, router=RouterSpec("cheap_first", "correctness"))).eval()
     with pytest.raises(RoutingError, match="runs at one image size, 32 px; leave max_size out"):
         DynamicRunner(one)(x, max_size=16)
     with pytest.raises(RoutingError, match="looks at one image size, 32 px; leave max_size out"):

@@ -48,7 +48,7 @@ def test_the_family_is_every_run_of_adjacent_positions() -> None:
     ("make", "words"),
     [
         (lambda: RouterSpec("gate", windows=1), "size of a window is 1; it must be at least 2 widths"),
-        (lambda: RouterSpec("slim_first", "correctness", windows=3), "slim_first; it must be a gate"),
+        (lambda: RouterSpec("cheap_first", "correctness", windows=3), "cheap_first; it must be a gate"),
         (lambda: Policy(window=(2, 1)), r"a window is \(2, 1\); it must be two positions from 0"),
         (lambda: Budget(1e6, 0.0, 0.5, 32, window=(-1, 1)), r"a window is \(-1, 1\)"),
     ],

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dsnet.config import RunConfig, flat, nested, packaged, read_yaml
+from dsnet.manifest import former
 from dsnet.space import WidthPath
 from dsnet.tasks import config_from
 from dsnet.tasks.classification.config import ClassificationConfig
@@ -221,8 +222,10 @@ def cell_of(recipe: Recipe, scale: Scale, seed: int, *, runs: Path, root: str | 
     decisive |= {key: value for key, value in FIXED.items() if key in decisive}
     decisive |= {link: need.name for link, need in needs.items()}
     decisive |= {} if recipe.start is None else {"source": recipe.start}
+    if "sgs.router" in decisive:
+        decisive["sgs.router"] = former(decisive["sgs.router"])
     digest = hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:8]
-    said = [str(value) for value in recipe.keys.values() if isinstance(value, str | float | int)]
+    said = [former(str(value)) for value in recipe.keys.values() if isinstance(value, str | float | int)]
     return Cell("-".join([recipe.base, *said, f"seed{seed}", digest]), config, tuple(needs.values()))
 
 

@@ -208,7 +208,8 @@ def evaluate_dynamic(
     judged = bool(groups)
     warnings = [row.note for row in rows if row.note]
     if judged:  # the remedies in these warnings apply to classification only
-        warnings += health(router, rows[len(rows) // 2], "at the middle budget")
+        if max_size is None:  # a cap may leave a single size
+            warnings += health(router, rows[len(rows) // 2], "at the middle budget")
         if windows:
             for row in windows if max_width is None else ():  # a cap may leave a single width of a window
                 warnings += health(router, row, f"in window {window_text(row.window)} as trained")
@@ -370,7 +371,7 @@ def health(router: Router, row: BudgetRow, when: str) -> list[str]:
         remedies.append("train the router longer (sgs_optim.epochs)")
     if router.spec.kind == "gate":
         remedies += ["raise sgs.temperature"] if router.spec.targets not in ("correctness", "kl") else []
-        remedies.append("use sgs.router slim_first")
+        remedies.append("use sgs.router cheap_first")
     remedy = f"{', '.join(remedies[:-1])} or {remedies[-1]}" if len(remedies) > 1 else remedies[0]
     warnings = []
     for point, gate in enumerate(row.gates[:1] if router.spec.bound else row.gates):

@@ -15,7 +15,7 @@ from onnxruntime import InferenceSession
 
 from dsnet.bench.candidates import Artefacts
 from dsnet.bench.timing import interleaved
-from dsnet.experiments.catalogue.networks import SLIM_FIRST, SUPERNET, TOP1
+from dsnet.experiments.catalogue.networks import CHEAP_FIRST, SUPERNET, TOP1
 from dsnet.experiments.grid import Finished
 from dsnet.experiments.layout import Column, Findings, Form, Row, Runs, Table, shown
 from dsnet.experiments.measures import series, widest, widest_madds
@@ -80,7 +80,7 @@ def dynamic_label(width: float) -> str:
 
 def alternatives_tables(scale: Scale) -> tuple[Table, ...]:
     """The runs of the experiment; `compare` makes its tables of them."""
-    rows = [Row(DYNAMIC, SMALL.gates(SLIM_FIRST))]
+    rows = [Row(DYNAMIC, SMALL.gates(CHEAP_FIRST))]
     for width in MULTIPLIERS:
         static = Recipe("static_small", {"model.width": width})
         rows.append(Row(static_label(ALONE, width), static))
