@@ -43,11 +43,11 @@ results: $(VENV)/installed
 	  done; \
 	  $(BIN)/dsnet eval runs/cifar10_$$model-0 runs/cifar10_$$model-1 --export docs/results/cifar10_$$model || exit 1; \
 	done
-	for router in slim_first threshold gate; do \
+	for router in cheap_first threshold gate; do \
 	  $(BIN)/dsnet train --stage gate --from runs/cifar10_ds_mobilenet_v1_tiny-0 --sgs.router $$router --sgs.targets correctness \
 	    --out runs/routers/$$router || exit 1; \
 	done
-	$(BIN)/dsnet bench runs/routers/slim_first --routers runs/routers/threshold runs/routers/gate --repeats 150 --runtimes onnx \
+	$(BIN)/dsnet bench runs/routers/cheap_first --routers runs/routers/threshold runs/routers/gate --repeats 150 --runtimes onnx \
 	  --root "$(DATA)" --export docs/results/bench_routers
 	$(BIN)/python benchmarks/gate_codes.py runs/cpu/runs/resnet-supernet-seed*-* runs/cpu/runs/mbnet-supernet-seed*-* \
 	  --export docs/results/gate_codes

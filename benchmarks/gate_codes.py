@@ -40,7 +40,7 @@ READS = {
     f"channel means, {HIDDEN} hidden units": ("means", HIDDEN),
 }
 EPOCHS = (1, 2, 10)  # epochs of stage II to compare
-PROBE = f"the slimmest's own logits, {HIDDEN} hidden units (as slim-first)"
+PROBE = f"the slimmest's own logits, {HIDDEN} hidden units (as cheap-first)"
 
 
 @torch.inference_mode()

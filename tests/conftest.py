@@ -39,7 +39,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session")
 def trained(shared: Path) -> Path:
-    """A run on digits with router slim_first: figures, model.onnx, bundle, path-2.onnx, bench.json."""
+    """A run on digits with router cheap_first: figures, model.onnx, bundle, path-2.onnx, bench.json."""
     return runs.made_once(shared / "trained", runs.train_digits)
 
 

@@ -70,6 +70,7 @@ function feed() {
   const free = (count) => new ort.Tensor("int64", new BigInt64Array(count).fill(-1n), [count]);
   const inputs = { image: picture(), budget: new ort.Tensor("float32", [Number(page.budget.value)], [1]) };
   if (net.inputNames.includes("pin")) Object.assign(inputs, { max_width: free(1), pin: free(about.widths[0].path.length) });
+  if (net.inputNames.includes("max_size")) inputs.max_size = free(1);
   return inputs;
 }
 

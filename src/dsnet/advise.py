@@ -25,7 +25,7 @@ class Option:
         share: Average MAdds as a share of the full network's.
         to_full: Difference to the full network; None if it is the full network, or if no interval was computed.
         times: Milliseconds per image, one image at a time; None if they were not measured.
-        max_width: The cap that the dynamic network was evaluated with.
+        max_width, max_size: The caps that the dynamic network was evaluated with.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Option:
     times: Times | None = None
     full: bool = False
     max_width: int | None = None
+    max_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,12 @@ def options_of(result: Evaluation, measured: Measured) -> list[Option]:
         options.append(Option(name, row.path, None, row.score.mean, row.madds, share, row.to_full, known, is_full))
     for place, budget in enumerate(result.dynamic.rows if result.dynamic is not None else ()):
         option = option_of(budget, full.madds, measured.dynamic.get(place))
-        options.append(replace(option, max_width=result.dynamic.max_width if result.dynamic is not None else None))
+        caps = (
+            {}
+            if result.dynamic is None
+            else {name: getattr(result.dynamic, name) for name in ("max_width", "max_size")}
+        )
+        options.append(replace(option, **caps))
     return options
 
 

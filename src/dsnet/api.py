@@ -141,6 +141,7 @@ def evaluate(
     budgets: Sequence[str | float] | None = None,
     split: Literal["test", "calibration", "train"] = "test",
     max_width: int | None = None,
+    max_size: int | None = None,
     sample: int = 16,
     seed: int = 0,
     root: Place | None = None,
@@ -156,6 +157,7 @@ def evaluate(
     Args:
         budgets: Shares of the widest path such as 0.5 or "50%", or MAdds such as "150M"; by default those of the task.
         max_width: Upper limit of the width index.
+        max_size: Upper limit of the image size in pixels, of a network that looks at several.
         sample: Number of random paths besides the uniform ones, for networks with several gates.
         seed: Seed of the random paths.
         root: Folder of the data, if it has moved since training.
@@ -169,7 +171,7 @@ def evaluate(
     folder = import_heavy("dsnet.runs.folder").RunFolder.of(home)
     settings, opened = folder.opened(None if root is None else os.fspath(root), own_of(data))
     room = import_heavy("dsnet.runs.evaluate")
-    asked = room.EvalOptions(split, budgets, max_width, sample, seed, options)
+    asked = room.EvalOptions(split, budgets, max_width, sample, seed, options, max_size)
     runner = open_runner(place, eager=True, device=device)
     result: Evaluation = room.evaluate(runner, opened, folder.task, settings, asked)
     return result
@@ -181,6 +183,7 @@ def predict(
     *,
     budget: str | float | None = None,
     max_width: int | None = None,
+    max_size: int | None = None,
     path: Sequence[int] | None = None,
     latency: str | None = None,
     latency_cap: str | None = None,
@@ -201,6 +204,7 @@ def predict(
             that `open_runner` opened once.
         budget: Average share of the widest path such as 0.5 or "50%", or MAdds such as "150M".
         max_width: Upper limit of the width index.
+        max_size: Upper limit of the image size in pixels, of a network that looks at several.
         path: Run this path for every image instead of routing.
         latency: Mean time to spend per image instead of a budget, such as "5ms"; images then run one at a time.
         latency_cap: Time that no image may exceed. Both times need a table that `dsnet bench` measured.
@@ -215,7 +219,7 @@ def predict(
     pictures, single = listed(images)
     timed = latency is not None or latency_cap is not None
     runner = run if isinstance(run, Runner) else (open_timed if timed else open_runner)(Path(run), device=device)
-    limits: dict[str, Any] = {"budget": budget, "max_width": max_width, "window": window}
+    limits: dict[str, Any] = {"budget": budget, "max_width": max_width, "max_size": max_size, "window": window}
     limits |= {"latency": latency, "latency_cap": latency_cap}
     policy, pinned = choice(runner, path, limits)
     if policy.note:

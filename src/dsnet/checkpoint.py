@@ -30,7 +30,7 @@ from dsnet.files import (
     write_whole,
 )
 from dsnet.limits import allow
-from dsnet.manifest import Card
+from dsnet.manifest import Card, present
 from dsnet.schema import clipped, parse, plain, shortened
 from dsnet.version import __version__
 
@@ -171,13 +171,15 @@ LATER: dict[str, dict[str, Any]] = {
 
 
 def completed(spec: Any) -> Any:
-    """The spec of a description, with the keys that dsnet did not have when it was written."""
+    """The spec of a description, with the keys that dsnet did not have when it was written, and present names."""
     if not isinstance(spec, Mapping):
         return spec
     found = {
         key: {**LATER.get(key, {}), **completed(value)} if isinstance(value, Mapping) else value
         for key, value in spec.items()
     }
+    if isinstance(router := found.get("router"), dict) and isinstance(router.get("kind"), str):
+        found["router"] = {**router, "kind": present(router["kind"])}
     return {**LATER[""], **found} if "stages" in found or "nodes" in found else found
 
 

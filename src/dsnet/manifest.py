@@ -10,21 +10,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 from dsnet.cost import CostTable, PathCosts, SizedCosts
 from dsnet.errors import CheckpointError, must
 from dsnet.limits import allow
 from dsnet.results import Evaluation
-from dsnet.schema import Typed, clipped, parse_json, to_json
+from dsnet.schema import Typed, clipped, parse_json, reads, to_json
 from dsnet.space import WidthPath, WidthSpace, Window, path_name, setting_name
 
 FORMAT = 3
 KEY = "dsnet.manifest"  # its key in an ONNX file's metadata
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
-RouterKind = Literal["gate", "slim_first", "threshold", "exit_first"]
+RENAMED = {"slim_first": "cheap_first"}  # names that routers had, with those that they have
+RouterKind = Annotated[Literal["gate", "cheap_first", "threshold", "exit_first"], reads(RENAMED)]
 Targets = Literal["try_best", "give_up", "narrowest", "correctness", "kl"]
-KINDS = ("gate", "slim_first", "threshold", "exit_first")
+KINDS = ("gate", "cheap_first", "threshold", "exit_first")
 TARGETS = ("try_best", "give_up", "narrowest", "correctness", "kl")
 
 
@@ -101,15 +102,25 @@ class Card(Typed):
     budgets: tuple[Budget, ...] = ()
 
 
+def present(router: str) -> str:
+    """The name of a kind of router, which may be given by the one that it had before."""
+    return RENAMED.get(router, router)
+
+
+def former(router: str) -> str:
+    """The first name of a kind of router. Digests are made of it, so that none of them changes with a name."""
+    return next((old for old, new in RENAMED.items() if new == router), router)
+
+
 @dataclass(frozen=True)
 class RouterSpec(Typed):
     """How a trained network chooses its widths, and what its scores mean.
 
     Args:
-        kind: `gate` scores widths with the slimming heads before they run. `slim_first` runs the slimmest path and
-            scores the uniform paths from its logits. `threshold` escalates to a wider path if the slimmest path's top
-            probability is low. `exit_first` runs the early classifier and scores its answer, the exit, and the uniform
-            paths.
+        kind: `gate` scores widths with the slimming heads before they run. `cheap_first` runs the first candidate, the
+            slimmest path or a small image size, and scores all candidates from its logits. `threshold` goes on to
+            another candidate if the top probability of the first is low. `exit_first` runs the early classifier and
+            scores its answer, the exit, and the uniform paths.
         targets: What the scores were trained on. With `correctness` they are probabilities, with `kl` negative
             divergences.
         hidden: Hidden units of the head that scores the candidates from a classifier's logits. 0 is a head of rank one:
@@ -132,6 +143,7 @@ class RouterSpec(Typed):
     candidates: tuple[WidthPath, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", present(self.kind))
         if self.kind not in KINDS:
             raise ValueError(f"router {self.kind!r} is unknown; choose from {', '.join(KINDS)}")
         if self.targets not in TARGETS:
@@ -158,8 +170,8 @@ class RouterSpec(Typed):
 
     @property
     def probes(self) -> bool:
-        """Whether the slimmest path runs first, on every input."""
-        return self.kind in ("slim_first", "threshold")
+        """Whether the first candidate runs first, on every input."""
+        return self.kind in ("cheap_first", "threshold")
 
     @property
     def exits(self) -> bool:
@@ -217,6 +229,13 @@ class Router(Typed):
         return [(low, low + size - 1) for low in range(count - size + 1)]
 
 
+class Caps(TypedDict, total=False):
+    """Upper limits of a policy, as arguments."""
+
+    max_width: int | None
+    max_size: int | None
+
+
 @dataclass(frozen=True)
 class Policy(Typed):
     """How a router trades score against cost.
@@ -229,6 +248,7 @@ class Policy(Typed):
             An exported file takes it and computes the same lambda. None if lambda was not made from a budget.
         window: The positions that every decision chooses within; None is the whole range. If the cap is below the
             window, the widest width within the cap is taken.
+        max_size: Upper limit of the image size in pixels, for networks that run at several.
     """
 
     lam: float = 0.0
@@ -236,11 +256,16 @@ class Policy(Typed):
     note: str = ""
     share: float | None = None
     window: Window | None = None
+    max_size: int | None = None
 
     def __post_init__(self) -> None:
         check_window(self.window)
         must("lambda", self.lam, all_finite(self.lam), "be finite")
         must("the share of a policy", self.share, self.share is None or 0 <= self.share < math.inf, "be at least 0")
+
+    @property
+    def caps(self) -> Caps:
+        return {"max_width": self.max_width, "max_size": self.max_size}
 
 
 @dataclass(frozen=True)

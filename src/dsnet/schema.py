@@ -9,13 +9,13 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 T = TypeVar("T")
 WORDS: dict[Any, str] = {
@@ -52,6 +52,11 @@ class Measured(Typed):
     """A record whose numbers may be NaN or infinite: the accuracy of a class without images is NaN."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=True)
+
+
+def reads(older: Mapping[str, str]) -> BeforeValidator:
+    """For the annotation of a field: older names of its values are read as the present ones."""
+    return BeforeValidator(lambda value: older.get(value, value) if isinstance(value, str) else value)
 
 
 adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)  # building an adapter is slow, so each type has one

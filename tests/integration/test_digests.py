@@ -30,7 +30,7 @@ from support.faults import flipped
 from support.networks import calibrated, side, varied
 
 IMAGES, BUDGETS = 24, (0.3, 0.45, 0.6, 0.8, 1.0)
-GATE, SLIM_FIRST = RouterSpec("gate", "correctness"), RouterSpec("slim_first", "correctness")
+GATE, CHEAP_FIRST = RouterSpec("gate", "correctness"), RouterSpec("cheap_first", "correctness")
 TAIL = 20_000  # bytes at the end of a file, with its metadata and its digest
 
 
@@ -97,7 +97,7 @@ def test_a_flipped_bit_is_refused_or_harmless(name: str, run: Path) -> None:
 
 def exports(folder: Path) -> Iterator[tuple[str, Path]]:
     """An export of every kind, by name."""
-    net, several = calibrated("ds_mobilenet_v1_tiny", SLIM_FIRST), calibrated("ds_resnet_tiny", GATE)
+    net, several = calibrated("ds_mobilenet_v1_tiny", CHEAP_FIRST), calibrated("ds_resnet_tiny", GATE)
     detector = random_detector("ds_mobilenet_v1_small", router=GATE).float()
     size = {"image_size": side(net)}
     int8 = quantisation(net, varied(net, 8).float())

@@ -43,7 +43,7 @@ COMMAND = f"{ABSENT}\nsys.exit(main())"
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("light")
     net = randomised("ds_mobilenet_v1_tiny").float()
-    net = with_fresh_router(net, replace(net.spec, router=RouterSpec("slim_first", "correctness"))).eval()
+    net = with_fresh_router(net, replace(net.spec, router=RouterSpec("cheap_first", "correctness"))).eval()
     table = count(net)
     ends = ((net.candidates[0], 0.5), (net.candidates[-1], -0.5))
     budgets = tuple(Budget(table.madds(path, dynamic=True), lam, 0.5, 32) for path, lam in ends)

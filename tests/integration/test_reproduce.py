@@ -56,6 +56,30 @@ def test_every_experiment_runs(tmp_path: Path) -> None:
         check_result(tmp_path, name)
 
 
+@pytest.mark.slow
+def test_rows_without_finished_runs_are_left_out_of_a_comparison(tmp_path: Path) -> None:
+    words = ["reproduce", "sizes", "--scale", "smoke", "--out", str(tmp_path)]
+    assert main(words) == 0
+    page = (tmp_path / "sizes.md").read_text()
+    for said in (
+        "widths only at 0.5",
+        "static, trained for 12 px INT8",
+        "ms at 32 px",
+        "640 x 480",
+        "dynamic / static",
+    ):
+        assert said in page
+    for run in [*(tmp_path / "runs").glob("slim-*"), *(tmp_path / "runs").glob("sizes_both-gate-*")]:
+        shutil.rmtree(run)
+    (tmp_path / "sizes.json").unlink()
+    assert main([*words, "--finished"]) == 0
+    check_result(tmp_path, "sizes")
+    page = (tmp_path / "sizes.md").read_text()
+    assert "dynamic at 0.5" in page
+    assert "widths only at" not in page
+    assert "sizes and widths at" not in page
+
+
 @pytest.mark.parametrize("name", SMOKE)
 def test_an_experiment_leaves_tables_verdicts_and_figures(out: Path, name: str) -> None:
     check_result(out, name)

@@ -52,7 +52,7 @@ def _quick() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("serve")
-    net = calibrated("ds_mobilenet_v1_tiny", RouterSpec("slim_first", "correctness")).float()
+    net = calibrated("ds_mobilenet_v1_tiny", RouterSpec("cheap_first", "correctness")).float()
     net.card = replace(net.card, classes=tuple("abcdefg"))
     dsnet.export_onnx(net, folder / "net.onnx", image_size=SIDE)
     dsnet.export_bundle(net, folder / "bundle", image_size=SIDE)
@@ -551,7 +551,7 @@ def test_it_drains_before_it_ends(slow: tuple[Running, list[int], threading.Even
 def test_a_model_that_is_replaced_is_taken_over_without_a_failure(files: Path, tmp_path: Path) -> None:
     place = tmp_path / "net.onnx"
     shutil.copy(files / "net.onnx", place)
-    other = calibrated("ds_mobilenet_v1_tiny", RouterSpec("slim_first", "correctness")).float()
+    other = calibrated("ds_mobilenet_v1_tiny", RouterSpec("cheap_first", "correctness")).float()
     other.card = replace(other.card, classes=tuple("tuvwxyz"))
     dsnet.export_onnx(other, tmp_path / "other.onnx", image_size=SIDE)
     with running({"net": place}, limits=LIMITS) as served:

@@ -62,7 +62,7 @@ RESET = struct.pack("ii", 1, 0)  # closing sends a reset
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("faults")
-    net = calibrated("ds_mobilenet_v1_tiny", RouterSpec("slim_first", "correctness")).float()
+    net = calibrated("ds_mobilenet_v1_tiny", RouterSpec("cheap_first", "correctness")).float()
     dsnet.export_onnx(net, folder / "net.onnx", image_size=SIDE)
     dsnet.export_onnx(net, folder / "raw.onnx", image_size=SIDE, raw=True)
     return folder
@@ -313,7 +313,7 @@ def test_requests_while_it_drains_are_answered_or_refused(
 def test_under_triple_load_memory_is_stable(tmp_path: Path, counted: Counted) -> None:
     """DSNET_SOAK_SECONDS sets how long it takes. Triple is three times what the widest path could answer at best."""
     seconds = float(os.environ.get("DSNET_SOAK_SECONDS", "60"))
-    net = calibrated("ds_mobilenet_v1", RouterSpec("slim_first", "correctness")).float()
+    net = calibrated("ds_mobilenet_v1", RouterSpec("cheap_first", "correctness")).float()
     file = dsnet.export_onnx(net, tmp_path / "net.onnx", image_size=SOAKED)
     command = [sys.executable, "-m", "dsnet", "serve", str(file), "--port", "0", "--workers", "1"]
     samples: list[float] = []

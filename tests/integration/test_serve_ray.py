@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    net = calibrated("ds_mobilenet_v1_tiny", RouterSpec("slim_first", "correctness")).float()
+    net = calibrated("ds_mobilenet_v1_tiny", RouterSpec("cheap_first", "correctness")).float()
     return dsnet.export_onnx(net, tmp_path_factory.mktemp("ray") / "net.onnx", image_size=SIDE)
 
 

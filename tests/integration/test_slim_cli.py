@@ -150,7 +150,7 @@ def test_one_width_is_trained_alone_and_a_router_on_held_out_images(start: Path,
     wide = next(key for key in before if key.endswith("weight") and before[key].dim() == 4 and "segments" in key)
     assert torch.equal(before[wide][-1], after[wide][-1])  # a channel that the slim width lacks
     assert not torch.equal(before[wide][0], after[wide][0])
-    routed = [*words, "--sgs.router", "slim_first", "--sgs.held_out", "true", "--sgs_optim.steps", "2"]
+    routed = [*words, "--sgs.router", "cheap_first", "--sgs.held_out", "true", "--sgs_optim.steps", "2"]
     assert main([*routed, "--data.calibration", "0.25", "--out", str(tmp_path / "routed")]) == 0
     assert load(tmp_path / "routed").spec.router is not None
 

@@ -236,7 +236,7 @@ def test_wrong_keys_are_refused_in_one_line(words: list[str], message: str, tmp_
         (["--stage", "gate"], "--stage gate needs --from RUN: a router needs a trained network"),
         (["--from", "nowhere"], "nowhere is not a model folder"),
         (["--stage", "gate", "--from", "nowhere"], "nowhere is not a model folder"),
-        (["--sgs.router", "slim_first", "--sgs.complexity", "1"], "are for router gate"),
+        (["--sgs.router", "cheap_first", "--sgs.complexity", "1"], "are for router gate"),
         (["--model.name", "us_mobilenet_v1", "--sgs.router", "gate"], "has no slimming heads"),
         (["--model.routing", "[0, 9]"], "routing [0, 9] at choice point 0 goes beyond its widths"),
         (["--model.name", "ds_mobilenet_v1"], "image size 16 is too small"),
@@ -293,7 +293,7 @@ def test_the_dynamic_network_is_evaluated(run: Path, capsys: pytest.CaptureFixtu
     result = read(run / "results" / "test.json", Evaluation)
     dynamic = result.dynamic
     assert dynamic is not None
-    assert (dynamic.router, dynamic.targets) == ("slim_first", "correctness")
+    assert (dynamic.router, dynamic.targets) == ("cheap_first", "correctness")
     assert len(dynamic.rows) == 5
     assert sum(dynamic.difficulty.values()) == pytest.approx(1)
     assert dynamic.difficulty["easy"] == pytest.approx(result.rows[0].score.mean)

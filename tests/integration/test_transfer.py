@@ -22,7 +22,7 @@ from support.networks import assert_close, images, randomised
 from support.runs import SHORT
 
 GATED = ["--sgs.router", "gate", "--sgs.targets", "try_best"]
-SLIM_FIRST = ["--sgs.router", "slim_first", "--sgs.targets", "correctness"]
+CHEAP_FIRST = ["--sgs.router", "cheap_first", "--sgs.targets", "correctness"]
 FOLDER = ["--data.dataset", "folder", "--data.image_size", "16"]
 BATCH = ["--optim.batch_size", "8", "--sgs_optim.batch_size", "8"]
 
@@ -155,10 +155,10 @@ def test_what_does_not_fit_is_refused(
         (["--model.name", "ds_resnet_tiny"], "holds a ds_mobilenet_v1_tiny (widths [6]), not a ds_resnet_tiny; leave"),
         (["--data.image_size", "2"], "image size 2 is too small"),
         (["--gate_from", str(unrouted)], "has no router to start from"),
-        (["--gate_from", str(trained)], "has router slim_first with targets correctness, but gate"),
+        (["--gate_from", str(trained)], "has router cheap_first with targets correctness, but gate"),
         (["--gate_from", str(source), "--model.routing", "[0, 1]"], "chooses among widths [(0, 2, 3)]"),
         (
-            ["--gate_from", str(trained), "--model.routing", "[0, 1, 2, 3, 4, 5]", *SLIM_FIRST],
+            ["--gate_from", str(trained), "--model.routing", "[0, 1, 2, 3, 4, 5]", *CHEAP_FIRST],
             "reads answers of 10 classes but the data has 3",
         ),
         (["--gate_from", str(tmp_path / "nowhere")], "nowhere is not a model folder"),

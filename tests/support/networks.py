@@ -204,7 +204,7 @@ EARLY = [
     RouterSpec("gate", "try_best", hidden=6, early=0),
     RouterSpec("gate", "try_best", bound=True),
 ]
-ROUTERS = [RouterSpec("gate"), RouterSpec("slim_first", "correctness"), RouterSpec("slim_first", "kl")]
+ROUTERS = [RouterSpec("gate"), RouterSpec("cheap_first", "correctness"), RouterSpec("cheap_first", "kl")]
 
 
 def load_from(x: Tensor, labels: Tensor):

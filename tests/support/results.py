@@ -57,7 +57,7 @@ def compared(
     for share, each in routed:
         row = replace(budget(share * rows[-1].madds, full + each), madds=Stat(share * rows[-1].madds))
         budgets.append(replace(row, to_paths=tuple(difference(each - other) for other in lost)))
-    dynamic = Dynamic("slim_first", "correctness", (), tuple(budgets)) if routed else None
+    dynamic = Dynamic("cheap_first", "correctness", (), tuple(budgets)) if routed else None
     return replace(evaluation(), metric=Metric("top-1", ".2%"), images=2000, rows=rows, dynamic=dynamic)
 
 

@@ -21,7 +21,7 @@ from support.networks import randomised
 SHORT = ["--threads", "1", "--optim.epochs", "1", "--optim.batch_size", "256"]
 SHORT += ["--sgs_optim.epochs", "1", "--sgs_optim.batch_size", "256"]
 DIGITS = ["--threads", "1", "--seed", "3", "--optim.epochs", "2", "--optim.batch_size", "128"]
-DIGITS += ["--sgs.router", "slim_first"]
+DIGITS += ["--sgs.router", "cheap_first"]
 DIGITS += ["--data.augment.crop", "pad", "--sgs_optim.epochs", "2", "--sgs_optim.batch_size", "128"]
 DETECTOR = ["--projection", "16", "--pyramid", "16", "--data.image_size", "64", "--optim.epochs", "2"]
 DETECTOR += ["--optim.batch_size", "4", "--optim.warmup_epochs", "0"]

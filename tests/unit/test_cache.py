@@ -104,7 +104,7 @@ def test_a_cache_that_is_too_large_is_refused(digits: Data, net: Supernet) -> No
 
 def test_kept_features_serve_every_router_on_the_same_network(digits: Data, net: Supernet, tmp_path: Path) -> None:
     batches = some(digits, 40)
-    routers = (net.spec.router, RouterSpec("slim_first", "correctness", 4), RouterSpec("gate", "try_best"))
+    routers = (net.spec.router, RouterSpec("cheap_first", "correctness", 4), RouterSpec("gate", "try_best"))
     for router in routers:
         other = with_fresh_router(net, replace(net.spec, router=router)).eval()
         alone = make_cache(other, batches, 2, display=False)

@@ -121,9 +121,9 @@ def test_top_5_is_left_out_where_it_says_nothing(classes: int, measures: list[st
 @pytest.mark.parametrize(
     ("spec", "remedy", "absent"),
     [
-        (RouterSpec("slim_first", "correctness"), "train the router longer", "slim_first"),
-        (RouterSpec("gate", "try_best"), "use sgs.router slim_first", "nothing"),
-        (RouterSpec("gate", "kl"), "use sgs.router slim_first", "temperature"),
+        (RouterSpec("cheap_first", "correctness"), "train the router longer", "cheap_first"),
+        (RouterSpec("gate", "try_best"), "use sgs.router cheap_first", "nothing"),
+        (RouterSpec("gate", "kl"), "use sgs.router cheap_first", "temperature"),
         (RouterSpec("threshold"), "Ask for another budget", "train"),
     ],
 )

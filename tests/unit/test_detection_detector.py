@@ -205,9 +205,9 @@ def test_wrong_specs_are_refused_at_birth() -> None:
         DetectorSpec(backbone, 3, taps=taps_of(backbone), projection=20)
     with pytest.raises(ValueError, match="at least 1 kind of object"):
         DetectorSpec(backbone, 0, taps=taps_of(backbone))
-    slim_first = replace(backbone, router=RouterSpec("slim_first", "correctness"))
+    cheap_first = replace(backbone, router=RouterSpec("cheap_first", "correctness"))
     with pytest.raises(ValueError, match="use the router gate"):
-        DetectorSpec(slim_first, 3, taps=taps_of(backbone))
+        DetectorSpec(cheap_first, 3, taps=taps_of(backbone))
     exit_first = replace(backbone, router=RouterSpec("exit_first", "correctness", early=0))
     with pytest.raises(ValueError, match="images of a detector have no single class; use the router gate without"):
         DetectorSpec(exit_first, 3, taps=taps_of(backbone))

@@ -77,7 +77,7 @@ def test_histograms_and_health() -> None:
     row = BudgetRow("", 0.0, 0.0, "", none, none, none, none, none, none, None, gates)
     (warning,) = health(Router(RouterSpec(), WidthSpace(((0, 1, 2), (0, 1)))), row, "without a budget")
     assert "gate 1 sends 100.0% of the images to width 1" in warning
-    assert "use sgs.router slim_first" in warning
+    assert "use sgs.router cheap_first" in warning
     lone = Router(RouterSpec(), WidthSpace(((0, 1, 2), (1,))))  # a gate without a choice cannot collapse
     assert not health(lone, row, "without a budget")
 

@@ -101,7 +101,7 @@ def test_the_exit_alone_is_a_network_of_its_own(name: str, tmp_path: Path) -> No
     assert_close(runner(x, path=path).logits, answer, 1e-3)
     assert net.manifest().parse_path("exit") == path
     with pytest.raises(ValueError, match="the network has no exit"):
-        router_net(name, RouterSpec("slim_first", "correctness")).manifest().parse_path("exit")
+        router_net(name, RouterSpec("cheap_first", "correctness")).manifest().parse_path("exit")
 
 
 @pytest.mark.parametrize("size", [20, 32, 36, 52])
@@ -205,7 +205,7 @@ def test_save_and_load(router: RouterSpec, tmp_path: Path) -> None:
 def test_models_from_before_early_classifiers_load(tmp_path: Path) -> None:
     from safetensors.torch import save as packed
 
-    net = router_net("ds_mobilenet_v1_tiny", RouterSpec("slim_first", "correctness"))
+    net = router_net("ds_mobilenet_v1_tiny", RouterSpec("cheap_first", "correctness"))
     folder = save(net, tmp_path)
     about = json.loads((folder / "model.json").read_text())
     for key in ("early", "bound", "windows"):
@@ -249,7 +249,7 @@ def test_a_standardised_head_folds_its_mean_and_std(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"kind": "exit_first"}, "needs an early classifier"),
-        ({"kind": "slim_first", "early": 0}, "slim_first has no early classifier"),
+        ({"kind": "cheap_first", "early": 0}, "cheap_first has no early classifier"),
         ({"kind": "gate", "early": -1}, "hidden size is -1"),
         ({"kind": "threshold", "bound": True}, "leave bound out"),
     ],

@@ -384,10 +384,10 @@ def routed_run(seed: int, kind: str, **spec: Any) -> Finished:
 def test_pages_name_their_routers() -> None:
     first, second = (routed_run(seed, "exit_first", early=128, windows=None) for seed in (0, 1))
     assert routers({"a": [first, second], "b": [first, second]}) == "Router: exit_first (correctness, early 128)."
-    other = routed_run(1, "slim_first", hidden=0)
+    other = routed_run(1, "cheap_first", hidden=0)
     said = routers({"auto": [first, other], "gates": [routed_run(0, "gate", bound=False, windows=3)]})
     assert said == (
-        "Routers: exit_first (correctness, early 128) in auto (seed 0); slim_first (correctness, hidden 0) in auto "
+        "Routers: exit_first (correctness, early 128) in auto (seed 0); cheap_first (correctness, hidden 0) in auto "
         "(seed 1); gate (correctness, windows 3, gates decide one by one) in gates."
     )
     assert routers({"static": planted_free()}) == ""

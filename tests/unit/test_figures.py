@@ -161,7 +161,7 @@ def test_colours_stand_out_from_their_ground(colours: dict[str, str]) -> None:
 
 
 def test_keys_of_a_legend_never_overlap() -> None:
-    names = ["a", "a name of some length, and then some more", "b", "dynamic, router slim_first, correctness"]
+    names = ["a", "a name of some length, and then some more", "b", "dynamic, router cheap_first, correctness"]
     series = tuple(Series(name, (Dot(1, 2),)) for name in names)
     with matplotlib.rc_context(figures.style(LIGHT)):
         drawn = figures.chart(Chart("a title", "x", "y", series), LIGHT)

@@ -32,7 +32,7 @@ from support.detectors import random_detector
 from support.networks import ROUTERS, calibrated, load_from, randomised, side, traces_on, varied
 from support.pictures import snapshots
 
-GATE, SLIM_FIRST, THRESHOLD = RouterSpec("gate", "correctness"), ROUTERS[1], RouterSpec("threshold")
+GATE, CHEAP_FIRST, THRESHOLD = RouterSpec("gate", "correctness"), ROUTERS[1], RouterSpec("threshold")
 WINDOWED = replace(GATE, windows=3)
 INPUTS = ["image", "budget", "max_width", "pin"]
 
@@ -44,7 +44,7 @@ def names_of(file: Path) -> list[str]:
 def written(folder: Path) -> dict[str, tuple[Path, list[str]]]:
     """Files of networks with one choice point, and the inputs that each must have."""
     found = {}
-    for router in (GATE, SLIM_FIRST, THRESHOLD):
+    for router in (GATE, CHEAP_FIRST, THRESHOLD):
         net = calibrated("ds_mobilenet_v1_tiny", router)
         file = export_onnx(net, folder / f"{router.kind}.onnx", image_size=side(net), simple=router is THRESHOLD)
         found[router.kind] = file, INPUTS[:2] if router is THRESHOLD else INPUTS
@@ -54,7 +54,7 @@ def written(folder: Path) -> dict[str, tuple[Path, list[str]]]:
 
 
 def written_slowly(folder: Path) -> dict[str, tuple[Path, list[str]]]:
-    several, slim = calibrated("ds_resnet_tiny", GATE), calibrated("ds_mobilenet_v1_tiny", SLIM_FIRST)
+    several, slim = calibrated("ds_resnet_tiny", GATE), calibrated("ds_mobilenet_v1_tiny", CHEAP_FIRST)
     detector = random_detector("ds_mobilenet_v1_small", router=GATE).float()  # without calibrated budgets
     widths = export_onnx(randomised("ds_resnet_tiny").float(), folder / "widths.onnx", image_size=32)
     bundle = export_bundle(slim, folder / "bundle", image_size=side(slim))
@@ -81,7 +81,7 @@ def test_plain_onnx_runtime_opens_every_file_without_a_warning(
 
 
 @pytest.mark.parametrize(
-    "router", [GATE, WINDOWED, SLIM_FIRST, THRESHOLD], ids=["gate", "windows", "slim_first", "threshold"]
+    "router", [GATE, WINDOWED, CHEAP_FIRST, THRESHOLD], ids=["gate", "windows", "cheap_first", "threshold"]
 )
 def test_the_graph_decides_as_dsnet_for_any_scores_and_budget(router: RouterSpec) -> None:
     net = calibrated("ds_mobilenet_v1_tiny", router)
@@ -116,7 +116,7 @@ def test_the_graph_decides_as_dsnet_for_any_scores_and_budget(router: RouterSpec
 
 @pytest.mark.parametrize(
     ("name", "router"),
-    [("ds_mobilenet_v1_tiny", SLIM_FIRST), pytest.param("ds_resnet_tiny", GATE, marks=pytest.mark.slow)],
+    [("ds_mobilenet_v1_tiny", CHEAP_FIRST), pytest.param("ds_resnet_tiny", GATE, marks=pytest.mark.slow)],
 )
 def test_a_simple_file_takes_a_budget_only(name: str, router: RouterSpec, tmp_path: Path) -> None:
     net = calibrated(name, router)
@@ -160,7 +160,7 @@ def test_a_file_with_several_gates_is_evaluated_as_the_network(tmp_path: Path) -
 
 
 def test_a_lambda_that_no_budget_gives_is_decided_outside_the_file(tmp_path: Path) -> None:
-    for name, router in (("ds_resnet_tiny", WINDOWED), ("ds_mobilenet_v1_tiny", SLIM_FIRST)):
+    for name, router in (("ds_resnet_tiny", WINDOWED), ("ds_mobilenet_v1_tiny", CHEAP_FIRST)):
         net = calibrated(name, router)
         x = varied(net, 12).float()
         file = open_runner(export_onnx(net, tmp_path / "file.onnx", image_size=side(net)), threads=1)
@@ -213,9 +213,9 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("name", "router", "options"),
     [
-        ("ds_mobilenet_v1_tiny", SLIM_FIRST, {"simple": True}),
+        ("ds_mobilenet_v1_tiny", CHEAP_FIRST, {"simple": True}),
         ("ds_resnet_tiny", GATE, {}),
-        ("ds_mobilenet_v1_tiny", SLIM_FIRST, {"simple": True, "raw": True}),
+        ("ds_mobilenet_v1_tiny", CHEAP_FIRST, {"simple": True, "raw": True}),
         ("ds_resnet_tiny", GATE, {"raw": True}),
     ],
 )

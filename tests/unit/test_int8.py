@@ -29,7 +29,7 @@ from support.networks import EARLY, randomised, router_net, side, some_paths, va
 QUICK = ["ds_mobilenet_v1_tiny", "ds_efficientnet_tiny", "resnet_tiny"]
 SLOW = ["ds_resnet_tiny", "us_mobilenet_v1_tiny", "ds_mobilenet_v1"]
 ROUTERS = [RouterSpec("gate"), EARLY[0]]  # they decide before the first quantised layer
-OTHERS = [EARLY[1], RouterSpec("slim_first", "correctness"), RouterSpec("threshold")]
+OTHERS = [EARLY[1], RouterSpec("cheap_first", "correctness"), RouterSpec("threshold")]
 SAME = 1e-5  # of the spread: the same codes, and floats in another order
 
 

@@ -24,7 +24,7 @@ from dsnet.space import WidthPath
 from support.networks import router_net, side, traces_on, varied
 
 SETTING = Setting("a" * 64, 32, "torch 2", 2, "x86 Test")
-ROUTERS = [RouterSpec("slim_first", "correctness"), RouterSpec("gate"), RouterSpec("threshold")]
+ROUTERS = [RouterSpec("cheap_first", "correctness"), RouterSpec("gate"), RouterSpec("threshold")]
 
 
 @pytest.fixture(autouse=True)

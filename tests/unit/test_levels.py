@@ -64,7 +64,7 @@ def test_a_longer_time_buys_a_better_answer(known: list[Level]) -> None:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     """A model whose times rise with MAdds; those of so small a network are noise."""
     file = tmp_path_factory.mktemp("levels") / "net.onnx"
-    net = calibrated("ds_mobilenet_v1_tiny", RouterSpec("slim_first", "correctness")).float()
+    net = calibrated("ds_mobilenet_v1_tiny", RouterSpec("cheap_first", "correctness")).float()
     dsnet.export_onnx(net, file, image_size=SIDE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ladder, "SECONDS", 0.02)
@@ -124,7 +124,7 @@ def test_equal_wishes_run_together_and_memory_is_bounded(model: Model) -> None:
 
 def test_the_evaluation_in_a_file_tells_what_is_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ladder, "SECONDS", 0.02)
-    net = calibrated("ds_mobilenet_v1_tiny", RouterSpec("slim_first", "correctness")).float()
+    net = calibrated("ds_mobilenet_v1_tiny", RouterSpec("cheap_first", "correctness")).float()
     evaluation = compared([-0.2, -0.1, -0.05, -0.07, 0.0])
     dsnet.export_onnx(net, tmp_path / "net.onnx", image_size=evaluation.image_size, evaluation=evaluation)
     found = Model("net", tmp_path / "net.onnx")

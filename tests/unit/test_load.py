@@ -54,7 +54,7 @@ def test_bursts_alternate_with_rest() -> None:
 
 
 def test_the_server_reads_the_requests_and_the_generator_reads_the_answers() -> None:
-    manifest = calibrated("ds_mobilenet_v1_tiny", RouterSpec("slim_first", "correctness")).float().manifest()
+    manifest = calibrated("ds_mobilenet_v1_tiny", RouterSpec("cheap_first", "correctness")).float().manifest()
     x = np.random.default_rng(0).normal(size=(3, 3, 32, 32)).astype(np.float32)
     head, _, body = load.infer_request("net", x, {"budget": 0.5, "deadline_ms": 70}).partition(b"\r\n\r\n")
     names = dict(line.split(b": ") for line in head.split(b"\r\n")[1:])

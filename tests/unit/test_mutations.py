@@ -123,7 +123,7 @@ def weights(folder: Path, count: int, rng: random.Random) -> Cases:
 def manifests(folder: Path, count: int, rng: random.Random) -> Cases:
     """Metadata of exported files: the manifest as text or as a tree, wrong in one way or another."""
     originals = []
-    for router in (RouterSpec("gate", "correctness", windows=3), RouterSpec("slim_first", "correctness")):
+    for router in (RouterSpec("gate", "correctness", windows=3), RouterSpec("cheap_first", "correctness")):
         net = calibrated("ds_mobilenet_v1_tiny", router)
         originals.append(to_metadata(net.manifest(side(net))))
     for _ in range(count):

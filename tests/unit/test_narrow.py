@@ -19,10 +19,10 @@ from dsnet.runtime.onnx import open_onnx
 from dsnet.space import is_exit
 from support.networks import assert_close, kinds_of, randomised, routed_net, router_net, varied
 
-SLIM_FIRST, GATE = RouterSpec("slim_first", "correctness"), RouterSpec("gate", "correctness")
+CHEAP_FIRST, GATE = RouterSpec("cheap_first", "correctness"), RouterSpec("gate", "correctness")
 EXIT_FIRST = RouterSpec("exit_first", "correctness", early=0)
 EVERY = [
-    ("ds_mobilenet_v1_tiny", SLIM_FIRST, (0, 2, 5)),
+    ("ds_mobilenet_v1_tiny", CHEAP_FIRST, (0, 2, 5)),
     ("ds_mobilenet_v1_tiny", GATE, (1, 4)),
     ("ds_mobilenet_v1_tiny", EXIT_FIRST, (1, 3, 5)),
     ("ds_resnet_tiny", GATE, (0, 2)),
@@ -68,7 +68,7 @@ def test_a_narrowed_file_has_no_branches_for_other_widths(tmp_path: Path) -> Non
     [
         (GATE, (0, 6), "width 6 is not among those that the router may choose: [0, 1, 2, 3, 4, 5]"),
         (GATE, (3,), "leave nothing to choose"),
-        (SLIM_FIRST, (1, 5), "reads the answer of its slimmest width, 0"),
+        (CHEAP_FIRST, (1, 5), "reads the answer of its slimmest width, 0"),
         (RouterSpec("threshold"), (0, 1), "escalates to position 5"),
     ],
     ids=called,

@@ -27,7 +27,7 @@ from support.detectors import random_detector
 from support.networks import ROUTERS, calibrated, randomised, side
 from support.pictures import SHAPES, snapshots
 
-GATE, SLIM_FIRST = RouterSpec("gate", "correctness"), ROUTERS[1]
+GATE, CHEAP_FIRST = RouterSpec("gate", "correctness"), ROUTERS[1]
 EXIT_FIRST = RouterSpec("exit_first", "correctness", early=0)
 ROWS_FIRST = int(PIL.__version__.split(".")[0]) >= 13  # older versions resize the columns of every picture first
 FITS = [("crop", 0.875), ("crop", 1.0), ("squeeze", 1.0)]
@@ -108,7 +108,7 @@ def test_only_grey_and_colour_can_be_raw(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "router"),
     [
-        ("ds_mobilenet_v1_tiny", SLIM_FIRST),
+        ("ds_mobilenet_v1_tiny", CHEAP_FIRST),
         ("ds_mobilenet_v1_tiny", EXIT_FIRST),
         pytest.param("ds_resnet_tiny", GATE, marks=pytest.mark.slow),
     ],
@@ -158,7 +158,7 @@ def test_a_raw_detector_answers_as_the_plain_one(tmp_path: Path) -> None:
 
 
 def test_predictions_of_a_raw_file_are_those_of_the_plain_file(tmp_path: Path) -> None:
-    net = calibrated("ds_mobilenet_v1_tiny", SLIM_FIRST)
+    net = calibrated("ds_mobilenet_v1_tiny", CHEAP_FIRST)
     plain, whole = (
         open_runner(export_onnx(net, tmp_path / f"{raw}.onnx", image_size=side(net), raw=raw), threads=1)
         for raw in (False, True)
@@ -180,7 +180,7 @@ def rounded(answers: object) -> list[tuple[object, ...]]:
 
 
 def test_a_raw_file_refuses_prepared_images_and_milliseconds(tmp_path: Path) -> None:
-    net = calibrated("ds_mobilenet_v1_tiny", SLIM_FIRST)
+    net = calibrated("ds_mobilenet_v1_tiny", CHEAP_FIRST)
     runner = open_runner(export_onnx(net, tmp_path / "raw.onnx", image_size=side(net), raw=True))
     x = torch.zeros(2, 3, side(net), side(net))
     with pytest.raises(DataError, match=r"float32 \[3, 16, 16\] is not an image; give uint8 pixels \[H, W, 3\]"):

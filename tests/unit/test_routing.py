@@ -79,7 +79,7 @@ def test_prices_are_the_cost_of_going_on_uniformly(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*SMALL, "us_mobilenet_v1", "ds_efficientnet_tiny"])
 def test_a_probe_is_always_charged_and_what_is_shared_only_once(name: str) -> None:
-    net = router_net(name, RouterSpec("slim_first", "correctness"))
+    net = router_net(name, RouterSpec("cheap_first", "correctness"))
     table = count(net, side(net))
     slimmest, *wider = net.candidates
     head = net.probe.madds()
@@ -100,7 +100,7 @@ def test_a_probe_is_always_charged_and_what_is_shared_only_once(name: str) -> No
 def test_what_all_paths_share_is_what_enter_runs(name: str) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
-    net = router_net(name, RouterSpec("slim_first", "correctness"))
+    net = router_net(name, RouterSpec("cheap_first", "correctness"))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         net.enter(images(net, 1))
     assert count(net, side(net)).shared.layers == counter.get_total_flops() // 2
@@ -136,7 +136,7 @@ def test_gates_without_heads_can_still_probe() -> None:
     net = router_net("us_mobilenet_v1", ROUTERS[1])
     routed = route(net, varied(net, 4), Policy(0.1))
     assert routed.paths.shape == (4, 1)
-    with pytest.raises(ValueError, match="has no slimming heads; use the router slim_first"):
+    with pytest.raises(ValueError, match="has no slimming heads; use the router cheap_first"):
         replace(net.spec, router=RouterSpec("gate"))
 
 

@@ -44,16 +44,16 @@ from support.networks import (
 from support.pictures import snapshots
 
 SMALL = ["ds_mobilenet_v1_tiny", "ds_resnet_tiny"]
-GATE, SLIM_FIRST = RouterSpec("gate", "correctness"), RouterSpec("slim_first", "correctness")
+GATE, CHEAP_FIRST = RouterSpec("gate", "correctness"), RouterSpec("cheap_first", "correctness")
 EVERY = [
-    *((name, router) for name in SMALL for router in (GATE, SLIM_FIRST, RouterSpec("slim_first", "kl"))),
+    *((name, router) for name in SMALL for router in (GATE, CHEAP_FIRST, RouterSpec("cheap_first", "kl"))),
     *((name, RouterSpec("threshold")) for name in SMALL),
     ("ds_efficientnet_tiny", GATE),
     *(
         pytest.param(name, GATE, marks=pytest.mark.slow)
         for name in ("ds_mobilenet_v1", "ds_resnet50", "ds_efficientnet_b0")
     ),
-    pytest.param("ds_mobilenet_v1_18", SLIM_FIRST, marks=pytest.mark.slow),
+    pytest.param("ds_mobilenet_v1_18", CHEAP_FIRST, marks=pytest.mark.slow),
 ]
 
 
@@ -137,8 +137,8 @@ def pinned_paths(runner: Runner) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize(
     ("name", "router"),
     [
-        *zip(SMALL, (SLIM_FIRST, GATE), strict=True),
-        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in zip(SMALL, (GATE, SLIM_FIRST), strict=True)),
+        *zip(SMALL, (CHEAP_FIRST, GATE), strict=True),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in zip(SMALL, (GATE, CHEAP_FIRST), strict=True)),
     ],
     ids=called,
 )
@@ -215,7 +215,7 @@ def with_budgets(net: Supernet, size: int) -> Supernet:
     return net
 
 
-@pytest.mark.parametrize("router", [GATE, SLIM_FIRST], ids=["gate", "slim_first"])
+@pytest.mark.parametrize("router", [GATE, CHEAP_FIRST], ids=["gate", "cheap_first"])
 def test_budgets_and_caps_mean_the_same_to_all(router: RouterSpec, tmp_path: Path) -> None:
     net = routed_net("ds_mobilenet_v1_tiny", router)
     size = side(net)
@@ -294,7 +294,7 @@ def test_many_widths_in_one_file_cost_little_more_than_the_widest(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("router", [GATE, SLIM_FIRST], ids=called)
+@pytest.mark.parametrize("router", [GATE, CHEAP_FIRST], ids=called)
 def test_all_widths_of_a_file_share_one_classifier(name: str, router: RouterSpec, tmp_path: Path) -> None:
     """ONNX Runtime keeps a packed copy of every matrix, so a classifier for each width would take much memory."""
     net = routed_net(name, router)
@@ -416,7 +416,7 @@ def test_compiled_parts_agree() -> None:
 # OpenVINO
 
 
-@pytest.mark.parametrize("router", [GATE, SLIM_FIRST], ids=["gate", "slim_first"])
+@pytest.mark.parametrize("router", [GATE, CHEAP_FIRST], ids=["gate", "cheap_first"])
 def test_openvino_reads_raw_files(router: RouterSpec, tmp_path: Path) -> None:
     """It computes the weights of pixels in single precision, so a few pixels are one level off."""
     openvino = pytest.importorskip("openvino", reason="openvino is optional and not installed")

@@ -33,9 +33,9 @@ CONFIGS = [
     SGSConfig("gate", early=0),
     SGSConfig("gate", "correctness", early=5, hidden=3),
     SGSConfig("exit_first", early=4, hidden=0),
-    SGSConfig("slim_first"),
-    SGSConfig("slim_first", "kl"),
-    SGSConfig("slim_first", "narrowest"),
+    SGSConfig("cheap_first"),
+    SGSConfig("cheap_first", "kl"),
+    SGSConfig("cheap_first", "narrowest"),
 ]
 ONCE = [config for config in CONFIGS if config.spec.single]  # one decision
 
@@ -269,7 +269,7 @@ def test_early_classifiers_learn_from_labels_and_the_widest_and_heads_do_not_dis
 
 
 @pytest.mark.parametrize(
-    "config", [SGSConfig("exit_first", early=3), SGSConfig("slim_first", hidden=2), SGSConfig("gate")], ids=names
+    "config", [SGSConfig("exit_first", early=3), SGSConfig("cheap_first", hidden=2), SGSConfig("gate")], ids=names
 )
 def test_what_a_router_reads_is_standardised_on_the_training_images(config: SGSConfig) -> None:
     net = randomised("ds_mobilenet_v1_tiny")
@@ -349,11 +349,11 @@ def test_wrong_configs_are_refused() -> None:
         (lambda: SGSConfig("oracle"), "router 'oracle' is unknown"),
         (lambda: SGSConfig(targets="luck"), "targets 'luck' are unknown"),
         (lambda: SGSConfig("gate", classification=0.0, complexity=0.0, guidance=0.0), "nor all zero"),
-        (lambda: SGSConfig("slim_first", classification=1.0), "are for router gate"),
+        (lambda: SGSConfig("cheap_first", classification=1.0), "are for router gate"),
         (lambda: SGSConfig("exit_first", windows=3, complexity=1.0), "must be a gate to choose within windows"),
         (lambda: SGSConfig("exit_first", "try_best"), "learns sgs.targets correctness or kl"),
         (lambda: SGSConfig("auto", "kl"), "router auto compares routers by correctness"),
-        (lambda: SGSConfig("slim_first", early=3), "has no early classifier"),
+        (lambda: SGSConfig("cheap_first", early=3), "has no early classifier"),
         (lambda: SGSConfig("gate", windows=1), "the size of a window is 1; it must be at least 2"),
         (lambda: SGSConfig(squares="median"), "sgs.squares 'median' is unknown"),
         (lambda: SGSConfig(cache=-1), "sgs.cache is -1; it must be at least 0"),
@@ -374,11 +374,11 @@ def test_wrong_configs_are_refused() -> None:
         SGS(net, SGSConfig())
     spec = randomised("ds_resnet_tiny").spec
     with pytest.raises(ValueError, match="different numbers of widths at different gates"):
-        replace(spec, routing=((0, 1), (0,), (0,), (0,)), router=RouterSpec("slim_first", "correctness"))
+        replace(spec, routing=((0, 1), (0,), (0,), (0,)), router=RouterSpec("cheap_first", "correctness"))
     with pytest.raises(ValueError, match="leaves one path only"):
         replace(net.spec, routing=((3,),), router=RouterSpec("threshold"))
     with pytest.raises(ValueError, match="has one width only"):
-        replace(randomised("mobilenet_v1").spec, router=RouterSpec("slim_first", "correctness"))
+        replace(randomised("mobilenet_v1").spec, router=RouterSpec("cheap_first", "correctness"))
 
 
 @pytest.mark.parametrize("config", [SGSConfig("exit_first", early=3), SGSConfig("margin")], ids=names)

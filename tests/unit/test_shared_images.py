@@ -79,7 +79,7 @@ ROUTERS = {
     "one decision": ("ds_mobilenet_v1_tiny", RouterSpec("gate")),
     "an exit": ("ds_mobilenet_v1_tiny", EARLY[0]),
     "several gates": ("ds_resnet_tiny", RouterSpec("gate")),
-    "probing": ("ds_resnet_tiny", RouterSpec("slim_first", "correctness")),
+    "probing": ("ds_resnet_tiny", RouterSpec("cheap_first", "correctness")),
 }
 
 

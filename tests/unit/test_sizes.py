@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -17,24 +17,25 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import dsnet
 from dsnet import DynamicRunner, export_bundle, export_onnx, open_runner, quantisation
+from dsnet.cli import main
 from dsnet.errors import RoutingError, SlimError
 from dsnet.manifest import Policy, RouterSpec
-from dsnet.models import GraphSpec, Supernet, count, create_model, eager
+from dsnet.models import GraphSpec, count, create_model, eager
 from dsnet.models.narrow import narrowed
 from dsnet.models.sizes import at_sizes
 from dsnet.nn import SliceBatchNorm2d
 from dsnet.nn.resize import Resize
-from dsnet.runtime.runner import Runner
+from dsnet.report.tables import human
 from dsnet.slimming.network import slim
 from dsnet.space import WidthPath, WidthSpace
 from dsnet.tasks import load, save
 from dsnet.tasks.classification.config import ClassificationConfig, ModelConfig
-from dsnet.tasks.classification.looks import Known, chosen_settings, fitted, read_of, set_head
+from dsnet.tasks.classification.looks import Known, chosen_settings
 from dsnet.tasks.detection.spec import DetectorSpec
-from dsnet.training import IEB, IEBConfig, SGSConfig, recalibrate, with_fresh_router
-from support.networks import assert_close, randomised, some_paths
+from dsnet.training import IEB, IEBConfig, SGSConfig, recalibrate
+from support.networks import assert_close, randomised
+from support.sizes import SIZES, everywhere, pictures, routed, settings, sized
 
-SIZES = (16, 20, 32)
 NETWORKS = ["ds_mobilenet_v1_tiny", "ds_resnet_tiny", "ds_efficientnet_tiny", "mobilenet_v1_tiny", "resnet_tiny"]
 
 
@@ -49,50 +50,6 @@ class Small(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.body(self.stem(x)).mean((2, 3)))
-
-
-def sized(name: str, dtype: torch.dtype = torch.float64) -> Supernet:
-    return randomised(name, sizes=SIZES, dtype=dtype)
-
-
-def pictures(count: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> Tensor:
-    """Smooth images of different contrast: their small copies look like them."""
-    generator = torch.Generator().manual_seed(seed)
-    coarse = torch.randn(count, 3, 8, 8, generator=generator, dtype=dtype)
-    contrast = 4 * torch.rand(count, 1, 1, 1, generator=generator, dtype=dtype)
-    return F.interpolate(coarse, SIZES[-1], mode="bilinear") * contrast
-
-
-def settings(net: Supernet) -> list[WidthPath]:
-    """The ends, some random settings, and the slimmest at every size."""
-    each = [(size, *net.space.slimmest[1:]) for size in range(len(SIZES))]
-    return list(dict.fromkeys([*some_paths(net, 2), *each]))
-
-
-def routed(name: str, candidates: tuple[WidthPath, ...]) -> Supernet:
-    """A random network with a router whose scores tell images apart."""
-    net, x = sized(name), pictures(24)
-    recalibrate(net, [x])
-    spec = replace(net.spec, router=RouterSpec("slim_first", "correctness", hidden=0, candidates=candidates))
-    net = with_fresh_router(net, spec).eval()
-    rng = np.random.default_rng(0)
-    with torch.no_grad():
-        read = read_of(net(x, candidates[0]).log_softmax(1))
-        right = rng.random((len(x), len(candidates))) < np.linspace(0.3, 0.9, len(candidates))
-        set_head(net.probe, fitted(read, right))
-        net.probe.score.weight.copy_(torch.linspace(2, -2, len(candidates))[:, None])
-        net.probe.score.bias.zero_()
-        raw = net.probe.reduce(net.probe.features(net(x, candidates[0])), 0, 0)
-        net.probe.reduce.bias -= raw.mean()
-        net.probe.reduce.weight /= raw.std()
-        net.probe.reduce.bias /= raw.std()
-    return net.float()
-
-
-def everywhere(net: Supernet, folder: Path, **options: Any) -> list[Runner]:
-    file = export_onnx(net, folder / "model.onnx", **options)
-    bundle = export_bundle(net, folder / "bundle", **options)
-    return [open_runner(file, threads=1), open_runner(bundle, threads=1)]
 
 
 @pytest.mark.parametrize("target", [7, 16, 48, 80, 111])
@@ -237,7 +194,7 @@ def test_every_runner_routes_alike(name: str, candidates: tuple[WidthPath, ...],
 def test_a_pin_that_the_file_does_not_hold_fails_in_plain_onnx_runtime(tmp_path: Path) -> None:
     net = routed("ds_mobilenet_v1_tiny", ((0, 5), (2, 5)))
     session = onnxruntime.InferenceSession(export_onnx(net, tmp_path / "model.onnx"))
-    feed = {"image": pictures(1, torch.float32).numpy(), "max_width": np.array([-1])}
+    feed = {"image": pictures(1, torch.float32).numpy(), "max_width": np.array([-1]), "max_size": np.array([-1])}
     logits, path, *_ = session.run(None, {**feed, "pin": np.array([2, 5])})
     assert path.tolist() == [2, 5]
     assert_close(torch.from_numpy(logits), net(pictures(1, torch.float32), (2, 5)), 1e-4)
@@ -347,3 +304,20 @@ def test_paths_are_written_with_their_size() -> None:
         manifest.parse_path("1")
     with pytest.raises(ValueError, match="takes 32"):
         manifest.check_input((1, 3, 16, 16))
+
+
+def test_info_speaks_of_the_front_of_every_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = {"ds_mobilenet_v1_tiny": "share a front", "mobilenet_v1_tiny": "All image sizes share their weights"}
+    for name, said in words.items():
+        net = sized(name, torch.float32)
+        save(net, tmp_path / name)
+        assert main(["info", str(tmp_path / name)]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"{name} at 16, 20, 32 px" in shown
+        assert said in shown
+        assert "Every path shares" not in shown
+        if said == "share a front":
+            for table in net.manifest().costs:
+                assert f"{human(table.front.madds)} at {table.image_size} px" in shown
+        assert main(["info", str(tmp_path / name), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["sizes"] == list(SIZES)

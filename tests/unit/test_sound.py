@@ -23,7 +23,7 @@ from support.detectors import random_detector
 from support.networks import EARLY, ROUTERS, calibrated, randomised, side, varied
 from support.pictures import snapshots
 
-GATE, SLIM_FIRST, EXIT = RouterSpec("gate", "correctness"), ROUTERS[1], EARLY[0]
+GATE, CHEAP_FIRST, EXIT = RouterSpec("gate", "correctness"), ROUTERS[1], EARLY[0]
 RUNTIMES = ("onnx", "openvino") if openvino else ("onnx",)
 BAD = (np.nan, np.inf, -np.inf, 1e12, -3e38)
 ALL = [
@@ -31,7 +31,7 @@ ALL = [
     ("ds_mobilenet_v1_tiny", RouterSpec("threshold")),
     ("ds_mobilenet_v1_tiny", EXIT),
     ("ds_resnet_tiny", GATE),
-    ("ds_resnet_tiny", SLIM_FIRST),
+    ("ds_resnet_tiny", CHEAP_FIRST),
     ("ds_efficientnet_tiny", GATE),
 ]
 

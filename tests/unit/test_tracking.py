@@ -34,7 +34,7 @@ def calibrated(router: RouterSpec, count: int = 96) -> Traces:
     return traces
 
 
-@pytest.fixture(scope="module", params=[ROUTERS[0], ROUTERS[1]], ids=["gate", "slim_first"])
+@pytest.fixture(scope="module", params=[ROUTERS[0], ROUTERS[1]], ids=["gate", "cheap_first"])
 def traces(request: pytest.FixtureRequest) -> Traces:
     return calibrated(request.param)
 
@@ -195,7 +195,7 @@ def test_a_budget_out_of_reach_is_noted_once(traces: Traces) -> None:
     assert not tracker.policy().note
 
 
-@pytest.mark.parametrize("router", ROUTERS[:2], ids=["gate", "slim_first"])
+@pytest.mark.parametrize("router", ROUTERS[:2], ids=["gate", "cheap_first"])
 def test_some_rows_of_traces_are_routed_like_all(router: RouterSpec) -> None:
     traces, rows = traces_on(router_net("ds_resnet_tiny", router), 24), np.array([5, 2, 17])
     for policy in (Policy(0.1), Policy(0.5, 2)):

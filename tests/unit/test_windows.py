@@ -48,7 +48,7 @@ def test_the_family_is_every_run_of_adjacent_positions() -> None:
     ("make", "words"),
     [
         (lambda: RouterSpec("gate", windows=1), "size of a window is 1; it must be at least 2 widths"),
-        (lambda: RouterSpec("slim_first", "correctness", windows=3), "slim_first; it must be a gate"),
+        (lambda: RouterSpec("cheap_first", "correctness", windows=3), "cheap_first; it must be a gate"),
         (lambda: Policy(window=(2, 1)), r"a window is \(2, 1\); it must be two positions from 0"),
         (lambda: Budget(1e6, 0.0, 0.5, 32, window=(-1, 1)), r"a window is \(-1, 1\)"),
     ],
@@ -214,7 +214,7 @@ def test_every_runtime_chooses_within_the_same_windows(name: str, router: Router
     assert torch.equal(slimmest(x).paths, live(x, window="S").paths)
     with pytest.raises(RoutingError, match="takes no lambda and no window; export it again without --simple"):
         slimmest(x, window="L")
-    with pytest.raises(ValueError, match="leave budget, max_width and window out"):
+    with pytest.raises(ValueError, match="leave budget, max_width, max_size and window out"):
         export_onnx(net, tmp_path / "no.onnx", path=net.space.widest, window="S")
 
 

@@ -18,6 +18,11 @@ SHARED: dict[str, dict[str, Any]] = {
         "help": "Average MAdds to spend per image, such as 150M, or a share of the widest such as 0.5 or 50%%."
     },
     "--max_width": {"help": "Largest width index that may run; 0 is the slimmest.", "type": int, "metavar": "INDEX"},
+    "--max_size": {
+        "help": "Largest image size that may run, in pixels, of a network that looks at several.",
+        "type": int,
+        "metavar": "PIXELS",
+    },
     "--window": {
         "help": "Choose within this window of widths as trained, instead of a budget: S, M or L of a gate that was "
         "trained with windows, or the positions of its slimmest and widest width, such as 0:2."

@@ -28,6 +28,7 @@ def add_arguments(parser: Parser) -> None:
     budgets = "Average MAdds of the dynamic network, such as 150M, or shares of the widest such as 0.5 (default: five)."
     parser.add("--budgets", budgets, nargs="+", metavar="BUDGET")
     parser.add("--max_width")
+    parser.add("--max_size")
     parser.add("--runtime")
     parser.add("--device")
     times = "Mean times per image of the dynamic network, such as 5ms, besides --budgets. Needs `dsnet bench` first."
@@ -65,7 +66,7 @@ def run(args: Namespace) -> None:
     from dsnet.training.distributed import barrier, process_group, rank
 
     options = {"rule": args.rule, "overlap": args.overlap}
-    asked = EvalOptions(args.split, args.budgets, args.max_width, args.sample, args.seed, options)
+    asked = EvalOptions(args.split, args.budgets, args.max_width, args.sample, args.seed, options, args.max_size)
     static = [read_result(Path(name), args.split) for name in args.static]
     results = []
     files = [is_artefact(where) for where in args.runs]
@@ -81,7 +82,7 @@ def run(args: Namespace) -> None:
             result = evaluate(runner, data, folder.task, config, wanted)
             if args.drift:
                 note = partial(print, file=sys.stderr) if first else lambda words: None
-                result = with_drift(result, runner, data, folder.task, config, max_width=wanted.max_width, note=note)
+                result = with_drift(result, runner, data, folder.task, config, note=note, **wanted.caps)
             results.append(result)
             pictures = folder.record(label, result, data) if first else []
         barrier()
@@ -111,6 +112,7 @@ def run(args: Namespace) -> None:
 
 def in_milliseconds(asked: EvalOptions, runner: Runner, args: Namespace) -> EvalOptions:
     """The options with latencies turned into budgets and a cap, by the latency table of what is evaluated."""
+    from dsnet.cli.predict import capped
     from dsnet.latency import budget_for, policy_in, require_any, threads_text
     from dsnet.report.tables import human
     from dsnet.routing.budgets import read_latency
@@ -126,10 +128,10 @@ def in_milliseconds(asked: EvalOptions, runner: Runner, args: Namespace) -> Eval
         madds, note = budget_for(manifest, held, read_latency(text))
         budgets.append(madds)
         print(note or f"{text}: {human(madds)} MAdds ({held.setting.runtime}, {threads})", file=sys.stderr)
-    cap = policy_in(manifest, held, latency_cap=args.latency_cap, max_width=asked.max_width).max_width
+    policy = policy_in(manifest, held, latency_cap=args.latency_cap, **asked.caps)
     if args.latency_cap is not None:
-        print(f"at most {args.latency_cap}: widths up to {cap} ({held.setting.runtime}, {threads})", file=sys.stderr)
-    return replace(asked, budgets=budgets or None, max_width=cap)
+        print(f"at most {args.latency_cap}: {capped(policy)} ({held.setting.runtime}, {threads})", file=sys.stderr)
+    return replace(asked, budgets=budgets or None, max_width=policy.max_width, max_size=policy.max_size)
 
 
 def run_of(name: str, args: Namespace) -> tuple[Path, str]:

@@ -38,6 +38,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add("--budget", "Default budget of the file: average MAdds per image. It can be changed when the file runs.")
     cap = "Default cap of the file: the largest width index that may run. It can be changed when the file runs."
     parser.add("--max_width", cap, type=int, metavar="INDEX")
+    size = "Default cap of the file on the image size in pixels, of a network that looks at several sizes."
+    parser.add("--max_size", size, type=int, metavar="PIXELS")
     window = "Default window of the file: it chooses within it as trained, unless it is given a budget. S, M, L or 0:2."
     parser.add("--window", window)
     parser.add("--latency", "Set the default budget by a mean time per image, such as 5ms. Needs `dsnet bench RUN`.")
@@ -55,6 +57,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: Namespace) -> None:
+    from dsnet.cli.predict import LIMITS
     from dsnet.export.bundle import export_bundle
     from dsnet.export.check import difference
     from dsnet.export.dynamic import export_onnx
@@ -71,7 +74,7 @@ def run(args: Namespace) -> None:
     net = load(args.run).float()
     manifest = net.manifest(args.image_size)
     path = None if args.path is None else manifest.parse_path(args.path)
-    asked = {name: getattr(args, name) for name in ("budget", "max_width", "latency", "latency_cap", "window")}
+    asked = {name: getattr(args, name) for name in LIMITS}
     given = any(value is not None for value in asked.values())
     if args.triton is not None and (args.bundle or args.out is not None):
         unfit = "Triton runs ONNX files; leave --bundle" if args.bundle else "--triton says where to write; leave --out"
@@ -98,7 +101,7 @@ def run(args: Namespace) -> None:
         folder = args.out or Path(args.run) / named("bundle", args)
         where = export_bundle(net, folder, image_size=args.image_size, evaluation=known, int8=int8)
     else:
-        size, budget, cap = args.image_size, args.budget, args.max_width
+        size, budget, caps = args.image_size, args.budget, {"max_width": args.max_width, "max_size": args.max_size}
         if given:
             if path is not None or not manifest.routes:
                 why = "--path pins the widths" if path is not None else f"{args.run} {manifest.why_fixed()}"
@@ -106,12 +109,12 @@ def run(args: Namespace) -> None:
             policy, table = policy_of(args, net, manifest, int8)
             if args.latency is not None and table is not None:
                 budget, _ = budget_for(manifest, table, read_latency(args.latency))
-            cap = policy.max_width
+            caps = {"max_width": policy.max_width, "max_size": policy.max_size}
             if policy.note:
                 print(policy.note, file=sys.stderr)
             if table is not None:
                 print(told(manifest, table, policy), file=sys.stderr)
-        knobs = {"budget": budget, "max_width": cap, "window": args.window, "simple": args.simple, "raw": args.raw}
+        knobs = {"budget": budget, **caps, "window": args.window, "simple": args.simple, "raw": args.raw}
         where = export_onnx(net, file, path=path, image_size=size, evaluation=known, int8=int8, **knobs)
     runner, models = open_onnx(where), [where]
     if args.triton is not None:
@@ -202,21 +205,23 @@ def policy_of(args: Namespace, net: Any, manifest: Manifest, int8: Int8 | None) 
     from dsnet.routing.budgets import policy_for
     from dsnet.runtime.engine import runtime_of
 
+    known = {name: getattr(args, name) for name in ("budget", "max_width", "max_size", "window")}
     if args.latency is None and args.latency_cap is None:
-        return policy_for(manifest, args.budget, max_width=args.max_width, window=args.window), None
+        return policy_for(manifest, **known), None
     about = exported(to_export(net, args.image_size, None, int8), kind="dynamic")
     setting = Setting(about.digest, about.image_size, runtime_of(about), 1, cpu())
     held = require_any(setting, args.run if int8 is None else f"{args.run}/model-int8.onnx")
     limits = {"latency": args.latency, "latency_cap": args.latency_cap}
-    return policy_in(manifest, held, **limits, budget=args.budget, max_width=args.max_width, window=args.window), held
+    return policy_in(manifest, held, **limits, **known), held
 
 
 def told(manifest: Manifest, held: Latency, policy: Policy) -> str:
     """What a latency became, as a line for the user."""
+    from dsnet.cli.predict import capped
     from dsnet.latency import expected, threads_text
     from dsnet.report.tables import human
 
-    words = [] if policy.max_width is None else [f"widths up to {policy.max_width}"]
+    words = [] if policy.max_width is None and policy.max_size is None else [capped(policy)]
     times = expected(manifest, held, policy) if policy.share is not None else None
     if times is not None and policy.share is not None:
         madds = human(policy.share * manifest.table.widest)

@@ -20,7 +20,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add("--image_size")
     parser.add("--num_classes", "Number of outputs of the classifier.", type=int)
     parser.add("--width", "Width multiplier of a static model.", type=float)
-    parser.add("--path", "Show this path only, such as 13, 0,1,2,3 or exit; 0 is the slimmest width.")
+    parser.add("--path", "Show this path only, such as 13, 0,1,2,3, exit or 80px:3; 0 is the slimmest width.")
     parser.add("--json")
 
 
@@ -55,6 +55,7 @@ def run(args: Namespace) -> None:
             "model": manifest.model,
             "precision": manifest.precision,
             "image_size": manifest.image_size,
+            "sizes": list(manifest.sizes),
             "num_classes": manifest.num_classes,
             "raw": manifest.raw,
             "choice_points": manifest.points,
@@ -69,11 +70,12 @@ def run(args: Namespace) -> None:
     if about:
         print(about)
     parts = list(manifest.widths[0].parts) if manifest.widths else []
-    channels = "<channels behind the choice" if manifest.points else "<channels"
+    channels = "<channels behind the choice" if space.widths_of(space.widest) else "<channels"
     precision = "" if manifest.precision == "fp32" else f", {manifest.precision}"
+    sizes = ", ".join(map(str, manifest.sizes))
     print_table(
-        f"{manifest.model} at {manifest.image_size} px, {manifest.num_classes} classes{precision}{shown}",
-        ["<path", channels, "MAdds", *parts, "parameters", "of widest"],
+        f"{manifest.model} at {sizes} px, {manifest.num_classes} classes{precision}{shown}",
+        ["<setting" if space.sized else "<path", channels, "MAdds", *parts, "parameters", "of widest"],
         [
             [
                 manifest.name_of(tuple(row["path"])),
@@ -85,10 +87,23 @@ def run(args: Namespace) -> None:
             ]
             for row in rows
         ],
-        note=f"Every path shares a front of {human(table.whole.front.madds)} MAdds."
-        if manifest.points and table.whole.front.madds
-        else "",
+        note=front_words(manifest),
     )
+
+
+def front_words(manifest: Manifest) -> str:
+    """What the paths of a network have in common. With several image sizes, every size has a front of its own."""
+    from dsnet.report.tables import human
+
+    space, fronts = manifest.table.space, [table.front.madds for table in manifest.costs]
+    if not manifest.points or not any(fronts):
+        return ""
+    if not space.sized:
+        return f"Every path shares a front of {human(fronts[0])} MAdds."
+    if not space.widths_of(space.widest):
+        return "All image sizes share their weights. MAdds contain the resizing."
+    each = ", ".join(f"{human(madds)} at {size} px" for size, madds in zip(manifest.sizes, fronts, strict=True))
+    return f"Widths at one image size share a front. Its MAdds, which contain the resizing: {each}."
 
 
 def channels_of(manifest: Manifest, path: WidthPath) -> list[int]:

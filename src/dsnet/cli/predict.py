@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 STDOUT = "-"
 BATCH = 64
-LIMITS = ("budget", "max_width", "latency", "latency_cap", "window")
+LIMITS = ("budget", "max_width", "max_size", "latency", "latency_cap", "window")
 WIDE = 140  # columns of a table that is not printed to a terminal
 
 
@@ -30,6 +30,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add("images", "Image files, or folders that are searched to any depth.", nargs="+")
     parser.add("--budget")
     parser.add("--max_width")
+    parser.add("--max_size")
     parser.add("--window")
     parser.add("--latency")
     parser.add("--latency_cap")
@@ -173,7 +174,7 @@ def spent_on(
     if policy.share is not None and (args.budget is not None or asked):
         asked.append(f"{human(policy.share * manifest.table.widest)} MAdds")
     if args.latency_cap is not None:
-        asked.append(f"at most {args.latency_cap}: widths up to {policy.max_width}")
+        asked.append(f"at most {args.latency_cap}: {capped(policy)}")
     if asked:
         words[0] += f" (asked: {', '.join(asked)})"
     timed = args.latency is not None or args.latency_cap is not None
@@ -181,6 +182,11 @@ def spent_on(
         ms = [1e3 * took for took in seconds]
         words.append(f"{sum(ms) / len(ms):.3g} ms in the network, {max(ms):.3g} ms at most")
     return f"{'; '.join(words)}."
+
+
+def capped(policy: Policy) -> str:
+    """What a cap on the latency became."""
+    return f"widths up to {policy.max_width}" if policy.max_size is None else f"images of up to {policy.max_size} px"
 
 
 def draw(found: Sequence[Answer], out: Path, manifest: Manifest) -> None:

@@ -15,6 +15,7 @@ from dsnet import results
 from dsnet.experiments.grid import Finished
 from dsnet.experiments.paired import MORE, ONE_SEED, RULE, SEEDS_ONLY, WITHOUT, direction
 from dsnet.experiments.recipe import Recipe, Scale
+from dsnet.manifest import present
 from dsnet.paired import of_samples
 from dsnet.report.tables import human
 from dsnet.results import Bench, Figure, Made
@@ -164,10 +165,11 @@ def router_words(run: Finished) -> str:
     dynamic, trained = run.result.dynamic, run.result.training.get("router")
     assert dynamic is not None
     spec = trained if isinstance(trained, dict) else {}
-    keys = ("hidden", "early", "windows") if dynamic.router == "slim_first" else ("early", "windows")
+    kind = present(dynamic.router)
+    keys = ("hidden", "early", "windows") if kind == "cheap_first" else ("early", "windows")
     more = [f"{key} {spec[key]}" for key in keys if spec.get(key) is not None]
     more += ["gates decide one by one"] * (dynamic.router == "gate" and not spec.get("bound"))
-    return f"{dynamic.router} ({', '.join([dynamic.targets, *more])})"
+    return f"{kind} ({', '.join([dynamic.targets, *more])})"
 
 
 def rule_of(claims: Sequence[results.Claim]) -> str:

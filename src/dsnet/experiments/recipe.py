@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dsnet.config import RunConfig, flat, nested, packaged, read_yaml
+from dsnet.manifest import former
 from dsnet.space import WidthPath
 from dsnet.tasks import config_from
 from dsnet.tasks.classification.config import ClassificationConfig
@@ -221,8 +222,10 @@ def cell_of(recipe: Recipe, scale: Scale, seed: int, *, runs: Path, root: str | 
     decisive |= {key: value for key, value in FIXED.items() if key in decisive}
     decisive |= {link: need.name for link, need in needs.items()}
     decisive |= {} if recipe.start is None else {"source": recipe.start}
+    if "sgs.router" in decisive:
+        decisive["sgs.router"] = former(decisive["sgs.router"])
     digest = hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:8]
-    said = [str(value) for value in recipe.keys.values() if isinstance(value, str | float | int)]
+    said = [former(str(value)) for value in recipe.keys.values() if isinstance(value, str | float | int)]
     return Cell("-".join([recipe.base, *said, f"seed{seed}", digest]), config, tuple(needs.values()))
 
 
@@ -258,7 +261,7 @@ TINY: Keys = {
     "optim.epochs": 1,
 }
 TINY_SIZES: Keys = {**TINY, "model.sizes": [8, 12, 16], "freeze": "none", "stage": "supernet"}
-SIZES_ALONE = ("sizes_static", "sizes_sweep", "sizes_small")
+SIZES_ALONE = ("sizes_static", "sizes_sweep")
 SMOKE = Scale(
     name="smoke",
     about="Scale smoke: one epoch on the embedded digits. It shows that the experiment runs; its figures mean nothing.",
@@ -285,6 +288,7 @@ SMOKE = Scale(
         "slim_static": Base("pretrained", {**TINY, "stage": "supernet"}),
         "slim_sweep": Base("pretrained", {**TINY, "stage": "supernet"}),
         **{name: Base("pretrained", {**TINY_SIZES, "model.widths": [1]}) for name in ("sizes", *SIZES_ALONE)},
+        "sizes_small": Base("pretrained", {**TINY_SIZES, "model.widths": [1], "model.sizes": None}),
         "sizes_both": Base("pretrained", TINY_SIZES),
     },
     folders={"folder": "digits", "detector": "digits-voc", "slim_pre": "digits/train"},

@@ -16,7 +16,7 @@ from dsnet.manifest import Budget, Manifest, Policy
 from dsnet.models.parts import LiveParts
 from dsnet.routing.budgets import lambdas
 from dsnet.routing.policy import Prices
-from dsnet.runtime.onnx import BUDGET, MAX_WIDTH, PIN
+from dsnet.runtime.onnx import BUDGET, MAX_SIZE, MAX_WIDTH, PIN
 from dsnet.space import WidthPath, Window
 
 
@@ -39,7 +39,7 @@ class DecisionWriter(PartWriter):
         self.graph = self.blank()
 
     def knobs(self) -> list[onnx.ValueInfoProto]:
-        """The inputs besides the image, and the nodes that make lambda and the cap of them."""
+        """The inputs besides the image, and the nodes that make lambda and the caps of them."""
         shapes: dict[str, tuple[int, int]] = {}
         if self.router is not None:
             if self.router.budgets:
@@ -51,6 +51,9 @@ class DecisionWriter(PartWriter):
             shapes[MAX_WIDTH] = INT, 1
             widest, cap = max(self.held.widths_of(self.held.widest), default=0), self.policy.max_width
             self.cap = self.fallback(MAX_WIDTH, widest if cap is None else cap)
+            if self.held.sized:
+                shapes[MAX_SIZE] = INT, 1
+                self.size_cap = self.fallback(MAX_SIZE, self.policy.max_size or self.manifest.image_size)
         shapes[PIN] = INT, len(self.choices)
         given = [BUDGET] if self.simple else list(shapes)
         for name in shapes.keys() - given:  # a constant, which runtimes fold
@@ -88,12 +91,16 @@ class DecisionWriter(PartWriter):
         return self.prices.widths(point)
 
     def decision(self, graph: Graph, scores: str, prices: str, point: int) -> str:
-        """The position that `decide` takes: the highest score minus lambda times price within the cap and the window;
+        """The position that `decide` takes: the highest score minus lambda times price within the caps and the window;
         ties go to the slimmer width."""
         cost = graph.op("Mul", self.lam, prices)
         values = graph.op("Sub", graph.op("Cast", scores, to=TensorProto.DOUBLE), cost)
         widths = self.widths_at(point)
         allowed = graph.op("LessOrEqual", graph.constant(widths), self.cap)
+        if self.held.sized:
+            assert self.prices is not None
+            small = graph.op("LessOrEqual", graph.constant(self.prices.sizes()), self.size_cap)
+            allowed = graph.op("And", allowed, small)
         if self.window:
             low, high = self.window
             last = graph.op("ReduceSum", graph.op("Cast", allowed, to=INT), graph.constant([0]))

@@ -20,7 +20,7 @@ from dsnet.export.ranges import Part
 from dsnet.export.raw import write_image
 from dsnet.export.writer import FLOAT, INT, IR_VERSION, OPSET, Graph
 from dsnet.files import write_whole
-from dsnet.manifest import Manifest, exported, to_metadata
+from dsnet.manifest import Manifest, Policy, exported, to_metadata
 from dsnet.models.parts import weights_digest
 from dsnet.results import Evaluation
 from dsnet.routing.budgets import policy_for
@@ -40,6 +40,7 @@ def export_onnx(
     budget: str | float | None = None,
     max_width: int | None = None,
     window: str | Sequence[int] | None = None,
+    max_size: int | None = None,
     simple: bool = False,
     raw: bool = False,
     evaluation: Evaluation | None = None,
@@ -47,17 +48,18 @@ def export_onnx(
 ) -> Path:
     """Write a network as one ONNX file: the dynamic network for one image at a time, or a single path for batches.
 
-    Inputs of a dynamic file: image; budget (float, a share of the widest path's MAdds), max_width (int64) and pin
-    (int64 per choice point). A budget or max_width of -1 takes the file's default. A pin of -1 lets the router choose,
-    and one of -2 takes the exit of an exit_first router. Its outputs: those of the network (logits, or boxes and
-    scores), path, madds, and router_scores of all decisions one after another. A file without calibrated budgets has no
-    input `budget`. A network that has not learned to route becomes a file of all widths: `pin` selects the path, and -1
-    is the widest.
+    Inputs of a dynamic file: image; budget (float, a share of the widest path's MAdds), max_width (int64), max_size
+    (int64, pixels; of networks with several image sizes only) and pin (int64 per choice point). A budget or cap of -1
+    takes the file's default. A pin of -1 lets the router choose, and one of -2 takes the exit of an exit_first router.
+    Its outputs: those of the network (logits, or boxes and scores), path, madds, and router_scores of all decisions one
+    after another. A file without calibrated budgets has no input `budget`. A network that has not learned to route
+    becomes a file of all widths: `pin` selects the path, and -1 is the widest.
 
     Args:
         path: The path to export; None exports the dynamic network.
         budget: Default budget of the file.
         max_width: Default max_width of the file.
+        max_size: Default max_size of the file, of a network with several image sizes.
         window: Default window of the file, within which it chooses as trained if it is given no budget.
         simple: Whether the inputs are image and budget only.
         raw: Whether the image is a picture of any size, uint8 [height, width, 3] in RGB, which the file resizes, crops
@@ -67,26 +69,27 @@ def export_onnx(
     """
     check_weights(net)
     manifest = replace(to_export(net, image_size, evaluation, int8), raw=raw)
+    given = any(value is not None for value in (budget, max_width, max_size, window))
     if path is not None or not manifest.points:
-        if budget is not None or max_width is not None or window is not None:
-            raise ValueError("a path pins the widths; leave budget, max_width and window out")
+        if given:
+            raise ValueError("a path pins the widths; leave budget, max_width, max_size and window out")
         if simple:
             raise ValueError("a file of one path has no input but the image; leave simple out")
         wanted = manifest.space.validate(path or ())
         proto = static_model(PartWriter(net.parts(routed=False), manifest, int8), wanted)
         held = WidthSpace.only(wanted, sized=manifest.space.sized)
         return write_checked(proto, exported(manifest, kind="static", space=held, inputs=(IMAGE,)), Path(file))
-    if manifest.router is None and (budget is not None or max_width is not None or window is not None):
+    if manifest.router is None and given:
         raise ValueError(f"this {manifest.model} has not learned to route, so it has no budgets and no windows")
     if simple and (manifest.router is None or not manifest.router.budgets):
         raise ValueError(
             f"this {manifest.model} has no calibrated budgets at {manifest.image_size} px, so a simple file would have "
             f"nothing to choose; leave simple out, or export one path"
         )
-    policy = policy_for(net.manifest(image_size), budget, max_width=max_width, window=window)
+    policy = policy_for(net.manifest(image_size), budget, max_width=max_width, window=window, max_size=max_size)
     writer = DynamicWriter(net.parts(headless=True), manifest, policy, simple=simple, int8=int8)
     if writer.prices is not None:
-        writer.prices.check_cap(max_width)
+        writer.prices.check_cap(Policy(max_width=max_width, max_size=max_size))
     proto = writer.model()
     inputs = tuple(slot.name for slot in proto.graph.input)
     about = exported(manifest, kind="dynamic", space=writer.held, defaults=policy, inputs=inputs)

@@ -1,14 +1,15 @@
 """Latency tables: milliseconds of every path on one machine. `dsnet bench` measures them, this module keeps them.
 
 A table belongs to one setting: the digest of the weights, the runtime with its version, the image size, the number of
-threads and the processor. It turns a latency into a budget, and a cap on the latency into a cap on the width.
+threads and the processor. It turns a latency into a budget, and a cap on the latency into one on the width, or
+on the image size.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -19,7 +20,7 @@ import numpy as np
 from dsnet.cost import PathCosts
 from dsnet.errors import ResultError, RoutingError
 from dsnet.files import digest, write_whole
-from dsnet.manifest import Budget, Manifest, Policy
+from dsnet.manifest import Budget, Caps, Manifest, Policy
 from dsnet.results import Latency, PathTime, Setting, Times
 from dsnet.routing.budgets import GAP, policy_for, read_latency
 from dsnet.schema import parse_json, to_json
@@ -232,13 +233,24 @@ def width_for(manifest: Manifest, latency: Latency, ms: float) -> int:
 
     A router that runs the slimmest path first pays for both, and both are in the table. The exit has no width.
     """
+    return limit_for(latency, ms, lambda path: max(path, default=0), max(manifest.table.space.widest, default=0))
+
+
+def size_for(manifest: Manifest, latency: Latency, ms: float) -> int:
+    """The largest image size such that each routed setting up to it takes at most `ms` in 99 of 100 calls. Its first
+    look is in the table."""
+    return limit_for(latency, ms, manifest.size_of, manifest.image_size)
+
+
+def limit_for(latency: Latency, ms: float, level: Callable[[WidthPath], int], most: int) -> int:
+    """The largest level below which every routed path takes at most `ms`; `most` if all of them do."""
     routed = [row for row in latency.rows if row.routed is not None and not is_exit(row.path)]
-    rows = sorted(routed, key=lambda row: max(row.path, default=0))
+    rows = sorted(routed, key=lambda row: level(row.path))
     slow = [row for row in rows if numbers(row.routed)[3] > ms]
     if not slow:
-        return max(manifest.table.space.widest, default=0)
-    limit = max(slow[0].path, default=0)
-    allowed = [max(row.path, default=0) for row in rows if max(row.path, default=0) < limit]
+        return most
+    limit = level(slow[0].path)
+    allowed = [level(row.path) for row in rows if level(row.path) < limit]
     if not allowed:
         raise RoutingError(
             f"a latency cap of {ms:.4g} ms cannot be kept: the slimmest path takes {numbers(rows[0].routed)[3]:.4g} ms "
@@ -258,17 +270,25 @@ def policy_in(
     image_size: int | None = None,
     table: PathCosts | None = None,
     window: str | Sequence[int] | None = None,
+    max_size: int | None = None,
 ) -> Policy:
-    """The policy that meets a mean latency and keeps a cap on the latency of every image, from a latency table."""
+    """The policy that meets a mean latency and keeps a cap on the latency of every image, from a latency table. With
+    several image sizes, the cap is one on the size."""
     if latency is not None and budget is not None:
         raise RoutingError(f"latency {latency} and budget {budget} both set what is spent; give one of them")
     note = ""
     if latency is not None:
         budget, note = budget_for(manifest, held, read_latency(latency), image_size)
     if latency_cap is not None:
-        width = width_for(manifest, held, read_latency(latency_cap))
-        max_width = width if max_width is None else min(width, max_width)
-    policy = policy_for(manifest, budget, max_width=max_width, image_size=image_size, table=table, window=window)
+        ms = read_latency(latency_cap)
+        if manifest.table.space.sized:
+            size = size_for(manifest, held, ms)
+            max_size = size if max_size is None else min(size, max_size)
+        else:
+            width = width_for(manifest, held, ms)
+            max_width = width if max_width is None else min(width, max_width)
+    caps: Caps = {"max_width": max_width, "max_size": max_size}
+    policy = policy_for(manifest, budget, image_size=image_size, table=table, window=window, **caps)
     return replace(policy, note=note or policy.note)
 
 

@@ -97,7 +97,9 @@ class Network(Typed):
             raise ValueError(f"routing {self.routing} leaves one path only; give the router widths to choose from")
         heads = self.gate is not None and self.gate.slimming is not None
         if router.kind == "gate" and router.early is None and not heads:
-            raise ValueError(f"{self.name!r} has no slimming heads; use the router slim_first, exit_first or threshold")
+            raise ValueError(
+                f"{self.name!r} has no slimming heads; use the router cheap_first, exit_first or threshold"
+            )
         if (router.single or router.targets in ("narrowest", "correctness", "kl")) and len(
             {len(allowed) for allowed in self.routing}
         ) > 1:

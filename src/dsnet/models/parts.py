@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dsnet.cost import PathCosts, SizedCosts
-from dsnet.manifest import Card, Manifest, Policy, Router, WidthRow
+from dsnet.manifest import Card, Manifest, Policy, Router, WidthRow, former
 from dsnet.models.count import count, count_parts, sized_tables
 from dsnet.models.devices import words_for
 from dsnet.nn.norm import SliceBatchNorm2d
@@ -209,9 +209,10 @@ def weights_digest(net: Any) -> str:
 
 
 def without_later(spec: Any) -> Any:
-    """A spec as plain data without the keys that it did not have when digests were first made, unless they are used."""
+    """A spec as plain data with the names of the time when digests were first made, and without the keys that it did
+    not have then, unless they are used."""
     if not isinstance(spec, dict):
-        return spec
+        return former(spec) if isinstance(spec, str) else spec
     return {key: without_later(held) for key, held in spec.items() if held or key not in ("sizes", "candidates")}
 
 

@@ -88,7 +88,7 @@ def probe_head(spec: RouterSpec | None, classes: int, candidates: int) -> ProbeH
     """The head that a probing router adds to a network; None for other routers."""
     if spec is None or not spec.probes:
         return None
-    return ScoringHead(classes, candidates, spec.hidden) if spec.kind == "slim_first" else ThresholdHead(candidates)
+    return ScoringHead(classes, candidates, spec.hidden) if spec.kind == "cheap_first" else ThresholdHead(candidates)
 
 
 class EarlyClassifier(nn.Module):

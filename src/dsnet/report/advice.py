@@ -114,7 +114,8 @@ def dynamic_of(advice: Advice, result: Evaluation) -> Option | None:
 def command(option: Option, place: str, kind: Kind = "run", pinnable: list[WidthPath] | None = None) -> str:
     """The command that deploys an option of a run, or runs it from an exported file. pinnable: paths of the file."""
     how = f"--budget {option.budget:g}" if option.path is None else f"--path {path_name(option.path)}"
-    how += "" if option.max_width is None else f" --max_width {option.max_width}"
+    for cap in ("max_width", "max_size"):
+        how += "" if getattr(option, cap) is None else f" --{cap} {getattr(option, cap)}"
     if kind == "run":
         return f"dsnet export {shlex.quote(place)} {how}"
     if option.path is not None and pinnable is not None and option.path not in pinnable:

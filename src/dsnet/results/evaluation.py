@@ -170,6 +170,7 @@ class Dynamic(Measured):
         best: Position of the best budget: the cheapest whose score equals the full network's, or else the most
             accurate. None in results that were made before it was determined.
         max_width: Cap on the width index that all rows were evaluated with.
+        max_size: Cap on the image size in pixels that all rows were evaluated with.
         windows: The rows at lambda 0 in every window, lowest first; empty if the router has no windows.
     """
 
@@ -187,6 +188,7 @@ class Dynamic(Measured):
     max_width: int | None = None
     auc_wider: Stat | None = None
     windows: tuple[BudgetRow, ...] = ()
+    max_size: int | None = None
 
     @property
     def exits(self) -> bool:

@@ -102,6 +102,7 @@ def policy_for(
     image_size: int | None = None,
     table: PathCosts | None = None,
     window: str | Sequence[int] | None = None,
+    max_size: int | None = None,
 ) -> Policy:
     """The policy that meets an average budget, from the router's calibrated table; without a budget, the default.
 
@@ -110,6 +111,7 @@ def policy_for(
     Args:
         table: Costs that a budget given as a share refers to; by default those at the manifest's image size.
         window: The window to choose within as trained, that is with lambda 0: S, M, L, or positions such as 0:2.
+        max_size: Upper limit of the image size in pixels, of a network that runs at several.
     """
     space = manifest.table.space
     limit = max(space.widths_of(space.widest), default=0)
@@ -117,15 +119,17 @@ def policy_for(
         raise RoutingError(
             f"max_width is {max_width}; it is a width index of {manifest.model}, from 0 (slimmest) to {limit} (widest)"
         )
+    check_size(manifest, max_size)
     cap = manifest.defaults.max_width if max_width is None else max_width
+    largest = manifest.defaults.max_size if max_size is None else max_size
     if window is not None:
         if budget is not None:
             raise RoutingError(f"budget {budget} picks its own window; leave window {window} out")
         if manifest.router is None:
             raise RoutingError(f"this {manifest.model} {manifest.why_fixed()}, so it has no windows")
-        return Policy(0.0, cap, window=parse_window(window, manifest.router))
+        return Policy(0.0, cap, window=parse_window(window, manifest.router), max_size=largest)
     if budget is None:
-        return replace(manifest.defaults, max_width=cap)
+        return replace(manifest.defaults, max_width=cap, max_size=largest)
     size = image_size or manifest.image_size
     budgets = manifest.router.budgets if manifest.router is not None else ()
     rows = [row for row in budgets if row.image_size == size]
@@ -141,7 +145,24 @@ def policy_for(
     curve = lambdas(rows, costs)
     share = curve.reach(share_of(madds, costs))
     lam, chosen = curve.at(share)
-    return Policy(lam, cap, _note(rows, madds), share, chosen)
+    return Policy(lam, cap, _note(rows, madds), share, chosen, largest)
+
+
+def check_size(manifest: Manifest, max_size: int | None) -> None:
+    """Refuse a cap on the image size that no size is within, or that caps nothing."""
+    if max_size is None:
+        return
+    sizes = manifest.sizes
+    if not manifest.table.space.sized:
+        raise RoutingError(
+            f"max_size is {max_size}, but this {manifest.model} runs at one image size, {manifest.image_size} px; "
+            f"leave max_size out"
+        )
+    if max_size < sizes[0]:
+        raise RoutingError(
+            f"max_size is {max_size}; the image sizes of {manifest.model} are {', '.join(map(str, sizes))} px, give at "
+            f"least {sizes[0]}"
+        )
 
 
 def default_policy(router: Router, image_size: int) -> Policy:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from dsnet.cost import CostTable, PathCosts
+from dsnet.cost import CostTable, PathCosts, SizedCosts
 from dsnet.errors import RoutingError
 from dsnet.manifest import Policy, Router
 from dsnet.space import WidthPath
@@ -83,22 +83,47 @@ class Prices:
             return [max(self.router.routing.widths_of(path), default=0) for path in self.router.candidates]
         return list(self.router.routing.choices[point])
 
-    def check_cap(self, max_width: int | None) -> None:
-        """Refuse a cap that leaves a decision without any width."""
+    def sizes(self) -> list[int]:
+        """The image size of each candidate of a router that chooses among several sizes; nothing if there is one."""
+        table, router = self.table, self.router
+        if not isinstance(table, SizedCosts):
+            return []
+        return [table.tables[router.routing.size_of(path)].image_size for path in router.candidates]
+
+    def check_cap(self, policy: Policy) -> None:
+        """Refuse caps that leave a decision without any candidate."""
         for point in range(len(self.tables)):
-            self.allowed(point, Policy(max_width=max_width))
+            self.allowed(point, policy)
 
     def allowed(self, point: int, policy: Policy) -> np.ndarray | None:
-        """Mask [R] of the candidates within the cap and the window; None if there is neither.
+        """Mask [R] of the candidates within the caps and the window; None if there is neither.
 
         A window that begins above the cap, or behind the end of a shorter list, leaves the widest candidate below it.
+        The candidate that is looked at first must be within the caps.
         """
-        if policy.max_width is None and policy.window is None:
+        if policy.max_width is None and policy.max_size is None and policy.window is None:
             return None
         widths = np.array(self.widths(point))
-        positions, cap = np.arange(len(widths)), widths[-1] if policy.max_width is None else policy.max_width
+        positions, cap = np.arange(len(widths)), widths.max() if policy.max_width is None else policy.max_width
         within = widths <= cap
-        if not within.any():
+        if not (within[0] if self.router.probes else within.any()):
             raise RoutingError(f"max_width {cap} is below the slimmest width that the router may choose, {widths[0]}")
+        if policy.max_size is not None:
+            within &= self.small(policy.max_size)
         low, high = policy.window or (0, len(widths) - 1)
         return np.asarray(within & (positions >= min(low, within.sum() - 1)) & (positions <= high))
+
+    def small(self, max_size: int) -> np.ndarray:
+        """Mask [R] of the candidates that are within a cap on the image size."""
+        sizes = self.sizes()
+        if not sizes:
+            raise RoutingError(
+                f"max_size is {max_size}, but this network looks at one image size, {self.table.image_size} px; leave "
+                f"max_size out"
+            )
+        if max_size < sizes[0]:
+            raise RoutingError(
+                f"max_size is {max_size}, but the router looks at {sizes[0]} px first; give at least {sizes[0]}, or "
+                f"pin a smaller setting"
+            )
+        return np.array(sizes) <= max_size

@@ -42,6 +42,8 @@ class Tracked(Protocol):
         image_size: int | None = None,
         latency: str | None = None,
         latency_cap: str | None = None,
+        *,
+        max_size: int | None = None,
     ) -> Policy: ...
 
     def run(self, x: Any, policy: Policy) -> Routed: ...
@@ -56,8 +58,8 @@ class BudgetTracker:
     threads may share a tracker.
 
     Args:
-        budget, max_width, latency, latency_cap: What is asked, as a runner takes it. For a latency, the tracker keeps
-            the MAdds that take this time on the calibration images.
+        budget, max_width, max_size, latency, latency_cap: What is asked, as a runner takes it. For a latency, the
+            tracker keeps the MAdds that take this time on the calibration images.
         image_size: Height and width of the images, if the network takes several sizes.
         span: Number of images over which a deviation is corrected. A short span reacts soon; a long one leaves the
             router more freedom to spend on one stretch of images what it saved on another.
@@ -69,6 +71,7 @@ class BudgetTracker:
         *,
         budget: str | float | None = None,
         max_width: int | None = None,
+        max_size: int | None = None,
         latency: str | None = None,
         latency_cap: str | None = None,
         image_size: int | None = None,
@@ -78,7 +81,7 @@ class BudgetTracker:
         manifest, size = runner.manifest, image_size or runner.manifest.image_size
         if not manifest.routes:
             raise RoutingError(f"this {manifest.model} {manifest.why_fixed()}, so there is no budget to track")
-        policy = runner.policy(budget, max_width, size, latency, latency_cap)
+        policy = runner.policy(budget, max_width, size, latency, latency_cap, max_size=max_size)
         if policy.share is None or manifest.router is None:
             raise RoutingError("there is no budget to track; ask for a budget or a latency")
         self.runner, self.span, self.image_size, self._start = runner, span, size, policy
@@ -105,10 +108,10 @@ class BudgetTracker:
 
     def policy(self) -> Policy:
         """The policy of the next images. The first is the one that was asked for, with its note."""
-        effective, cap, size = self.effective, self._start.max_width, self.image_size
+        effective, start = self.effective, self._start
         if effective == self.asked:
-            return self._start
-        return policy_for(self.runner.manifest, effective, max_width=cap, image_size=size, table=self.table)
+            return start
+        return policy_for(self.runner.manifest, effective, image_size=self.image_size, table=self.table, **start.caps)
 
     def add(self, madds: np.ndarray) -> None:
         """Take note of what images [B] have spent."""

@@ -31,6 +31,7 @@ def with_drift(
     config: RunConfig,
     *,
     max_width: int | None = None,
+    max_size: int | None = None,
     note: Callable[[str], None] = lambda words: None,
 ) -> Evaluation:
     """An evaluation with its budgets on the images as they are, and on corrupted copies of them.
@@ -47,7 +48,7 @@ def with_drift(
         note(f"budgets on other images, {number} of {len(kinds)}: {name}")
         traces, _ = traces_of(task, runner, kind, result.split, config, options=result.options)
         widest = next(iter(traces.scorer.of(runner.manifest.space.widest).values()))
-        rows = [(row.name, row.asked, policy_of(row, max_width)) for row in result.dynamic.rows]
+        rows = [(row.name, row.asked, policy_of(row, max_width, max_size)) for row in result.dynamic.rows]
         drift.append(Drift(name, Stat(widest), tuple(drifted(runner, traces, *row) for row in rows)))
     seconds = round(result.made.seconds + time.perf_counter() - start, 2)
     return replace(result, drift=tuple(drift), made=replace(result.made, seconds=seconds))
@@ -55,7 +56,7 @@ def with_drift(
 
 def drifted(runner: Runner, traces: Traces, name: str, asked: float, policy: Policy) -> DriftBudget:
     """One budget on the images of the traces, without and with tracking."""
-    tracker = BudgetTracker(runner, budget=asked, max_width=policy.max_width, image_size=traces.image_size)
+    tracker = BudgetTracker(runner, budget=asked, image_size=traces.image_size, **policy.caps)
     plain, tracked = traces.at(policy), follow(traces, tracker)
     measured = [Stat(value) for one in (plain, tracked) for value in (one.spent, traces.score(one))]
     return DriftBudget(name, asked, *measured)

@@ -14,7 +14,7 @@ from dsnet.config import RunConfig
 from dsnet.data.dataset import Data
 from dsnet.errors import RoutingError
 from dsnet.hull import concave, straight
-from dsnet.manifest import Policy, Router
+from dsnet.manifest import Caps, Policy, Router
 from dsnet.results import (
     BudgetRow,
     Dynamic,
@@ -47,6 +47,7 @@ class EvalOptions:
         sample: Number of random paths besides the uniform ones, for networks with several gates.
         seed: Seed of the random paths.
         options: Settings of the task's metric.
+        max_size: Upper limit of the image size in pixels, of a network that looks at several.
     """
 
     split: str = "test"
@@ -55,6 +56,11 @@ class EvalOptions:
     sample: int = 16
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
+    max_size: int | None = None
+
+    @property
+    def caps(self) -> Caps:
+        return {"max_width": self.max_width, "max_size": self.max_size}
 
 
 def evaluate(runner: Runner, data: Data, task: Task, config: RunConfig, asked: EvalOptions | None = None) -> Evaluation:
@@ -96,7 +102,7 @@ def evaluate_traced(
             f"{runner.runtime} takes {manifest.image_size}-pixel images but the run was trained and calibrated with "
             f"{data.image_size}; evaluate a file that was exported without --image_size"
         )
-    if not manifest.routes and (asked.budgets or asked.max_width is not None):
+    if not manifest.routes and (asked.budgets or asked.max_width is not None or asked.max_size is not None):
         raise RoutingError(f"this {manifest.model} {manifest.why_fixed()}, so it has no budgets")
     options, (dataset, training) = task.options(config, asked.options), task.about(config, manifest)
     paths = paths_to_evaluate(runner, asked.sample, asked.seed)
@@ -107,8 +113,8 @@ def evaluate_traced(
     rows = [row_of(traces, path, paths[-1]) for path in paths]
     dynamic = None
     if manifest.routes:
-        dynamic = evaluate_dynamic(traces, asked.budgets, max_width=asked.max_width, paths=paths)
-    outcome = None if dynamic is None else traces.at(policy_of(dynamic.best_row, asked.max_width))
+        dynamic = evaluate_dynamic(traces, asked.budgets, paths=paths, **asked.caps)
+    outcome = None if dynamic is None else traces.at(policy_of(dynamic.best_row, **asked.caps))
     result = Evaluation(
         task=task.name,
         metric=scorer.metric,
@@ -175,32 +181,35 @@ def evaluate_dynamic(
     budgets: Sequence[str | float] | None = None,
     *,
     max_width: int | None = None,
+    max_size: int | None = None,
     paths: Sequence[WidthPath] = (),
 ) -> Dynamic:
     """Evaluate the dynamic network at the given budgets, or at those of the task. paths: what it is compared with."""
     manifest, router, table = traces.manifest, traces.router, traces.table
     assert router is not None
     groups = difficulties(traces)
+    caps: Caps = {"max_width": max_width, "max_size": max_size}
     wanted: dict[str, str | float] = (
         dict(traces.scorer.budgets(traces)) if budgets is None else {str(k): budget for k, budget in enumerate(budgets)}
     )
     rows = []
     for name, budget in wanted.items():
         asked = parse_budget(budget, table)
-        policy = policy_for(manifest, asked, max_width=max_width, image_size=traces.image_size, table=table)
+        policy = policy_for(manifest, asked, image_size=traces.image_size, table=table, **caps)
         name = "" if name.isdigit() else name
         rows.append(budget_row(traces, policy, groups, name=name, asked=asked, paths=paths))
     best = best_of(rows)
     windows = []
     for window in trained_windows(router):
-        policy = Policy(0.0, max_width, window=window)
+        policy = Policy(window=window, **caps)
         windows.append(budget_row(traces, policy, groups, name=name_of_window(window, router), paths=paths))
     middle = parse_window("M", router) if windows else None
-    as_trained = budget_row(traces, Policy(0.0, max_width, window=middle), groups)  # lambda 0: the paper's gate
+    as_trained = budget_row(traces, Policy(window=middle, **caps), groups)  # lambda 0: the paper's gate
     judged = bool(groups)
     warnings = [row.note for row in rows if row.note]
     if judged:  # the remedies in these warnings apply to classification only
-        warnings += health(router, rows[len(rows) // 2], "at the middle budget")
+        if max_size is None:  # a cap may leave a single size
+            warnings += health(router, rows[len(rows) // 2], "at the middle budget")
         if windows:
             for row in windows if max_width is None else ():  # a cap may leave a single width of a window
                 warnings += health(router, row, f"in window {window_text(row.window)} as trained")
@@ -216,17 +225,18 @@ def evaluate_dynamic(
         difficulty={name: float(members.astype(np.float64).mean()) for name, members in groups.items()},
         oracle=oracle(traces) if judged else None,
         warnings=tuple(dict.fromkeys(warnings)),
-        classes=by_class(traces, [policy_of(row, max_width) for row in rows], best),
+        classes=by_class(traces, [policy_of(row, **caps) for row in rows], best),
         best=best,
         max_width=max_width,
+        max_size=max_size,
         auc_wider=Stat(auc_wider(traces)) if judged else None,
         windows=tuple(windows),
     )
 
 
-def policy_of(row: BudgetRow, max_width: int | None = None) -> Policy:
+def policy_of(row: BudgetRow, max_width: int | None = None, max_size: int | None = None) -> Policy:
     """The policy that a row is about."""
-    return Policy(row.lam, max_width, window=row.window)
+    return Policy(row.lam, max_width, window=row.window, max_size=max_size)
 
 
 def auc_wider(traces: Traces) -> float:
@@ -361,7 +371,7 @@ def health(router: Router, row: BudgetRow, when: str) -> list[str]:
         remedies.append("train the router longer (sgs_optim.epochs)")
     if router.spec.kind == "gate":
         remedies += ["raise sgs.temperature"] if router.spec.targets not in ("correctness", "kl") else []
-        remedies.append("use sgs.router slim_first")
+        remedies.append("use sgs.router cheap_first")
     remedy = f"{', '.join(remedies[:-1])} or {remedies[-1]}" if len(remedies) > 1 else remedies[0]
     warnings = []
     for point, gate in enumerate(row.gates[:1] if router.spec.bound else row.gates):

@@ -22,7 +22,7 @@ from dsnet.runtime.seal import open_checked
 from dsnet.schema import shortened
 from dsnet.space import WidthPath, Window, is_exit
 
-IMAGE, BUDGET, MAX_WIDTH, PIN = "image", "budget", "max_width", "pin"
+IMAGE, BUDGET, MAX_WIDTH, MAX_SIZE, PIN = "image", "budget", "max_width", "max_size", "pin"
 DEFAULT, FREE = -1, -1  # the file's own budget; a width that the router chooses
 
 
@@ -108,20 +108,23 @@ class FileRunner(Runner):
         return fed[1]
 
     def _computes(self, policy: Policy) -> bool:
-        """Whether the file computes the policy's lambda and window itself, as its default or from the budget."""
+        """Whether the file computes the policy's lambda and window itself, as its default or from the budget, and knows
+        its caps."""
         default, asked = self.manifest.defaults, (policy.lam, policy.window)
         known = (default.lam, default.window) if policy.share is None else self._computed_at(policy.share)
-        if not self.manifest.pins and policy.max_width != default.max_width:
-            raise RoutingError(
-                f"{self.file} was exported with --simple, so its cap cannot be changed; export it again without "
-                f"--simple, or with --max_width {policy.max_width}"
-            )
+        for name in (MAX_WIDTH, MAX_SIZE):
+            cap = getattr(policy, name)
+            if not self.manifest.pins and cap != getattr(default, name):
+                raise RoutingError(
+                    f"{self.file} was exported with --simple, so its cap cannot be changed; export it again without "
+                    f"--simple, or with --{name} {cap}"
+                )
         if not self.manifest.pins and asked != known:
             raise RoutingError(
                 f"{self.file} was exported with --simple and takes no lambda and no window; export it again without "
                 f"--simple"
             )
-        return asked == known
+        return asked == known and (policy.max_size is None or MAX_SIZE in self.manifest.inputs)
 
     def _computed_at(self, budget: float) -> tuple[float, Window | None] | None:
         return None if self._lambdas is None else self._lambdas.at(budget)
@@ -214,6 +217,7 @@ def knobs(manifest: Manifest, policy: Policy, pin: WidthPath = ()) -> dict[str, 
     feed: dict[str, np.ndarray] = {
         BUDGET: np.array([DEFAULT if policy.share is None else policy.share], np.float32),
         MAX_WIDTH: np.array([widest if policy.max_width is None else policy.max_width], np.int64),
+        MAX_SIZE: np.array([manifest.image_size if policy.max_size is None else policy.max_size], np.int64),
         PIN: np.array(pin or (FREE,) * manifest.points, np.int64),
     }
     return {name: held for name, held in feed.items() if name in manifest.inputs}

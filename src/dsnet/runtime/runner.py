@@ -100,6 +100,7 @@ class Runner:
         latency_cap: str | None = None,
         window: str | Sequence[int] | None = None,
         round_up: bool = False,
+        max_size: int | None = None,
     ) -> Routed:
         """Run images, each along its own path, or all of them along a pinned one.
 
@@ -114,18 +115,20 @@ class Runner:
             'L' of a gate that was trained with windows, or positions such as (0, 2).
         round_up: run the images of small groups at a wider width, with a group that the router chose there, where that
             takes less time. The answer tells the paths that ran. For bundles only.
+        max_size: upper limit of the image size in pixels, of a network that looks at several.
         """
         if self.manifest.raw or not hasattr(x, "dtype"):
             x = as_batch(as_array(x) if hasattr(x, "dtype") else x, self.manifest)
-        asked = (budget, max_width, self.manifest.side_of(x), latency, latency_cap, window)
+        asked = (budget, max_width, self.manifest.side_of(x), latency, latency_cap, window, max_size)
         if path is None:
             policy = self.policy(*asked)
             if policy.note:
                 warnings.warn(policy.note, stacklevel=2)
             return self.run(x, policy, round_up=round_up)
-        if round_up or any(value is not None for value in (budget, max_width, latency, latency_cap, window)):
+        if round_up or any(value is not None for value in (budget, max_width, latency, latency_cap, window, max_size)):
             raise ValueError(
-                "a path pins the widths; leave budget, max_width, latency, latency_cap, window and round_up out"
+                "a path pins the widths; leave budget, max_width, max_size, latency, latency_cap, window and round_up "
+                "out"
             )
         return self.run_path(x, path)
 
@@ -144,7 +147,7 @@ class Runner:
             raise ValueError(f"{self.runtime} holds one path and cannot route; pin the path {self.paths[0]}")
         self.check_input(x)
         policy, prices = policy or Policy(), self.prices(manifest.side_of(x))
-        prices.check_cap(policy.max_width)
+        prices.check_cap(policy)
         if not len(x):
             return self._given(x, Routed(self._empty(), np.zeros((0, manifest.points), np.int64), no_rows(), []))
         routed = self._run_rounded(x, policy, prices) if round_up else self._run(x, policy, prices)
@@ -175,15 +178,17 @@ class Runner:
         latency: str | None = None,
         latency_cap: str | None = None,
         window: str | Sequence[int] | None = None,
+        max_size: int | None = None,
     ) -> Policy:
         """The policy that meets a budget or a latency, or that of a window, with a cache."""
         window = window if window is None or isinstance(window, str) else tuple(window)
-        key, manifest = (budget, max_width, image_size, latency, latency_cap, window), self.manifest
+        key, manifest = (budget, max_width, image_size, latency, latency_cap, window, max_size), self.manifest
         cached_for, policy = self._policies.get(key, (None, Policy()))
         if cached_for is not manifest:
             known: dict[str, Any] = {
                 "budget": budget,
                 "max_width": max_width,
+                "max_size": max_size,
                 "image_size": image_size,
                 "window": window,
             }

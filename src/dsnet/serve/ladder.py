@@ -15,14 +15,16 @@ from dsnet.errors import RoutingError
 from dsnet.latency import expected, find
 from dsnet.latency.measure import measure, noise, uniform_paths
 from dsnet.latency.timing import interleaved
-from dsnet.manifest import Manifest, Policy
+from dsnet.manifest import Caps, Manifest, Policy
 from dsnet.results import Latency
 from dsnet.routing.budgets import policy_for
+from dsnet.routing.policy import Prices
 from dsnet.runtime.runner import Runner
 from dsnet.space import WidthPath, is_exit, path_words
 
 SECONDS, ROUNDS = 1.0, 2  # time to spend where there is no latency table, and least number of rounds
 TOGETHER = 8  # images of the batch that shows what batches gain
+NO_CAPS: Caps = {}
 SIDE = 256  # height and width of the picture that a raw file is timed with
 
 
@@ -92,9 +94,11 @@ def routed_levels(manifest: Manifest) -> list[Level]:
     return [routed_level(manifest, row.madds, None) for row in rows if row.madds <= widest or row is rows[0]]
 
 
-def routed_level(manifest: Manifest, madds: float, score: float | None, max_width: int | None = None) -> Level:
-    """The level of a budget."""
-    policy = policy_for(manifest, madds, max_width=max_width)
+def routed_level(manifest: Manifest, madds: float, score: float | None, caps: Caps = NO_CAPS) -> Level:
+    """The level of a budget. caps: On the width and the image size, as `policy_for` takes them."""
+    policy = policy_for(manifest, madds, **caps)
+    if manifest.router is not None:
+        Prices(manifest.table, manifest.router).check_cap(policy)
     assert policy.share is not None
     return Level(0.0, policy.share, policy=policy, score=score, madds=madds)
 
@@ -107,8 +111,12 @@ def time_of(level: Level, manifest: Manifest, held: Latency) -> float:
         return between(manifest, held, level.share) if times is None else times.mean
     times = expected(manifest, held, level.policy)
     assert times is not None  # all policies here are made from budgets
-    cap = level.policy.max_width
-    ends = [row.routed.mean for row in held.rows if row.routed is not None and max(row.path, default=0) == cap]
+    width, size = level.policy.max_width, level.policy.max_size
+    ends = []
+    for row in held.rows:
+        own = max(manifest.table.space.widths_of(row.path), default=0), manifest.size_of(row.path)
+        if row.routed is not None and (own[0] == width or own[1] == size):
+            ends.append(row.routed.mean)
     return min([times.mean, *ends])
 
 

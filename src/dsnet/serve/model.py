@@ -12,13 +12,13 @@ import numpy as np
 
 from dsnet.errors import RoutingError
 from dsnet.latency import budget_for
-from dsnet.manifest import Manifest
+from dsnet.manifest import Caps, Manifest
 from dsnet.opening import open_runner
 from dsnet.pictures import batch_of
 from dsnet.prediction.answers import finds_boxes
-from dsnet.routing.budgets import parse_budget
+from dsnet.routing.budgets import check_size, parse_budget
 from dsnet.runtime.bundle import BUNDLE, BundleRunner
-from dsnet.serve.ladder import Level, batch_gain, frontier, place_of, routed_level, time_of, timed_levels
+from dsnet.serve.ladder import NO_CAPS, Level, batch_gain, frontier, place_of, routed_level, time_of, timed_levels
 from dsnet.serve.scheduler import Setting, ordered
 from dsnet.space import WidthPath
 
@@ -35,6 +35,7 @@ class Ask:
         min_budget: A budget below which the answer is of no use.
         latency_ms: Mean milliseconds of an image, in place of a budget.
         max_width: Largest width index.
+        max_size: Largest image size in pixels, of a model that looks at several.
         path: The path to run, whatever the load.
     """
 
@@ -43,6 +44,11 @@ class Ask:
     latency_ms: float | None = None
     max_width: int | None = None
     path: WidthPath | None = None
+    max_size: int | None = None
+
+    @property
+    def caps(self) -> Caps:
+        return {"max_width": self.max_width, "max_size": self.max_size}
 
 
 class Model:
@@ -77,9 +83,9 @@ class Model:
         """The settings that a request accepts, cheapest first."""
         if ask.path is not None:
             if ask != Ask(path=ask.path):
-                raise RoutingError("a path pins the widths; leave budget, min_budget, latency_ms and max_width out")
+                raise RoutingError("a path pins the widths; leave budget, min_budget, latency_ms and caps out")
             return (self.setting(self.pinned(ask.path)),)
-        levels = self.capped(ask.max_width)
+        levels = self.capped(**ask.caps)
         if ask.budget is not None or ask.latency_ms is not None:
             own = self.bought(ask)
             cheaper = [level for level in levels if level.ms < own.ms and level.share < own.share]
@@ -98,23 +104,34 @@ class Model:
         level = Level(self.levels[-1].ms, manifest.table.madds(path) / manifest.table.widest, path=tuple(path))
         return level if self.held is None else replace(level, ms=time_of(level, manifest, self.held))
 
-    def capped(self, max_width: int | None) -> list[Level]:
-        """The levels within a cap on the width."""
-        cap = self.manifest.defaults.max_width if max_width is None else max_width
-        if cap is None:
+    def capped(self, max_width: int | None = None, max_size: int | None = None) -> list[Level]:
+        """The levels within caps on the width and on the image size."""
+        manifest, space = self.manifest, self.manifest.table.space
+        check_size(manifest, max_size)
+        width = manifest.defaults.max_width if max_width is None else max_width
+        size = manifest.defaults.max_size if max_size is None else max_size
+        if width is None and size is None:
             return list(self.levels)
-        limit = max(self.manifest.space.widest, default=0)
-        if not 0 <= cap <= limit:
+        limit = max(space.widths_of(manifest.space.widest), default=0)
+        if width is not None and not 0 <= width <= limit:
             raise RoutingError(
-                f"max_width is {cap}; it is a width index of {self.name}, from 0 (slimmest) to {limit} (widest)"
+                f"max_width is {width}; it is a width index of {self.name}, from 0 (slimmest) to {limit} (widest)"
             )
-        within = [level for level in self.known if level.path is not None and max(level.path) <= cap]
+
+        def fits(path: WidthPath) -> bool:
+            narrow = width is None or max(space.widths_of(path), default=0) <= width
+            return narrow and (size is None or manifest.size_of(path) <= size)
+
+        within = [level for level in self.known if level.path is not None and fits(level.path)]
         if not within:
-            raise RoutingError(f"max_width is {cap}, but {self.name} runs no chosen path; leave max_width out")
+            name, cap = ("max_width", width) if size is None else ("max_size", size)
+            raise RoutingError(
+                f"{name} is {cap}, but {self.name} runs no chosen path within it; raise it, or leave it out"
+            )
         return frontier(within)
 
-    def routed(self, madds: float, max_width: int | None) -> Level:
-        level = routed_level(self.manifest, madds, None, max_width)
+    def routed(self, madds: float, caps: Caps) -> Level:
+        level = routed_level(self.manifest, madds, None, caps)
         if self.held is not None:
             return replace(level, ms=time_of(level, self.manifest, self.held))
         shares, times = zip(*((one.share, one.ms) for one in self.levels), strict=True)
@@ -123,7 +140,7 @@ class Model:
     def bought(self, ask: Ask) -> Level:
         """The level of the budget, or of the latency, that a request asks for."""
         if ask.latency_ms is None:
-            return self.at(self.madds(ask.budget), ask.max_width)
+            return self.at(self.madds(ask.budget), ask.caps)
         if ask.budget is not None:
             raise RoutingError("latency_ms and budget both set what is spent; give one of them")
         if not self.manifest.routes:
@@ -131,17 +148,17 @@ class Model:
             return fits[-1] if fits else self.levels[0]
         if self.held is None:
             raise RoutingError(f"the time of {self.name} depends on the picture; give a budget in place of latency_ms")
-        return self.at(budget_for(self.manifest, self.held, ask.latency_ms)[0], ask.max_width)
+        return self.at(budget_for(self.manifest, self.held, ask.latency_ms)[0], ask.caps)
 
     def madds(self, budget: float | str | None) -> float:
         assert budget is not None
         return parse_budget(budget, self.manifest.table)
 
-    def at(self, madds: float, max_width: int | None = None) -> Level:
+    def at(self, madds: float, caps: Caps = NO_CAPS) -> Level:
         """The level of a budget: the router's, or the best path that costs no more where nothing is routed."""
         if self.manifest.routes and self.manifest.router is not None and self.manifest.router.budgets:
-            return self.routed(madds, max_width)
-        levels = self.capped(max_width)
+            return self.routed(madds, caps)
+        levels = self.capped(**caps)
         fits = [level for level in levels if level.share * self.manifest.table.widest <= madds * (1 + 1e-9)]
         return fits[-1] if fits else levels[0]
 

@@ -26,7 +26,7 @@ IMAGE, BINARY, SIZE = "image", "binary_data", "binary_data_size"
 ALL_BINARY = "binary_data_output"
 LENGTH = "Inference-Header-Content-Length"
 KINDS: dict[str, np.dtype[Any]] = {"FP32": np.dtype("<f4"), "UINT8": np.dtype("u1"), "INT64": np.dtype("<i8")}
-ASKED = ("budget", "min_budget", "latency_ms", "max_width", "path", "deadline_ms")
+ASKED = ("budget", "min_budget", "latency_ms", "max_width", "max_size", "path", "deadline_ms")
 
 
 @dataclass(frozen=True)
@@ -205,6 +205,7 @@ def asked(given: Mapping[str, Any], manifest: Manifest, limits: Limits) -> tuple
             min_budget=budget("min_budget", given.get("min_budget")),
             latency_ms=milliseconds("latency_ms", given.get("latency_ms"), math.inf),
             max_width=None if given.get("max_width") is None else whole("max_width", given["max_width"], 0, 1 << 16),
+            max_size=None if given.get("max_size") is None else whole("max_size", given["max_size"], 1, 1 << 16),
             path=None if path is None else path_of(path, manifest),
         )
     except ValueError as error:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from dsnet.errors import must
+from dsnet.manifest import RENAMED, present
 from dsnet.nn import RouterSpec
-from dsnet.schema import Typed
+from dsnet.schema import Typed, reads
 
 PAPER = ("try_best", "give_up", "narrowest")  # the target is one of the widths; other targets are a number per width
 BEFORE = {  # what runs did that were written before these keys existed
@@ -28,8 +29,8 @@ class SGSConfig(Typed):
     """How the network learns to route in stage II.
 
     Args:
-        router: How the width is chosen: by an early classifier (exit_first), by the slimmest path's answer (slim_first,
-            margin, threshold) or by gates. auto compares exit_first and margin.
+        router: How the width is chosen: by an early classifier (exit_first), by the answer of the slimmest path or of a
+            small image (cheap_first, margin, threshold) or by gates. auto compares exit_first and margin.
         targets: What the router learns to predict: correctness (whether a width is right), kl (its divergence from the
             widest), or the paper's try_best, give_up and narrowest (the narrowest width that is right). By default
             try_best for gates and correctness otherwise.
@@ -62,14 +63,16 @@ class SGSConfig(Typed):
             again. By default it is not kept.
         temperature: Temperature of the Gumbel-softmax at the beginning.
         final_temperature: Temperature of the Gumbel-softmax at the end. It falls exponentially.
-        hidden: Hidden units of the head that scores the widths; 0 for one of rank one. By default 32 for slim_first, 0
+        hidden: Hidden units of the head that scores the widths; 0 for one of rank one. By default 32 for cheap_first, 0
             for gates with an early classifier, and no trained head for exit_first: its scores follow the gap between
             the early classifier's two best classes, by two numbers for each width that are fitted to the calibration
             images.
         momentum: Momentum of the moving average of the router's weights, which is what is saved.
     """
 
-    router: Literal["auto", "exit_first", "slim_first", "margin", "gate", "threshold"] = "auto"
+    router: Annotated[Literal["auto", "exit_first", "cheap_first", "margin", "gate", "threshold"], reads(RENAMED)] = (
+        "auto"
+    )
     targets: Literal["correctness", "kl", "try_best", "give_up", "narrowest"] | None = None
     early: int | None = None
     standardised: bool = True
@@ -93,6 +96,7 @@ class SGSConfig(Typed):
     momentum: float = 0.99
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "router", present(self.router))
         spec = self.spec
         if min(self.weights) < 0 or max(self.weights) == 0:
             raise ValueError(
@@ -104,10 +108,10 @@ class SGSConfig(Typed):
                     f"router {self.router} learns scores only; sgs.classification and sgs.complexity are for router "
                     f"gate"
                 )
-            if spec.targets in PAPER and self.router != "slim_first":
+            if spec.targets in PAPER and self.router != "cheap_first":
                 raise ValueError(f"router {self.router} learns sgs.targets correctness or kl, not {spec.targets}")
         if self.router == "margin" and self.hidden is not None:
-            raise ValueError("router margin has no head to train; leave sgs.hidden out, or use slim_first")
+            raise ValueError("router margin has no head to train; leave sgs.hidden out, or use cheap_first")
         if not self.trains and self.targets not in (None, "correctness"):
             raise ValueError(f"router {self.router} has nothing to train; leave sgs.targets out")
         if self.router == "auto" and spec.targets != "correctness":
@@ -143,7 +147,7 @@ class SGSConfig(Typed):
         targets = self.targets or ("try_best" if self.router == "gate" else "correctness")
         early = EARLY if self.early is None and self.router in ("auto", "exit_first") else self.early
         hidden = (0 if self.margin or early is not None else 32) if self.hidden is None else self.hidden
-        kind = {"auto": "exit_first", "margin": "slim_first"}.get(self.router, self.router)
+        kind = {"auto": "exit_first", "margin": "cheap_first"}.get(self.router, self.router)
         windows = (WINDOW if targets in PAPER and kind == "gate" else 0) if self.windows is None else self.windows
         bound = self.bound if kind == "gate" else False
         chosen = {"early": early, "bound": bound, "windows": windows or None}

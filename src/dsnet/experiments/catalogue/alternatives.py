@@ -15,11 +15,11 @@ from onnxruntime import InferenceSession
 
 from dsnet.bench.candidates import Artefacts
 from dsnet.bench.timing import interleaved
-from dsnet.experiments.catalogue.networks import SLIM_FIRST, SUPERNET, TOP1
+from dsnet.experiments.catalogue.networks import CHEAP_FIRST, SUPERNET, TOP1
 from dsnet.experiments.grid import Finished
 from dsnet.experiments.layout import Column, Findings, Form, Row, Runs, Table, shown
 from dsnet.experiments.measures import series, widest, widest_madds
-from dsnet.experiments.paired import RULE, interval, verdict
+from dsnet.experiments.paired import ONE_SEED, RULE, WITHOUT, interval, verdict
 from dsnet.experiments.recipe import Recipe, Scale
 from dsnet.latency.timing import Call
 from dsnet.models import eager
@@ -80,7 +80,7 @@ def dynamic_label(width: float) -> str:
 
 def alternatives_tables(scale: Scale) -> tuple[Table, ...]:
     """The runs of the experiment; `compare` makes its tables of them."""
-    rows = [Row(DYNAMIC, SMALL.gates(SLIM_FIRST))]
+    rows = [Row(DYNAMIC, SMALL.gates(CHEAP_FIRST))]
     for width in MULTIPLIERS:
         static = Recipe("static_small", {"model.width": width})
         rows.append(Row(static_label(ALONE, width), static))
@@ -112,14 +112,15 @@ def compare(scale: Scale, runs: Runs) -> Findings:
     rows = tuple((label, *cells(line)) for label, line in values.items())
     kept = {label: {name: dict(mine.items()) for name, mine in line.items()} for label, line in values.items()}
     count = len(next(iter(times.values())))
+    judgements = tuple(claims(found, times))
     title = "The dynamic network against what else could be deployed"
     table = ResultTable(title, ("<network", *FORMS), rows, NOTE.format(images=count), kept)  # type: ignore[arg-type]
     return Findings(
         text=(),
         tables=(table,),
-        claims=tuple(claims(found, times)),
+        claims=judgements,
         figures=tuple(chart(values, found[seeds[0]], over) for over in (MS, "MAdds")),
-        rule=RULE,
+        rule=rule_of(judgements),
     )
 
 
@@ -218,9 +219,13 @@ def claims(found: Mapping[int, Points], times: Mapping[tuple[int, str], np.ndarr
 def judged(
     found: Mapping[int, Mapping[str, Any]], times: Mapping[tuple[int, str], np.ndarray], ours: str, theirs: str
 ) -> list[Claim]:
-    """Whether one network is more accurate than another, and whether it takes less time."""
-    gains = [1.0 * points[ours].right - points[theirs].right for points in found.values()]
-    saved = [times[seed, theirs] - times[seed, ours] for seed in found]
+    """Whether one network is more accurate than another, and whether it takes less time, in the seeds of both. Nothing
+    if there is none."""
+    both = {seed: points for seed, points in found.items() if ours in points and theirs in points}
+    if not both:
+        return []
+    gains = [1.0 * points[ours].right - points[theirs].right for points in both.values()]
+    saved = [times[seed, theirs] - times[seed, ours] for seed in both]
     return [
         claim(f"{ours} over {theirs}, {TOP1}", 100 * np.stack(gains)),
         claim(f"{ours}: ms saved over {theirs}", np.stack(saved), 3),
@@ -228,10 +233,17 @@ def judged(
 
 
 def claim(text: str, differences: np.ndarray, digits: int = 2) -> Claim:
-    """differences: By seed and image, positive where the claim is right."""
+    """differences: By seed and image, positive where the claim is right. One seed has no verdict."""
     low, high = interval(differences)
     said = " ".join(f"{value:+.{digits}f}" for value in differences.mean(1))
-    return Claim(text, "", f"{said} ({low:+.{digits}f} to {high:+.{digits}f})", verdict(differences))
+    alone = len(differences) == 1
+    holds, why = (None, ONE_SEED) if alone else (verdict(differences), "")
+    return Claim(text, "", f"{said} ({low:+.{digits}f} to {high:+.{digits}f})", holds, why)
+
+
+def rule_of(claims: Sequence[Claim]) -> str:
+    """How the claims were judged, in words."""
+    return " ".join([RULE, *(words for why, words in WITHOUT.items() if why in {claim.why for claim in claims})])
 
 
 def chart(values: Mapping[str, Mapping[str, Mapping[int, float]]], points: Points, over: str) -> Chart:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from dsnet.experiments.catalogue.slim_points import DYNAMIC, STATIC, Curve, Points, Times, timed
+from dsnet.experiments.catalogue.alternatives import rule_of
+from dsnet.experiments.catalogue.slim_points import DYNAMIC, STATIC, Curves, Points, Times, timed
 from dsnet.experiments.grid import Finished
 from dsnet.experiments.layout import Findings, Runs
 from dsnet.experiments.measures import series
-from dsnet.experiments.paired import RULE
 from dsnet.results import Chart, Claim
 from dsnet.results import Table as ResultTable
 from dsnet.runs.folder import RunFolder
@@ -25,45 +26,71 @@ COLUMNS = ("top-1", "MAdds", "of static", "p50 ms", "p95 ms", "of static's ms")
 Line = dict[str, dict[int, float | None]]  # values of a row by column and seed
 
 
+class Compared(NamedTuple):
+    """All operating points by seed and label, accuracies over budgets, and milliseconds. run: The dynamic network of
+    the first seed. scratch: A folder for files that are timed."""
+
+    points: Mapping[int, Points]
+    curves: Mapping[int, Curves]
+    times: Times
+    run: Finished
+    scratch: Path
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of every seed, each of them once."""
+        return list(dict.fromkeys(label for points in self.points.values() for label in points))
+
+    @property
+    def groups(self) -> dict[str, str]:
+        """The group of every label."""
+        return {label: point.group for points in self.points.values() for label, point in points.items()}
+
+
 def sweep_label(lr: float) -> str:
     return f"static, learning rate {lr:g}"
 
 
 def compared(
     runs: Runs,
-    points_of: Callable[[Mapping[str, Finished], Path], tuple[Points, Curve]],
-    reached: Callable[[Mapping[int, Points], Mapping[int, Curve], Times], ResultTable],
-    claims: Callable[[Mapping[int, Points], Times], Sequence[Claim]],
+    points_of: Callable[[Mapping[str, Finished], Path], tuple[Points, Curves]],
+    tables: Callable[[Compared], Iterable[ResultTable]],
+    claims: Callable[[Compared], Sequence[Claim]],
     *,
     title: str,
     note: str,
+    drawn: Callable[[str], bool] = lambda group: True,
 ) -> Findings:
-    """Accuracy, MAdds and milliseconds of everything that could be deployed, over the seeds whose runs are finished."""
+    """Accuracy, MAdds and milliseconds of everything that could be deployed, over the seeds whose runs are finished.
+
+    tables: More tables. drawn: Whether the figures show a group.
+    """
     by_seed = {label: {run.seed: run for run in mine} for label, mine in runs.items()}
     seeds = sorted(set(by_seed[DYNAMIC]) & set(by_seed[STATIC]))
     if not seeds:
         return Findings(("No seed is finished yet.",), (), (), ())
-    with tempfile.TemporaryDirectory() as scratch:
-        found: dict[int, Points] = {}
-        curves: dict[int, Curve] = {}
+    with tempfile.TemporaryDirectory() as name:
+        points: dict[int, Points] = {}
+        curves: dict[int, Curves] = {}
         for seed in seeds:
             mine = {label: each[seed] for label, each in by_seed.items() if seed in each}
             mine[STATIC] = best_static(mine)
-            found[seed], curves[seed] = points_of(mine, Path(scratch) / str(seed))
-        common = [label for label in found[seeds[0]] if all(label in points for points in found.values())]
-        found = {seed: {label: points[label] for label in common} for seed, points in found.items()}
-        times = timed(found, by_seed[DYNAMIC][seeds[0]])
-    values = {label: figures(label, found, times) for label in common}
-    rows = tuple((label, *cells(line)) for label, line in values.items())
+            points[seed], curves[seed] = points_of(mine, Path(name) / str(seed))
+        run = by_seed[DYNAMIC][seeds[0]]
+        found = Compared(points, curves, timed(points, run), run, Path(name))
+        more = tuple(tables(found))
+    hidden = {label for mine in points.values() for label, point in mine.items() if point.beside}
+    values = {label: figures(label, found) for label in found.labels if label not in hidden}
+    rows = tuple((label, *cells(line), str(len(line["top-1"]))) for label, line in values.items())
     kept = {label: {name: dict(mine.items()) for name, mine in line.items()} for label, line in values.items()}
-    count = len(next(iter(times.values())))
-    table = ResultTable(title, ("<network", *COLUMNS), rows, note.format(images=count), kept)
+    count, judgements = len(next(iter(found.times.values()))), tuple(claims(found))
+    table = ResultTable(title, ("<network", *COLUMNS, "seeds"), rows, note.format(images=count), kept)
     return Findings(
         text=(),
-        tables=(table, reached(found, curves, times), *sweep(by_seed)),
-        claims=tuple(claims(found, times)),
-        figures=tuple(chart(values, found[seeds[0]], over) for over in ("p50 ms", "MAdds")),
-        rule=RULE,
+        tables=(table, *more, *sweep(by_seed)),
+        claims=judgements,
+        figures=tuple(chart(values, found.groups, over, drawn) for over in ("p50 ms", "MAdds")),
+        rule=rule_of(judgements),
     )
 
 
@@ -94,11 +121,13 @@ def sweep(runs: Mapping[str, Mapping[int, Finished]]) -> Iterator[ResultTable]:
         yield ResultTable("Learning rates of the static network", columns, tuple(rows))
 
 
-def figures(label: str, found: Mapping[int, Points], times: Times) -> Line:
-    """The columns of a row by seed."""
+def figures(label: str, found: Compared) -> Line:
+    """The columns of a row, by the seeds that have it."""
     line: Line = {name: {} for name in COLUMNS}
-    for seed, points in found.items():
-        spent, whole = times.get((seed, label)), times[seed, STATIC]
+    for seed, points in found.points.items():
+        if label not in points:
+            continue
+        spent, whole = found.times.get((seed, label)), found.times[seed, STATIC]
         mine = (
             float(points[label].right.mean()),
             points[label].madds,
@@ -123,17 +152,22 @@ def cells(line: Line) -> list[str]:
     return found
 
 
-def chart(values: Mapping[str, Line], points: Points, over: str) -> Chart:
+def chart(
+    values: Mapping[str, Line], groups: Mapping[str, str], over: str, drawn: Callable[[str], bool] = lambda group: True
+) -> Chart:
     """Accuracy over milliseconds or MAdds, one line per kind of network."""
     unit = 1e-6 if over == "MAdds" else 1.0
     lines = []
-    for group in dict.fromkeys(point.group for point in points.values() if over == "MAdds" or point.call):
-        mine = [line for label, line in values.items() if points[label].group == group]
+    for group in filter(drawn, dict.fromkeys(groups[label] for label in values)):
+        mine = [values[label] for label in values if groups[label] == group]
+        mine = [line for line in mine if all(value is not None for value in line[over].values())]
+        seeds = [seed for seed in mine[0][over] if all(seed in line[over] for line in mine)] if mine else []
         curves = [
             sorted((unit * (line[over][seed] or 0.0), 100 * (line["top-1"][seed] or 0.0)) for line in mine)
-            for seed in mine[0]["top-1"]
+            for seed in seeds
         ]
-        lines.append(series(group, curves, "line" if len(mine) > 1 else "points"))
+        if curves:
+            lines.append(series(group, curves, "line" if len(mine) > 1 else "points"))
     axis = (
         "milliseconds per image, p50 (ONNX Runtime, one thread)"
         if over != "MAdds"

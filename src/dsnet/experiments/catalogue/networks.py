@@ -20,7 +20,7 @@ from dsnet.models.count import count
 
 SUPERNET = {"stage": "supernet"}
 MBNET, RESNET, EFFNET, US = (Recipe(base, SUPERNET) for base in ("mbnet", "resnet", "effnet", "us"))
-SLIM_FIRST = {"sgs.router": "slim_first"}
+CHEAP_FIRST = {"sgs.router": "cheap_first"}
 AUTO = {"sgs.router": "auto"}  # what a network gets by default
 TOP1 = "top-1"
 BEFORE = {"optim.lr": 0.05, "ieb.weight": 1.0}  # of the small networks, before the sweep in docs/results/widest.md

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsnet.experiments.catalogue.networks import AUTO, MBNET, RESNET, SLIM_FIRST, TOP1
+from dsnet.experiments.catalogue.networks import AUTO, CHEAP_FIRST, MBNET, RESNET, TOP1
 from dsnet.experiments.layout import Claim, Column, Measure, Plot, Row, Table
 from dsnet.experiments.measures import (
     as_trained,
@@ -211,8 +211,8 @@ def routers(scale: Scale, *, several: bool) -> dict[str, Keys]:
         "gate, try best, windows": {**gates, **windows},
         EARLY_GATE: {**gates, "sgs.early": 0, **windows},
         "early gate, correctness": {**GATE, "sgs.targets": "correctness", "sgs.early": 0},
-        "slim-first, margin": {"sgs.router": "margin"},
-        "slim-first": SLIM_FIRST,
+        "cheap-first, margin": {"sgs.router": "margin"},
+        "cheap-first": CHEAP_FIRST,
         "exit-first, linear": {**exit_first, "sgs.early": 0},
         "exit-first, 64": {**exit_first, "sgs.early": 64},
         "exit-first, 128": {**exit_first, "sgs.early": 128},
@@ -255,7 +255,7 @@ def supernet_tables(scale: Scale) -> tuple[Table, ...]:
     for name, supernet, paper in (("DS-MBNet", MBNET, 0.8), ("DS-ResNet", RESNET, 1.2)):
         kinds = routers(scale, several=name == "DS-ResNet")
         uniform = f"{name}: uniform sub-networks"
-        rows = [Row(uniform, supernet.gates(kinds["slim-first"]), {}, itself)]
+        rows = [Row(uniform, supernet.gates(kinds["cheap-first"]), {}, itself)]
         claims = [
             Claim(f"{name}, {label}: as trained", AS_TRAINED, f"{name}: {label}", uniform, paper)
             for label in ("gate, try best, windows", EARLY_GATE)
@@ -270,7 +270,7 @@ def supernet_tables(scale: Scale) -> tuple[Table, ...]:
             if label.startswith(("exit", "auto")):
                 claims.append(Claim(f"{name}, {label}: over the hull with the exit", WITH_EXIT, row, uniform))
         auto = f"{name}: auto"
-        for other in ("slim-first", EARLY_GATE):
+        for other in ("cheap-first", EARLY_GATE):
             claims.append(Claim(f"{name}, auto over {other}", MEAN, auto, f"{name}: {other}"))
         title = f"{name} with a router against its supernet at equal MAdds, points"
         note = f"{GAIN_NOTE} {SUPERNET_NOTE.format(window=scale.window)} {KNOWING_NOTE}"
@@ -283,7 +283,7 @@ def absolute_table(name: str, supernet: Recipe, kinds: dict[str, Keys]) -> Table
     """Top-1 at the five budgets."""
     columns = tuple(Column(f"budget {budget + 1}", at_budget(budget, "score")) for budget in range(5))
     hull = {column.name: at_budget(budget, "hull") for budget, column in enumerate(columns)}
-    rows = [Row(f"{name}: hull of the widths", supernet.gates(kinds["slim-first"]), {}, hull)]
+    rows = [Row(f"{name}: hull of the widths", supernet.gates(kinds["cheap-first"]), {}, hull)]
     rows += [Row(f"{name}, top-1: {label}", supernet.gates(keys)) for label, keys in kinds.items()]
     note = "Budgets are spaced evenly between the MAdds of the slimmest and of the widest width."
     return Table(f"{name}: top-1 at five budgets", columns, tuple(rows), (), note)
@@ -292,7 +292,7 @@ def absolute_table(name: str, supernet: Recipe, kinds: dict[str, Keys]) -> Table
 def supernet_plots(scale: Scale) -> tuple[Plot, ...]:
     plots = []
     for name in ("DS-MBNet", "DS-ResNet"):
-        shown = ("gate, try best, all widths", "gate, try best, windows", EARLY_GATE, "slim-first", "auto")
+        shown = ("gate, try best, all widths", "gate, try best, windows", EARLY_GATE, "cheap-first", "auto")
         dynamic = {f"{name}: {label}": label for label in shown}
         uniform = {f"{name}: uniform sub-networks": "uniform sub-networks"}
         plots.append(tradeoff(f"{name}: routers and uniform sub-networks", uniform, dynamic, {}))

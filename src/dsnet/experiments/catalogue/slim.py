@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 
 from dsnet.experiments.catalogue.alternatives import TOP1, judged
-from dsnet.experiments.catalogue.compared import LOST, SWEEP, compared, sweep_label, tiny
+from dsnet.experiments.catalogue.compared import LOST, SWEEP, Compared, compared, sweep_label, tiny
 from dsnet.experiments.catalogue.slim_points import (
     DYNAMIC,
     FIXED,
@@ -18,9 +17,6 @@ from dsnet.experiments.catalogue.slim_points import (
     NARROW,
     SMALLER,
     STATIC,
-    Curve,
-    Points,
-    Times,
     points_of,
 )
 from dsnet.experiments.layout import Column, Findings, Row, Runs, Table
@@ -36,6 +32,7 @@ from dsnet.tasks import save
 START = "slim"  # the converted network
 WIDTHS = ((0.35, 0.5), (0.5, 0.75), (0.75, 0.75), 1.0)  # shares of hidden and residual channels
 PRE = Recipe("slim_pre", start=START, seed=0)
+LEARNED = Recipe("slim", {"sgs.router": "margin"}, source=PRE)  # the dynamic network
 NOTE = (
     "Milliseconds are those of ONNX Runtime with one thread and one image per call, over {images} test images; all "
     "networks of all seeds took turns in one run. p50 and p95 are over the images, each the median of its rounds. "
@@ -51,7 +48,7 @@ def slim_tables(scale: Scale) -> tuple[Table, ...]:
     """The runs of the experiment; `compare` makes its tables of them."""
     widest_only = {"ieb.only": 3 if scale.name != "smoke" else 1}
     rows = [
-        Row(DYNAMIC, Recipe("slim", {"sgs.router": "margin"}, source=PRE)),
+        Row(DYNAMIC, LEARNED),
         Row(STATIC, Recipe("slim_static", widest_only, start=START)),
         *(Row(sweep_label(lr), Recipe("slim_sweep", {**widest_only, "optim.lr": lr}, start=START)) for lr in SWEEP),
         Row(NARROW, Recipe("slim_static", {"ieb.only": 0}, start=START)),
@@ -77,19 +74,15 @@ def prepare(scale: Scale, out: Path, root: str | None) -> None:
 
 def compare(scale: Scale, runs: Runs) -> Findings:
     title = "A pretrained network on photographs"
-    return compared(runs, points_of, reached, claims, title=title, note=NOTE)
+    return compared(runs, points_of, lambda found: [reached(found)], claims, title=title, note=NOTE)
 
 
-def reached(
-    found: Mapping[int, Points],
-    curves: Mapping[int, Curve],
-    times: Times,
-) -> ResultTable:
+def reached(found: Compared) -> ResultTable:
     """Where the dynamic network reaches the static one's accuracy less LOST, read on the test curve, by seed."""
-    rows = []
-    for seed, points in found.items():
+    rows, times = [], found.times
+    for seed, points in found.points.items():
         wanted = float(points[STATIC].right.mean()) - LOST
-        share = next((share for share, score in curves[seed] if score >= wanted), None)
+        share = next((share for share, score in found.curves[seed][DYNAMIC] if score >= wanted), None)
         costs = {label: point.madds for label, point in points.items() if point.group == DYNAMIC}
         spent = [float(times[seed, label].mean()) for label in costs]
         ms = None if share is None else np.interp(share * points[STATIC].madds, list(costs.values()), spent)
@@ -109,13 +102,11 @@ def reached(
     return ResultTable("What it takes to keep the static network's accuracy", columns, tuple(rows), note)
 
 
-def claims(found: Mapping[int, Points], times: Times) -> list[Claim]:
+def claims(found: Compared) -> list[Claim]:
     """The dynamic network over each alternative."""
 
-    points = next(iter(found.values()))
-    smaller = [label for label, point in points.items() if point.group == SMALLER]
-    slimmest, *_, full = [label for label, point in points.items() if point.group == FIXED]
+    smaller = [label for label, group in found.groups.items() if group == SMALLER]
+    slimmest, *_, full = [label for label, group in found.groups.items() if group == FIXED]
     pairs = [(full, STATIC), (slimmest, NARROW), *zip(("dynamic at 0.7", "dynamic at 0.5"), smaller, strict=False)]
     pairs += [("dynamic at 0.85", STATIC), (f"dynamic at 0.7{INT8}", STATIC + INT8)]
-    known = [pair for pair in pairs if set(pair) <= points.keys()]
-    return [claim for pair in known for claim in judged(found, times, *pair)]
+    return [claim for pair in pairs for claim in judged(found.points, found.times, *pair)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,8 @@ SIZES = (0.86, 0.72)  # of the image size: 96 and 80 of 112 pixels
 class Point:
     """A network at one operating point. right: Which test images [N] it gets right. call: None if it cannot be built.
 
-    size: Side of its images.
+    size: Side of its images. shares: Of a dynamic network at a budget, the share of the test images that takes each
+    path. beside: Whether it is timed for another table than that of all operating points.
     """
 
     group: str
@@ -48,18 +49,20 @@ class Point:
     madds: float
     call: Call | None
     size: int
+    shares: Mapping[WidthPath, float] = field(default_factory=dict)
+    beside: bool = False
 
 
 Points = dict[str, Point]  # by label
 Times = Mapping[tuple[int, str], np.ndarray]  # milliseconds of every image [images], by seed and label
 Curve = Sequence[tuple[float, float]]  # share of the MAdds, and accuracy
+Curves = Mapping[str, Curve]  # of dynamic networks by label
 
 
-def points_of(runs: Mapping[str, Finished], scratch: Path) -> tuple[Points, Curve]:
+def points_of(runs: Mapping[str, Finished], scratch: Path) -> tuple[Points, Curves]:
     """Every operating point of one seed by label, and the dynamic network's MAdds and accuracy over budgets."""
     artefacts, traces = traced(runs[DYNAMIC], scratch / DYNAMIC)
-    size, paths = artefacts.size, artefacts.manifest.space.uniform
-    whole, found = float(traces.table.madds(paths[-1])), Points()
+    size, paths, found = artefacts.size, artefacts.manifest.space.uniform, Points()
     file = FileRunner(artefacts.dynamic(), threads=1)
     for share in SHARES:
         policy = policy_for(artefacts.manifest, share)
@@ -74,11 +77,13 @@ def points_of(runs: Mapping[str, Finished], scratch: Path) -> tuple[Points, Curv
     found[ORACLE] = oracle(traces, paths, size)
     for label in (STATIC, *([NARROW] if NARROW in runs else [])):
         found |= static_points(runs[label], label, scratch / label)
-    curve = []
-    for share in np.linspace(0.3, 1, 71):
-        outcome = traces.at(policy_for(artefacts.manifest, float(share)))
-        curve.append((outcome.spent / whole, traces.score(outcome)))
-    return found, curve
+    return found, {DYNAMIC: curve_of(traces)}
+
+
+def curve_of(traces: Traces) -> Curve:
+    """MAdds as a share of the widest path's, and accuracy, over budgets."""
+    outcomes = [traces.at(policy_for(traces.manifest, float(share))) for share in np.linspace(0.3, 1, 71)]
+    return [(outcome.spent / traces.table.widest, traces.score(outcome)) for outcome in outcomes]
 
 
 def oracle(traces: Traces, paths: Sequence[WidthPath], size: int) -> Point:

@@ -236,7 +236,7 @@ def finished(net: Supernet, data: Data, config: ClassificationConfig) -> Superne
     if rank() == 0:
         print(
             f"router auto keeps {name}: over the budgets, exit_first scores {trained.score:.2%} on the calibration "
-            f"images, and slim_first {fitted.score:.2%}",
+            f"images, and cheap_first {fitted.score:.2%}",
             flush=True,
         )
     return kept.net

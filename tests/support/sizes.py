@@ -1,0 +1,67 @@
+"""Networks with several image sizes, and images for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dsnet import export_bundle, export_onnx, open_runner
+from dsnet.manifest import RouterSpec
+from dsnet.models import Supernet
+from dsnet.runtime.runner import Runner
+from dsnet.space import WidthPath
+from dsnet.tasks.classification.looks import fitted, read_of, set_head
+from dsnet.training import recalibrate, with_fresh_router
+from support.networks import randomised, some_paths
+
+SIZES = (16, 20, 32)
+
+
+def sized(name: str, dtype: torch.dtype = torch.float64) -> Supernet:
+    return randomised(name, sizes=SIZES, dtype=dtype)
+
+
+def pictures(count: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> Tensor:
+    """Smooth images of different contrast: their small copies look like them."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.randn(count, 3, 8, 8, generator=generator, dtype=dtype)
+    contrast = 4 * torch.rand(count, 1, 1, 1, generator=generator, dtype=dtype)
+    return F.interpolate(coarse, SIZES[-1], mode="bilinear") * contrast
+
+
+def settings(net: Supernet) -> list[WidthPath]:
+    """The ends, some random settings, and the slimmest at every size."""
+    each = [(size, *net.space.slimmest[1:]) for size in range(len(SIZES))]
+    return list(dict.fromkeys([*some_paths(net, 2), *each]))
+
+
+def routed(name: str, candidates: tuple[WidthPath, ...]) -> Supernet:
+    """A random network with a router whose scores tell images apart."""
+    net, x = sized(name), pictures(24)
+    recalibrate(net, [x])
+    spec = replace(net.spec, router=RouterSpec("cheap_first", "correctness", hidden=0, candidates=candidates))
+    net = with_fresh_router(net, spec).eval()
+    rng = np.random.default_rng(0)
+    with torch.no_grad():
+        read = read_of(net(x, candidates[0]).log_softmax(1))
+        right = rng.random((len(x), len(candidates))) < np.linspace(0.3, 0.9, len(candidates))
+        set_head(net.probe, fitted(read, right))
+        net.probe.score.weight.copy_(torch.linspace(2, -2, len(candidates))[:, None])
+        net.probe.score.bias.zero_()
+        raw = net.probe.reduce(net.probe.features(net(x, candidates[0])), 0, 0)
+        net.probe.reduce.bias -= raw.mean()
+        net.probe.reduce.weight /= raw.std()
+        net.probe.reduce.bias /= raw.std()
+    return net.float()
+
+
+def everywhere(net: Supernet, folder: Path, **options: Any) -> list[Runner]:
+    file = export_onnx(net, folder / "model.onnx", **options)
+    bundle = export_bundle(net, folder / "bundle", **options)
+    return [open_runner(file, threads=1), open_runner(bundle, threads=1)]
