@@ -9,10 +9,10 @@ from statistics import mean
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from dsnet.experiments.catalogue.alternatives import rule_of
 from dsnet.experiments.catalogue.slim_points import DYNAMIC, STATIC, Curves, Points, Times, timed
+from dsnet.experiments.catalogue.starts import SWEEP, sweep_label
 from dsnet.experiments.grid import Finished
 from dsnet.experiments.layout import Findings, Runs
 from dsnet.experiments.measures import series
@@ -20,7 +20,6 @@ from dsnet.results import Chart, Claim
 from dsnet.results import Table as ResultTable
 from dsnet.runs.folder import RunFolder
 
-SWEEP = (2e-4, 2e-3)  # learning rates of the static network besides that of the recipe
 LOST = 0.003  # of the static network's accuracy, which may be given up
 COLUMNS = ("top-1", "MAdds", "of static", "p50 ms", "p95 ms", "of static's ms")
 Line = dict[str, dict[int, float | None]]  # values of a row by column and seed
@@ -45,10 +44,6 @@ class Compared(NamedTuple):
     def groups(self) -> dict[str, str]:
         """The group of every label."""
         return {label: point.group for points in self.points.values() for label, point in points.items()}
-
-
-def sweep_label(lr: float) -> str:
-    return f"static, learning rate {lr:g}"
 
 
 def compared(
@@ -174,12 +169,3 @@ def chart(
         else "MAdds (M), average over images"
     )
     return Chart(f"Accuracy against {over}", axis, "top-1 accuracy (%)", tuple(lines))
-
-
-def tiny() -> torch.nn.Module:
-    def conv(cin: int, cout: int, stride: int) -> list[torch.nn.Module]:
-        layer = torch.nn.Conv2d(cin, cout, 3, stride, 1, bias=False)
-        return [layer, torch.nn.BatchNorm2d(cout), torch.nn.ReLU()]
-
-    body = [*conv(3, 16, 2), *conv(16, 64, 2), *conv(64, 64, 1)]
-    return torch.nn.Sequential(*body, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(64, 10))

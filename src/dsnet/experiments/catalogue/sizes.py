@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from dsnet.experiments.catalogue import slim as widths_only
 from dsnet.experiments.catalogue.alternatives import TOP1, judged
-from dsnet.experiments.catalogue.compared import LOST, SWEEP, Compared, compared, sweep_label, tiny
+from dsnet.experiments.catalogue.compared import LOST, Compared, compared
 from dsnet.experiments.catalogue.sizes_points import BOTH, RESIZED, SETTINGS, SMALL, WIDTHS, points_of, small_label
 from dsnet.experiments.catalogue.sizes_times import Larger, from_files, larger, pinned
 from dsnet.experiments.catalogue.slim_points import DYNAMIC, INT8, STATIC, Point
+from dsnet.experiments.catalogue.starts import BOTH_FIRST, NARROW_FIRST, SMALL_FIRST, convert, static_rows
 from dsnet.experiments.layout import Column, Findings, Row, Runs, Table
 from dsnet.experiments.measures import widest, widest_madds
-from dsnet.experiments.recipe import STARTS, Recipe, Scale
+from dsnet.experiments.recipe import Recipe, Scale
 from dsnet.results import Claim
 from dsnet.results import Table as ResultTable
-from dsnet.slimming.network import slim
-from dsnet.slimming.pretrained import PRETRAINED
-from dsnet.tasks import save
 
-START = "sizes"
 TRAINED = {"smoke": (12,)}  # sizes that static networks are trained for, where they are not 80 and 64 px
 EQUAL = ((0.5, ""), (0.7, ""), (0.7, INT8))  # budgets and precisions at which dynamic networks are compared
 TIMED = {"smoke": 2}  # images that are timed for further tables, where they are not 40
@@ -44,13 +39,12 @@ def sizes_tables(scale: Scale) -> tuple[Table, ...]:
     """The runs of the experiment; `compare` makes its tables of them."""
     router, alone = {"sgs.router": "margin"}, {"ieb.only": 0}
     rows = [
-        Row(DYNAMIC, Recipe("sizes", start=START).gates(router, start=None)),
-        Row(STATIC, Recipe("sizes_static", alone, start=START)),
-        *(Row(sweep_label(lr), Recipe("sizes_sweep", {**alone, "optim.lr": lr}, start=START)) for lr in SWEEP),
-        Row(BOTH, Recipe("sizes_both", start=f"{START}_both").gates(router, start=None)),
+        Row(DYNAMIC, Recipe("sizes", start=SMALL_FIRST).gates(router, start=None)),
+        *static_rows(),
+        Row(BOTH, Recipe("sizes_both", start=BOTH_FIRST).gates(router, start=None)),
     ]
     for size in TRAINED.get(scale.name, (80, 64)):
-        recipe = Recipe("sizes_small", {**alone, "data.image_size": size}, start=START)
+        recipe = Recipe("sizes_small", {**alone, "data.image_size": size}, start=SMALL_FIRST)
         rows.append(Row(small_label(size), recipe))
     rows.append(Row(WIDTHS, widths_only.LEARNED))
     return (Table("Runs", (Column("MAdds", widest_madds, "madds"), Column(TOP1, widest)), tuple(rows)),)
@@ -58,21 +52,7 @@ def sizes_tables(scale: Scale) -> tuple[Table, ...]:
 
 def prepare(scale: Scale, out: Path, root: str | None) -> None:
     """Convert the networks that the runs start from, unless they are there."""
-    widths_only.prepare(scale, out, root)
-    for name, widths in ((START, (1.0,)), (f"{START}_both", (0.5, 1.0))):
-        folder = out / STARTS / name
-        if folder.is_dir():
-            continue
-        sizes = scale.bases["sizes"].keys["model.sizes"]
-        example = torch.zeros(1, 3, sizes[-1], sizes[-1])
-        if scale.name == "smoke":
-            torch.manual_seed(0)
-            net = slim(tiny(), example, widths, sizes=sizes, name="tiny")
-        else:
-            known = PRETRAINED["efficientnet_lite0"]
-            net = slim(known.model(sizes[-1]), example, widths, sizes=sizes, name="efficientnet_lite0")
-            net.card = replace(net.card, preprocessing=known.preprocessing)
-        save(net, folder)
+    convert(scale, out, root, (NARROW_FIRST, SMALL_FIRST, BOTH_FIRST))
 
 
 def compare(scale: Scale, runs: Runs) -> Findings:

@@ -2,74 +2,64 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from dsnet.experiments.catalogue.alternatives import TOP1, judged
-from dsnet.experiments.catalogue.compared import LOST, SWEEP, Compared, compared, sweep_label, tiny
+from dsnet.experiments.catalogue.compared import LOST, Compared, compared
+from dsnet.experiments.catalogue.sizes_points import RESIZED, static_points
 from dsnet.experiments.catalogue.slim_points import (
     DYNAMIC,
     FIXED,
     INT8,
     NARROW,
-    SMALLER,
     STATIC,
-    points_of,
+    Curves,
+    Points,
+    dynamic_points,
+    narrow_points,
 )
+from dsnet.experiments.catalogue.starts import NARROW_FIRST, SMALL_FIRST, convert, static_rows
+from dsnet.experiments.grid import Finished
 from dsnet.experiments.layout import Column, Findings, Row, Runs, Table
 from dsnet.experiments.measures import widest, widest_madds
-from dsnet.experiments.recipe import STARTS, Recipe, Scale
+from dsnet.experiments.recipe import Recipe, Scale
 from dsnet.results import Claim
 from dsnet.results import Table as ResultTable
-from dsnet.slimming.network import slim
-from dsnet.slimming.pretrained import PRETRAINED
-from dsnet.slimming.sources import read_images
-from dsnet.tasks import save
 
-START = "slim"  # the converted network
-WIDTHS = ((0.35, 0.5), (0.5, 0.75), (0.75, 0.75), 1.0)  # shares of hidden and residual channels
-PRE = Recipe("slim_pre", start=START, seed=0)
-LEARNED = Recipe("slim", {"sgs.router": "margin"}, source=PRE)  # the dynamic network
+LEARNED = Recipe("slim", {"sgs.router": "margin"}, start=NARROW_FIRST)  # the dynamic network
 NOTE = (
     "Milliseconds are those of ONNX Runtime with one thread and one image per call, over {images} test images; all "
     "networks of all seeds took turns in one run. p50 and p95 are over the images, each the median of its rounds. "
     "The dynamic network is one file. Its budgets were calibrated on held-out training images. The static network is "
     "the same pretrained network, fine-tuned alone, with no less training time; of its learning rates, the best on the "
-    "held-out images of each seed is shown. The narrow one starts from the same sorted weights as the slimmest width. "
-    "Smaller images: the static network with batch-norm statistics of that size. The oracle knows the narrowest width "
+    "held-out images of each seed is shown. It also runs on smaller images, with batch-norm statistics of their size. "
+    "The narrow one starts from the same sorted weights as the slimmest width. The oracle knows the narrowest width "
     "that is right, and cannot be built."
 )
 
 
 def slim_tables(scale: Scale) -> tuple[Table, ...]:
     """The runs of the experiment; `compare` makes its tables of them."""
-    widest_only = {"ieb.only": 3 if scale.name != "smoke" else 1}
-    rows = [
-        Row(DYNAMIC, LEARNED),
-        Row(STATIC, Recipe("slim_static", widest_only, start=START)),
-        *(Row(sweep_label(lr), Recipe("slim_sweep", {**widest_only, "optim.lr": lr}, start=START)) for lr in SWEEP),
-        Row(NARROW, Recipe("slim_static", {"ieb.only": 0}, start=START)),
-    ]
-    return (Table("Runs", (Column("MAdds", widest_madds, "madds"), Column(TOP1, widest)), tuple(rows)),)
+    narrow = Row(NARROW, Recipe("slim_narrow", {"ieb.only": 0}, start=NARROW_FIRST))
+    rows = (Row(DYNAMIC, LEARNED), *static_rows(), narrow)
+    return (Table("Runs", (Column("MAdds", widest_madds, "madds"), Column(TOP1, widest)), rows),)
 
 
 def prepare(scale: Scale, out: Path, root: str | None) -> None:
-    """Convert the network that the runs start from, unless it is there."""
-    folder = out / STARTS / START
-    if folder.is_dir():
-        return
-    if scale.name == "smoke":
-        torch.manual_seed(0)
-        net = slim(tiny(), torch.zeros(1, 3, 16, 16), (0.5, 1.0), name="tiny")
-    else:
-        known, size = PRETRAINED["efficientnet_lite0"], int(scale.bases["slim"].keys["model.image_size"])
-        images = read_images(Path(root or "") / scale.folders["slim"] / "train", 3, size, known.preprocessing)
-        net = slim(known.model(size), images[:1], WIDTHS, images=images, name="efficientnet_lite0")
-        net.card = replace(net.card, preprocessing=known.preprocessing)
-    save(net, folder)
+    """Convert the networks that the runs start from, unless they are there."""
+    convert(scale, out, root, (NARROW_FIRST, SMALL_FIRST))
+
+
+def points_of(runs: Mapping[str, Finished], scratch: Path) -> tuple[Points, Curves]:
+    """Every operating point of one seed by label, and the dynamic network's MAdds and accuracy over budgets."""
+    found, curves = dynamic_points(runs[DYNAMIC], scratch)
+    found |= static_points(runs[STATIC], scratch / STATIC)
+    if NARROW in runs:
+        found |= narrow_points(runs[NARROW], scratch / NARROW)
+    return found, curves
 
 
 def compare(scale: Scale, runs: Runs) -> Findings:
@@ -105,7 +95,7 @@ def reached(found: Compared) -> ResultTable:
 def claims(found: Compared) -> list[Claim]:
     """The dynamic network over each alternative."""
 
-    smaller = [label for label, group in found.groups.items() if group == SMALLER]
+    smaller = [label for label, group in found.groups.items() if group == RESIZED]
     slimmest, *_, full = [label for label, group in found.groups.items() if group == FIXED]
     pairs = [(full, STATIC), (slimmest, NARROW), *zip(("dynamic at 0.7", "dynamic at 0.5"), smaller, strict=False)]
     pairs += [("dynamic at 0.85", STATIC), (f"dynamic at 0.7{INT8}", STATIC + INT8)]

@@ -26,14 +26,11 @@ from dsnet.runs.quantise import quantised
 from dsnet.runtime.engine import open_session
 from dsnet.runtime.onnx import IMAGE, FileRunner, knobs
 from dsnet.space import WidthPath
-from dsnet.tasks.classification.task import calibration_images
-from dsnet.training import recalibrate
 
-DYNAMIC, STATIC, NARROW, SMALLER = "dynamic", "static", "narrow static", "smaller images"
+DYNAMIC, STATIC, NARROW = "dynamic", "static", "narrow static"
 FIXED, ORACLE, INT8 = "fixed widths", "oracle", " INT8"
 SHARES = (0.4, 0.5, 0.6, 0.7, 0.85)  # budgets, as shares of the widest path's MAdds
 QUANTISED = (0.5, 0.7)
-SIZES = (0.86, 0.72)  # of the image size: 96 and 80 of 112 pixels
 
 
 @dataclass(frozen=True)
@@ -59,9 +56,9 @@ Curve = Sequence[tuple[float, float]]  # share of the MAdds, and accuracy
 Curves = Mapping[str, Curve]  # of dynamic networks by label
 
 
-def points_of(runs: Mapping[str, Finished], scratch: Path) -> tuple[Points, Curves]:
-    """Every operating point of one seed by label, and the dynamic network's MAdds and accuracy over budgets."""
-    artefacts, traces = traced(runs[DYNAMIC], scratch / DYNAMIC)
+def dynamic_points(run: Finished, scratch: Path) -> tuple[Points, Curves]:
+    """The budgets of the dynamic network in floats and INT8, its widths alone, and the oracle among them."""
+    artefacts, traces = traced(run, scratch / DYNAMIC)
     size, paths, found = artefacts.size, artefacts.manifest.space.uniform, Points()
     file = FileRunner(artefacts.dynamic(), threads=1)
     for share in SHARES:
@@ -69,14 +66,12 @@ def points_of(runs: Mapping[str, Finished], scratch: Path) -> tuple[Points, Curv
         outcome = traces.at(policy)
         call = session_call(file.session, knobs(file.manifest, policy))
         found[f"dynamic at {share:g}"] = Point(DYNAMIC, traces.correct(outcome), outcome.spent, call, size)
-    found |= dynamic_int8(runs[DYNAMIC], scratch / "int8.onnx")
+    found |= dynamic_int8(run, scratch / "int8.onnx")
     for path in paths:
         call = file_call(artefacts.static(path))
         point = Point(FIXED, traces.right(path), float(traces.table.madds(path)), call, size)
         found[f"width {path[0]} of the dynamic network"] = point
     found[ORACLE] = oracle(traces, paths, size)
-    for label in (STATIC, *([NARROW] if NARROW in runs else [])):
-        found |= static_points(runs[label], label, scratch / label)
     return found, {DYNAMIC: curve_of(traces)}
 
 
@@ -124,31 +119,19 @@ def answers(data: Data, answer: Callable[[np.ndarray], tuple[int, float]]) -> tu
     return np.array(right), float(np.mean(spent))
 
 
-def static_points(run: Finished, label: str, scratch: Path) -> Points:
-    """A network that was trained at one width: as it is, in INT8, and, the static one, on smaller images."""
+def narrow_points(run: Finished, scratch: Path) -> Points:
+    """A network that was trained at one width, in floats and in INT8."""
     folder = RunFolder.of(run.folder)
     net, (config, data) = folder.load().float(), folder.opened()
-    path = (int(config.ieb.only),)
-    artefacts = Artefacts(net, scratch, data.image_size)
-    madds = float(artefacts.table.madds(path))
-    found = {
-        label: Point(
-            label, right_of(artefacts.static(path), data), madds, file_call(artefacts.static(path)), data.image_size
-        )
-    }
+    path, size = (int(config.ieb.only),), data.image_size
+    artefacts = Artefacts(net, scratch, size)
     made = quantised(folder, folder.load().float(), budgets=False)
-    small = export_onnx(made.net, scratch / "int8.onnx", path=path, int8=made.int8)
-    found[label + INT8] = Point(label + INT8, right_of(small, data), madds, file_call(small), data.image_size)
-    for share in SIZES if label == STATIC else ():
-        size = round(share * data.image_size)
-        at = open_dataset(replace(config.data, image_size=size))
-        fitted = folder.load().float()
-        recalibrate(fitted, calibration_images(at, config), frozen=config.freeze == "front")
-        files = Artefacts(fitted.eval(), scratch / str(size), size)
-        file = files.static(path)
-        name = f"static at {size} px"
-        found[name] = Point(SMALLER, right_of(file, at), float(files.table.madds(path)), file_call(file), size)
-    return found
+    files = {"": artefacts.static(path), INT8: export_onnx(made.net, scratch / "int8.onnx", path=path, int8=made.int8)}
+    madds = float(artefacts.table.madds(path))
+    return {
+        NARROW + precision: Point(NARROW + precision, right_of(file, data), madds, file_call(file), size)
+        for precision, file in files.items()
+    }
 
 
 def right_of(file: Path, data: Data) -> np.ndarray:
