@@ -40,6 +40,7 @@ SETTINGS, RESIZED = "fixed settings", "static, smaller images"
 SMALL = "static, trained for smaller images"
 SHARES = (0.4, 0.45, 0.5, 0.6, 0.7, 0.85)  # budgets, as shares of the MAdds at the largest size
 QUANTISED = (0.5, 0.6, 0.7)
+ALONE_INT8 = (DYNAMIC, WIDTHS)  # networks whose settings are also shown alone in INT8; all files are open at once
 
 
 def small_label(size: int) -> str:
@@ -94,7 +95,7 @@ def dynamic_points(run: Finished, label: str, scratch: Path) -> tuple[Points, Cu
         name, madds = setting_label(manifest, path, label), float(traces.table.madds(path))
         call = file_call(artefacts.static(path))
         found[name] = Point(f"{SETTINGS}, {label}", traces.right(path), madds, call, size)
-    for path in manifest.uniform:
+    for path in manifest.uniform if label in ALONE_INT8 else ():
         name = setting_label(manifest, path, label)
         small = static_int8(made, path, scratch)
         group, madds = f"{SETTINGS}, {label}{INT8}", found[name].madds
@@ -111,8 +112,9 @@ def pinned_points(found: Points, label: str, files: Mapping[str, FileRunner]) ->
     for precision, file in files.items():
         for path in file.manifest.pinnable:
             name = setting_label(file.manifest, path, label) + precision
+            if (alone := found.get(name)) is None:
+                continue
             call = session_call(file.session, knobs(file.manifest, Policy(), path))
-            alone = found[name]
             made[pinned_label(name)] = Point("pinned", alone.right, alone.madds, call, alone.size, beside=True)
     return made
 
