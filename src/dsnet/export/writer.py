@@ -107,7 +107,7 @@ class Graph:
 
     def sliced(self, name: str, whole: np.ndarray, counts: Sequence[Count]) -> str:
         """The `counts` of the first axes of an array, which all graphs of the file share."""
-        if not self.model.shared:
+        if not self.model.shared or whole.ndim == 1:
             return self.constant(taken(whole, counts), whole.dtype.type)
         if name not in self.model.weights:
             self.model.weights[name] = numpy_helper.from_array(whole, name)
@@ -146,23 +146,42 @@ class Graph:
         return self.op("DequantizeLinear", codes, scale, zero)
 
     def choose(
-        self, position: str, branches: Sequence[Callable[[Graph], Sequence[str]]], kinds: Sequence[int]
+        self,
+        position: str,
+        branches: Sequence[Callable[[Graph], Sequence[str]]],
+        kinds: Sequence[int],
+        *,
+        start: int = 0,
     ) -> list[str]:
-        """The outputs of the branch at the scalar `position`, selected by a binary tree of If nodes."""
+        """The outputs of the branch at `position`, one number, selected by a binary tree of If nodes.
+
+        start: The position of the first branch.
+        """
         if not kinds:
             return []
         if len(branches) == 1:
             return list(branches[0](self))
         half = len(branches) // 2
-        below = self.op("Less", position, self.constant(half))
+        below = self.op("Less", position, self.constant(start + half))
+
+        def side(part: Sequence[Callable[[Graph], Sequence[str]]], first: int) -> Callable[[Graph], Sequence[str]]:
+            return lambda graph: graph.choose(position, part, kinds, start=first)
+
+        return self.either(below, side(branches[:half], start), side(branches[half:], start + half), kinds)
+
+    def either(
+        self,
+        condition: str,
+        then: Callable[[Graph], Sequence[str]],
+        otherwise: Callable[[Graph], Sequence[str]],
+        kinds: Sequence[int],
+    ) -> list[str]:
+        """The outputs of one of two branches. condition: A single bool."""
         sides = []
-        for part, offset in ((branches[:half], 0), (branches[half:], half)):
+        for write in (then, otherwise):
             side = Graph(self.model)
-            inner = position
-            if len(part) > 1 and offset:
-                inner = side.op("Sub", position, side.constant(offset))
-            sides.append(side.proto(side.choose(inner, part, kinds), kinds))
-        return self.ops("If", below, outputs=len(kinds), then_branch=sides[0], else_branch=sides[1])
+            sides.append(side.proto(write(side), kinds))
+        return self.ops("If", condition, outputs=len(kinds), then_branch=sides[0], else_branch=sides[1])
 
     def proto(self, outputs: Sequence[str], kinds: Sequence[int]) -> onnx.GraphProto:
         """This graph as a branch. It has no inputs, because it can read the values of the outer graphs."""
