@@ -36,7 +36,7 @@ class DecisionWriter(PartWriter):
         self.policy, self.simple = policy, simple
         self.table: PathCosts = manifest.table
         self.prices = None if self.router is None else Prices(self.table, self.router)
-        self.graph = self.blank()
+        self.graph = self.blank(lone=True)
         self.masks: dict[tuple[int, ...], str] = {}
 
     def knobs(self) -> list[onnx.ValueInfoProto]:

@@ -44,9 +44,9 @@ class PartWriter:
         self.pinnable: list[WidthPath] = every if once is None else once.candidates
         self.grid = grid_of(self.net, self.manifest.image_size)
 
-    def blank(self, *, shared: bool = True) -> Graph:
+    def blank(self, *, shared: bool = True, lone: bool = False) -> Graph:
         """An empty graph of a file of its own."""
-        return Graph(Model(shared=shared, grid=self.grid, int8=self.int8))
+        return Graph(Model(shared=shared, grid=self.grid, int8=self.int8), lone=lone)
 
     def maps_at(self, point: int) -> list[str]:
         """Names of the maps that the first block behind a choice reads."""

@@ -66,10 +66,13 @@ class Model:
 
 
 class Graph:
-    """The nodes of a graph, or of a branch of one, in order."""
+    """The nodes of a graph, or of a branch of one, in order.
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    lone: whether it runs its layers at one width and no other graph has them, so that it need not slice their weights.
+    """
+
+    def __init__(self, model: Model, *, lone: bool = False) -> None:
+        self.model, self.lone = model, lone or not model.shared
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[tuple[object, ...], str] = {}
         self.initializers: list[onnx.TensorProto] = []
@@ -97,12 +100,13 @@ class Graph:
 
         In a file of many widths it is sliced out of the whole weight, which all widths share. Runtimes fold the slices
         when they load a file. Branches that read a weight of an outer graph directly would not get a packed copy of it.
+        Vectors are not sliced: those of a branch then lie side by side in memory, which is faster to read.
         """
+        scale = None if scale is None else scale.reshape(-1, *([1] * (whole.dim() - 1)))
+        if self.lone:
+            return self.constant(array(taken(whole, counts) * (1 if scale is None else scale)), np.float32)
         if scale is None:
             return self.sliced(name, array(whole), counts)
-        scale = scale.reshape(-1, *([1] * (whole.dim() - 1)))
-        if not self.model.shared:
-            return self.constant(array(taken(whole, counts) * scale), np.float32)
         return self.op("Mul", self.sliced(name, array(whole), counts), self.constant(array(scale), np.float32))
 
     def sliced(self, name: str, whole: np.ndarray, counts: Sequence[Count]) -> str:
