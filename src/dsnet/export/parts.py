@@ -134,15 +134,6 @@ class PartWriter:
         """The whole first segment at a width; its input has a single width, that of the image size."""
         return lambda graph: self.rest(graph, point, width, self.first(graph, point, w_in, width, maps))
 
-    def segment_branch(self, point: int, before: str, inputs: Sequence[int], w_out: int, maps: list[str]) -> Branch:
-        """A later segment at a width: its first block for each possible incoming width, then the rest."""
-
-        def write(graph: Graph) -> list[str]:
-            (y,) = graph.choose(before, [self.first_branch(point, w_in, w_out, maps) for w_in in inputs], [FLOAT])
-            return self.rest(graph, point, w_out, y)
-
-        return write
-
     def first_branch(self, point: int, w_in: int, w_out: int, maps: list[str]) -> Branch:
         return lambda graph: [self.first(graph, point, w_in, w_out, maps)]
 
