@@ -11,7 +11,7 @@ from dsnet.export.head import write_classifier
 from dsnet.export.int8 import Int8
 from dsnet.export.layers import write_call
 from dsnet.export.ranges import FEATURES, Part, first_part, front_part, last_part, rest_part, typed
-from dsnet.export.writer import FLOAT, Graph, Model
+from dsnet.export.writer import Graph, Model
 from dsnet.manifest import Manifest
 from dsnet.models import Supernet
 from dsnet.models.count import early_shape
