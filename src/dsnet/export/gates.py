@@ -17,8 +17,7 @@ class GateWriter(DecisionWriter):
 
     A branch holds a segment at a width behind its first block, the gate at its end with the decision, and the first
     block of the next segment at every width. So the incoming width of a gate and of a first block is known where they
-    are written, and only one map goes from a segment to the next. A map that a branch reads keeps its memory until
-    the branch ends, and what the branch computes then needs other memory, which is not in the cache.
+    are written, which saves nodes, and only one map goes from a segment to the next.
     """
 
     def write_gates(self, names: list[str]) -> dict[str, str]:
