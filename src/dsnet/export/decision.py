@@ -36,7 +36,8 @@ class DecisionWriter(PartWriter):
         self.policy, self.simple = policy, simple
         self.table: PathCosts = manifest.table
         self.prices = None if self.router is None else Prices(self.table, self.router)
-        self.graph = self.blank()
+        self.graph = self.blank(lone=True)
+        self.masks: dict[tuple[int, ...], str] = {}
 
     def knobs(self) -> list[onnx.ValueInfoProto]:
         """The inputs besides the image, and the nodes that make lambda and the caps of them."""
@@ -91,25 +92,31 @@ class DecisionWriter(PartWriter):
         return self.prices.widths(point)
 
     def decision(self, graph: Graph, scores: str, prices: str, point: int) -> str:
-        """The position that `decide` takes: the highest score minus lambda times price within the caps and the window;
-        ties go to the slimmer width."""
+        """The position [1] that `decide` takes: the highest score minus lambda times price within the caps and
+        the window; ties go to the slimmer width."""
         cost = graph.op("Mul", self.lam, prices)
         values = graph.op("Sub", graph.op("Cast", scores, to=TensorProto.DOUBLE), cost)
-        widths = self.widths_at(point)
-        allowed = graph.op("LessOrEqual", graph.constant(widths), self.cap)
-        if self.held.sized:
-            assert self.prices is not None
-            small = graph.op("LessOrEqual", graph.constant(self.prices.sizes()), self.size_cap)
-            allowed = graph.op("And", allowed, small)
-        if self.window:
-            low, high = self.window
-            last = graph.op("ReduceSum", graph.op("Cast", allowed, to=INT), graph.constant([0]))
-            low = graph.op("Min", low, graph.op("Sub", last, graph.constant([1])))
-            positions = graph.constant(list(range(len(widths))))
-            allowed = graph.op("And", allowed, graph.op("GreaterOrEqual", positions, low))
-            allowed = graph.op("And", allowed, graph.op("LessOrEqual", positions, high))
-        values = graph.op("Where", allowed, values, graph.constant(-np.inf, np.float64))
-        return graph.op("Squeeze", graph.op("ArgMax", values, axis=1, keepdims=0))
+        values = graph.op("Where", self.allowed(point), values, graph.constant(-np.inf, np.float64))
+        return graph.op("ArgMax", values, axis=1, keepdims=0)
+
+    def allowed(self, point: int) -> str:
+        """Which widths of a choice point are within the caps and the window, bool [widths]. Points may share it."""
+        graph, widths = self.graph, tuple(self.widths_at(point))
+        if widths not in self.masks:
+            allowed = graph.op("LessOrEqual", graph.constant(widths), self.cap)
+            if self.held.sized:  # then one decision chooses among settings
+                assert self.prices is not None
+                small = graph.op("LessOrEqual", graph.constant(self.prices.sizes()), self.size_cap)
+                allowed = graph.op("And", allowed, small)
+            if self.window:
+                low, high = self.window
+                last = graph.op("ReduceSum", graph.op("Cast", allowed, to=INT), graph.constant([0]))
+                low = graph.op("Min", low, graph.op("Sub", last, graph.constant([1])))
+                positions = graph.constant(list(range(len(widths))))
+                allowed = graph.op("And", allowed, graph.op("GreaterOrEqual", positions, low))
+                allowed = graph.op("And", allowed, graph.op("LessOrEqual", positions, high))
+            self.masks[widths] = allowed
+        return self.masks[widths]
 
     def pinned_path(self, graph: Graph, paths: Sequence[WidthPath]) -> str:
         """The position of the pinned path among some paths of a network with several image sizes; out of range if it is
@@ -124,12 +131,3 @@ class DecisionWriter(PartWriter):
 
     def is_pinned(self, graph: Graph, point: int) -> str:
         return graph.op("GreaterOrEqual", graph.op("Gather", PIN, graph.constant(point)), graph.constant(0))
-
-    def pinned(self, graph: Graph, point: int) -> str:
-        """The position of the pinned width among the allowed widths; without a router, -1 is the widest."""
-        width = graph.op("Gather", PIN, graph.constant(point))
-        # Widths that are not in the file get a position out of range, so that pinning them fails.
-        positions = [len(self.choices[point])] * len(self.table.whole.steps[point][0])
-        for position, allowed in enumerate(self.choices[point]):
-            positions[allowed] = position
-        return graph.op("Gather", graph.constant(positions), width)

@@ -13,7 +13,7 @@ import torch
 from onnx import TensorProto, helper
 from torch import nn
 
-from dsnet.export.decision import DecisionWriter
+from dsnet.export.gates import GateWriter
 from dsnet.export.int8 import Int8
 from dsnet.export.parts import Branch, PartWriter
 from dsnet.export.ranges import Part
@@ -187,7 +187,7 @@ def static_model(writer: PartWriter, path: WidthPath) -> onnx.ModelProto:
     return finish(graph, manifest.model, [image], outputs)
 
 
-class DynamicWriter(DecisionWriter):
+class DynamicWriter(GateWriter):
     """Writes the whole dynamic network as one graph, whose branches slice the weights of the main graph."""
 
     def model(self) -> onnx.ModelProto:
@@ -211,48 +211,6 @@ class DynamicWriter(DecisionWriter):
         signed(self.graph, self.manifest, outputs, sound(self.graph, self.manifest, [knob.name for knob in knobs]))
         return finish(self.graph, self.manifest.model, [image, *knobs], infos)
 
-    def write_gates(self, names: list[str]) -> dict[str, str]:
-        graph, spent = self.graph, self.table.whole
-        before: str | None = None
-        inputs: Sequence[int] = (0,)
-        madds = graph.constant(spent.front.madds)
-        path, seen, left = [], [], self.left_of(0, names)
-        for point, widths in enumerate(self.choices):
-            maps, scores = self.fork_of(names, point)
-            position = self.pinned(graph, point)
-            if self.prices is not None:
-                assert scores is not None
-                seen.append(scores)
-                table = np.stack([self.prices.at(point, w_in) for w_in in inputs])
-                prices = graph.constant(table, np.float64)
-                prices = graph.op("Gather", prices, before or graph.constant(0))
-                chosen = self.decision(graph, scores, prices, point)
-                position = graph.op("Where", self.is_pinned(graph, point), position, chosen)
-            given = self.given(point + 1)
-            kinds = [FLOAT] * len(given)
-            if before is None:
-                names = graph.choose(position, [self.whole(point, width, maps) for width in widths], kinds)
-            else:
-                branches = [self.segment_branch(point, before, inputs, width, maps) for width in widths]
-                names = graph.choose(position, branches, kinds)
-            left |= self.left_of(point + 1, names)
-            cost = [
-                [spent.steps[point][a][b].madds + spent.routers[point][a].madds * (scores is not None) for b in widths]
-                for a in inputs
-            ]
-            row = graph.op("Gather", graph.constant(cost), before or graph.constant(0))
-            madds = graph.op("Add", madds, graph.op("Gather", row, position))
-            width = graph.op("Gather", graph.constant(widths), position)
-            path.append(graph.op("Unsqueeze", width, graph.constant([0])))
-            before, inputs = position, widths
-        assert before is not None
-        heads = graph.constant([spent.heads[width].madds for width in inputs])
-        outputs = {**self.finish(graph, left, inputs, before), "path": graph.op("Concat", *path, axis=0)}
-        outputs["madds"] = graph.op("Add", madds, graph.op("Gather", heads, before))
-        if seen:
-            outputs["router_scores"] = seen[0] if len(seen) == 1 else graph.op("Concat", *seen, axis=1)
-        return outputs
-
     def write_once(self, names: list[str]) -> dict[str, str]:
         """One decision at the first choice, then the whole of the chosen candidate."""
         graph, table, exit = self.graph, self.table, self.exit_of(names)
@@ -268,7 +226,8 @@ class DynamicWriter(DecisionWriter):
         listed = [positions.get(width, len(candidates)) for width in range(EXIT, len(table.whole.steps[0][0]))]
         listed[FREE - EXIT] = 0  # not read
         place = graph.op("Gather", graph.constant(listed), graph.op("Sub", pinned, graph.constant(EXIT)))
-        chosen = self.decision(graph, scores, graph.constant(self.prices.at(0, 0), np.float64), 0)
+        prices = graph.constant(self.prices.at(0, 0), np.float64)
+        chosen = graph.op("Squeeze", self.decision(graph, scores, prices, 0))
         position = graph.op("Where", is_free, chosen, place)
 
         answers = self.answered(names, exit, position, is_free)
@@ -345,7 +304,11 @@ class DynamicWriter(DecisionWriter):
         alike = sum(self.space.size_of(path) == looked for path in candidates)
         names = self.front(graph, x, looked) if alike > 1 else None
         is_pinned = self.is_pinned(graph, 0)
-        position = self.pinned_path(graph, candidates) if self.space.sized else self.pinned(graph, 0)
+        position = (
+            self.pinned_path(graph, candidates)
+            if self.space.sized
+            else self.place(graph.op("Gather", PIN, graph.constant(0)), 0)
+        )
 
         def written(branch: Graph, path: WidthPath) -> dict[str, str]:
             if names is None or self.space.size_of(path) != looked:
@@ -357,7 +320,7 @@ class DynamicWriter(DecisionWriter):
             logits = self.finish(branch, left, self.last_widths(candidates[:1]))["logits"]
             scores = self.probe_scores(branch, logits)
             prices = branch.constant(free, np.float64)
-            return [self.decision(branch, scores, prices, 0), logits, scores]
+            return [branch.op("Squeeze", self.decision(branch, scores, prices, 0)), logits, scores]
 
         def pinned(branch: Graph) -> list[str]:
             nothing = [np.zeros((1, count)) for count in (self.manifest.num_classes, len(candidates))]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from dsnet.export.int8 import Int8, affine, quantised_product
 from dsnet.export.ranges import CLASSIFIER, FEATURES
 from dsnet.export.writer import FLOAT, Count, Graph, Quantised, array
@@ -30,8 +32,8 @@ def write_classifier(
     def others(branch: Graph) -> list[str]:
         return [branch.op("Add", logits, product(branch, layer, features, least, most))]
 
-    wide = graph.op("Gather", graph.constant([count > least for count in reads]), position)
-    (logits,) = graph.choose(wide, [lambda branch: [logits], others], [FLOAT])
+    wide = graph.op("Gather", graph.constant([count > least for count in reads], np.bool_), position)
+    (logits,) = graph.either(wide, others, lambda branch: [logits], [FLOAT])
     return logits
 
 

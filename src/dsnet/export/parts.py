@@ -11,7 +11,7 @@ from dsnet.export.head import write_classifier
 from dsnet.export.int8 import Int8
 from dsnet.export.layers import write_call
 from dsnet.export.ranges import FEATURES, Part, first_part, front_part, last_part, rest_part, typed
-from dsnet.export.writer import FLOAT, Graph, Model
+from dsnet.export.writer import Graph, Model
 from dsnet.manifest import Manifest
 from dsnet.models import Supernet
 from dsnet.models.count import early_shape
@@ -44,9 +44,9 @@ class PartWriter:
         self.pinnable: list[WidthPath] = every if once is None else once.candidates
         self.grid = grid_of(self.net, self.manifest.image_size)
 
-    def blank(self, *, shared: bool = True) -> Graph:
+    def blank(self, *, shared: bool = True, lone: bool = False) -> Graph:
         """An empty graph of a file of its own."""
-        return Graph(Model(shared=shared, grid=self.grid, int8=self.int8))
+        return Graph(Model(shared=shared, grid=self.grid, int8=self.int8), lone=lone)
 
     def maps_at(self, point: int) -> list[str]:
         """Names of the maps that the first block behind a choice reads."""
@@ -133,15 +133,6 @@ class PartWriter:
     def whole(self, point: int, width: int, maps: list[str], w_in: int = 0) -> Branch:
         """The whole first segment at a width; its input has a single width, that of the image size."""
         return lambda graph: self.rest(graph, point, width, self.first(graph, point, w_in, width, maps))
-
-    def segment_branch(self, point: int, before: str, inputs: Sequence[int], w_out: int, maps: list[str]) -> Branch:
-        """A later segment at a width: its first block for each possible incoming width, then the rest."""
-
-        def write(graph: Graph) -> list[str]:
-            (y,) = graph.choose(before, [self.first_branch(point, w_in, w_out, maps) for w_in in inputs], [FLOAT])
-            return self.rest(graph, point, w_out, y)
-
-        return write
 
     def first_branch(self, point: int, w_in: int, w_out: int, maps: list[str]) -> Branch:
         return lambda graph: [self.first(graph, point, w_in, w_out, maps)]

@@ -66,10 +66,13 @@ class Model:
 
 
 class Graph:
-    """The nodes of a graph, or of a branch of one, in order."""
+    """The nodes of a graph, or of a branch of one, in order.
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    lone: whether it runs its layers at one width and no other graph has them, so that it need not slice their weights.
+    """
+
+    def __init__(self, model: Model, *, lone: bool = False) -> None:
+        self.model, self.lone = model, lone or not model.shared
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[tuple[object, ...], str] = {}
         self.initializers: list[onnx.TensorProto] = []
@@ -97,17 +100,18 @@ class Graph:
 
         In a file of many widths it is sliced out of the whole weight, which all widths share. Runtimes fold the slices
         when they load a file. Branches that read a weight of an outer graph directly would not get a packed copy of it.
+        Vectors are not sliced: those of a branch then lie side by side in memory, which is faster to read.
         """
+        scale = None if scale is None else scale.reshape(-1, *([1] * (whole.dim() - 1)))
+        if self.lone:
+            return self.constant(array(taken(whole, counts) * (1 if scale is None else scale)), np.float32)
         if scale is None:
             return self.sliced(name, array(whole), counts)
-        scale = scale.reshape(-1, *([1] * (whole.dim() - 1)))
-        if not self.model.shared:
-            return self.constant(array(taken(whole, counts) * scale), np.float32)
         return self.op("Mul", self.sliced(name, array(whole), counts), self.constant(array(scale), np.float32))
 
     def sliced(self, name: str, whole: np.ndarray, counts: Sequence[Count]) -> str:
         """The `counts` of the first axes of an array, which all graphs of the file share."""
-        if not self.model.shared:
+        if not self.model.shared or whole.ndim == 1:
             return self.constant(taken(whole, counts), whole.dtype.type)
         if name not in self.model.weights:
             self.model.weights[name] = numpy_helper.from_array(whole, name)
@@ -146,23 +150,42 @@ class Graph:
         return self.op("DequantizeLinear", codes, scale, zero)
 
     def choose(
-        self, position: str, branches: Sequence[Callable[[Graph], Sequence[str]]], kinds: Sequence[int]
+        self,
+        position: str,
+        branches: Sequence[Callable[[Graph], Sequence[str]]],
+        kinds: Sequence[int],
+        *,
+        start: int = 0,
     ) -> list[str]:
-        """The outputs of the branch at the scalar `position`, selected by a binary tree of If nodes."""
+        """The outputs of the branch at `position`, one number, selected by a binary tree of If nodes.
+
+        start: The position of the first branch.
+        """
         if not kinds:
             return []
         if len(branches) == 1:
             return list(branches[0](self))
         half = len(branches) // 2
-        below = self.op("Less", position, self.constant(half))
+        below = self.op("Less", position, self.constant(start + half))
+
+        def side(part: Sequence[Callable[[Graph], Sequence[str]]], first: int) -> Callable[[Graph], Sequence[str]]:
+            return lambda graph: graph.choose(position, part, kinds, start=first)
+
+        return self.either(below, side(branches[:half], start), side(branches[half:], start + half), kinds)
+
+    def either(
+        self,
+        condition: str,
+        then: Callable[[Graph], Sequence[str]],
+        otherwise: Callable[[Graph], Sequence[str]],
+        kinds: Sequence[int],
+    ) -> list[str]:
+        """The outputs of one of two branches. condition: A single bool."""
         sides = []
-        for part, offset in ((branches[:half], 0), (branches[half:], half)):
+        for write in (then, otherwise):
             side = Graph(self.model)
-            inner = position
-            if len(part) > 1 and offset:
-                inner = side.op("Sub", position, side.constant(offset))
-            sides.append(side.proto(side.choose(inner, part, kinds), kinds))
-        return self.ops("If", below, outputs=len(kinds), then_branch=sides[0], else_branch=sides[1])
+            sides.append(side.proto(write(side), kinds))
+        return self.ops("If", condition, outputs=len(kinds), then_branch=sides[0], else_branch=sides[1])
 
     def proto(self, outputs: Sequence[str], kinds: Sequence[int]) -> onnx.GraphProto:
         """This graph as a branch. It has no inputs, because it can read the values of the outer graphs."""
