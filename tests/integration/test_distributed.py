@@ -15,7 +15,7 @@ import dsnet
 from dsnet.cli import main
 from dsnet.data.config import DataConfig
 from dsnet.data.dataset import open_dataset
-from dsnet.schema import plain
+from dsnet.results import as_json
 from dsnet.tasks import load as load_detector
 from support.counted import Counted
 from support.folders import voc_folder
@@ -124,7 +124,7 @@ def test_two_ranks_evaluate_as_one_process_does_to_the_digit(place: Path, kind: 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        alone = plain(dsnet.evaluate(place / kind))
+        alone = as_json(dsnet.evaluate(place / kind))
     finally:
         torch.set_num_threads(before)
     shared = json.loads((place / kind / "results" / "test.json").read_text())

@@ -193,7 +193,7 @@ def test_what_a_file_lacks_is_refused(tmp_path: Path) -> None:
     single = open_runner(export_onnx(detector, tmp_path / "one.onnx", path=(2,)))
     with pytest.raises(ValueError, match=r"holds one path and cannot route; pin the path \(2,\)"):
         single.run(x, Policy())
-    with pytest.raises(ValueError, match="leave budget, max_width and window out"):
+    with pytest.raises(ValueError, match="leave budget, max_width, max_size and window out"):
         export_onnx(detector, tmp_path / "two.onnx", path=(2,), budget=0.5)
     with pytest.raises(ValueError, match="keeps its own, 64"):
         export_onnx(detector, tmp_path / "two.onnx", image_size=96)

@@ -147,7 +147,7 @@ def used(manifest: Manifest) -> None:
     manifest.check_input((1, manifest.in_channels, manifest.image_size, manifest.image_size))
     if router is not None:
         prices, policy = Prices(table, router), policy_for(manifest, 0.5 if router.budgets else None)
-        prices.check_cap(policy.max_width)
+        prices.check_cap(policy)
         scores = np.zeros((2, len(prices.at(0, 0))))
         decide(scores, prices.at(0, 0), policy, prices.allowed(0, policy))
     if manifest.image_size <= 256:

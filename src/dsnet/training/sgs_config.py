@@ -29,8 +29,8 @@ class SGSConfig(Typed):
     """How the network learns to route in stage II.
 
     Args:
-        router: How the width is chosen: by an early classifier (exit_first), by the answer of the slimmest path or of a
-            small image (cheap_first, margin, threshold) or by gates. auto compares exit_first and margin.
+        router: How the width is chosen: by an early classifier (exit_first), by the answer of a slim path or a small
+            image (cheap_first, margin, threshold) or by gates. auto compares exit_first and margin.
         targets: What the router learns to predict: correctness (whether a width is right), kl (its divergence from the
             widest), or the paper's try_best, give_up and narrowest (the narrowest width that is right). By default
             try_best for gates and correctness otherwise.
