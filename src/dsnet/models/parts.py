@@ -52,7 +52,7 @@ class LiveParts:
 
     @property
     def device(self) -> torch.device:
-        return self.net.head.classifier.weight.device
+        return self.net.device
 
     def take(self, x: Any) -> Tensor:
         return (torch.from_numpy(x) if isinstance(x, np.ndarray) else x).to(self.device)

@@ -139,7 +139,7 @@ def grown(values: np.ndarray, count: int, fill: int) -> np.ndarray:
 @torch.no_grad()
 def accuracy(net: Supernet, batches: Iterable[Batch], paths: Sequence[WidthPath]) -> list[float]:
     """The top-1 accuracy of every path over the batches of all processes. Every process must call this."""
-    training, device = net.training, net.head.classifier.weight.device
+    training, device = net.training, net.device
     net.eval()
     sums = torch.zeros(len(paths), 2, dtype=torch.float64, device=device)  # right, images
     for batch in batches:
