@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
@@ -40,6 +41,7 @@ class _Module(_DummyBackendModule):
 
 
 _setup_privateuseone_for_python_backend("pretend", _Module())
+_device_constructors()  # torch keeps this list from the first call on, which must not be one with the stand-ins below
 DEVICE = torch.device("pretend", 0)
 
 
