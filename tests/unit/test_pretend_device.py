@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,39 +19,26 @@ import torch
 from torch import Tensor
 
 import dsnet
-from dsnet.data.batches import Batches, TrainBatches
-from dsnet.data.config import DataConfig
-from dsnet.data.dataset import Batch, Loader, Split
-from dsnet.data.sources import Arrays
+from dsnet.data.dataset import Batch
 from dsnet.manifest import Policy
-from dsnet.models import create_model, eager
+from dsnet.models import eager
 from dsnet.models.cached import DynamicRunner
 from dsnet.nn import RouterSpec
 from dsnet.tasks.detection.stages import GatesConfig, GatesStage, WidthsConfig, WidthsStage, median_gap
 from dsnet.training import (
-    IEB,
-    SGS,
-    IEBConfig,
-    Loop,
     OptimConfig,
     SGSConfig,
     distributed,
     recalibrate,
-    with_fresh_router,
 )
-from dsnet.training.cache import fresh_reads, make_cache
-from dsnet.training.ieb import Stage
-from dsnet.training.loop import READS
-from dsnet.training.measured import measured, standardise_gates
 from support.detectors import pictures, random_detector
 from support.networks import EARLY, ROUTERS, images, randomised, router_net, traces_on, varied
 from support.pretend import DEVICE, Pretended, WrongDeviceError, pretended
+from support.trainings import CONFIG, TINY, Make, first_stage, loop_of, second_stage
 
 CPU = torch.device("cpu")
 OBJECTS = torch.tensor([[[0.1, 0.1, 0.5, 0.6, 0, 0], [0, 0, 0, 0, -1, 0]], [[0.4, 0.3, 0.9, 0.9, 2, 0]] * 2])
-TINY = "ds_mobilenet_v1_tiny"
 SLOW = ["gate", "exit_first"]
-CONFIG = OptimConfig(epochs=2, batch_size=6, warmup_epochs=0, lr=0.01)
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -117,24 +103,6 @@ def test_the_device_computes_and_learns_as_the_cpu() -> None:
 
 # Trainings
 
-Make = Callable[[torch.device], tuple[Stage[Any], Batches]]
-
-
-def noise(device: torch.device) -> TrainBatches:
-    """Two batches of pixels."""
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (12, 3, 16, 16), dtype=torch.uint8, generator=generator)
-    loader = Loader(Arrays(pixels, torch.arange(12) % 7), DataConfig(), 16, (0.5,) * 3, (0.25,) * 3)
-    return TrainBatches(Split(loader, torch.arange(12)), 6, seed=0, device=device)
-
-
-def loop_of(make: Make, folder: Path, device: torch.device, config: OptimConfig) -> Loop[Any]:
-    """A loop as on a GPU."""
-    stage, batches = make(device)
-    loop: Loop[Any] = Loop(stage, batches, config, folder=folder, seed=0, momentum=0.9, device=device, reads=READS)
-    loop.stage.train()
-    return loop
-
 
 def assert_trains_alike(make: Make, folder: Path, config: OptimConfig = CONFIG) -> None:
     """A stage trains on the device as on the CPU: weights, moving average and losses are equal. Only images and labels
@@ -159,14 +127,6 @@ def assert_trains_alike(make: Make, folder: Path, config: OptimConfig = CONFIG) 
         assert equal(loop.ema.net.state_dict(), expected.ema.net.state_dict())
 
 
-def first_stage(device: torch.device, **more: Any) -> tuple[IEB, TrainBatches]:
-    torch.manual_seed(0)
-    weights = torch.linspace(0.5, 1.5, 7) if more else None
-    guide = randomised(TINY, dtype=torch.float32) if more else None
-    net = create_model(TINY, num_classes=7)
-    return IEB(net, IEBConfig(**more), class_weights=weights, guide=guide), noise(device)
-
-
 @pytest.mark.parametrize(
     ("optim", "ieb"),
     [
@@ -177,21 +137,6 @@ def first_stage(device: torch.device, **more: Any) -> tuple[IEB, TrainBatches]:
 )
 def test_stage_one_trains_on_the_device(tmp_path: Path, optim: dict[str, Any], ieb: dict[str, Any]) -> None:
     assert_trains_alike(partial(first_stage, **ieb), tmp_path, replace(CONFIG, **optim))
-
-
-def second_stage(device: torch.device, config: SGSConfig, *, cached: bool) -> tuple[SGS, Batches]:
-    net = randomised(TINY if cached else "ds_resnet_tiny", dtype=torch.float32).to(device)
-    torch.manual_seed(0)
-    net = with_fresh_router(net, replace(net.spec, router=config.spec))
-    batches: Any = noise(device)
-    if cached:
-        batches = make_cache(net, batches, 2, display=False)
-        return SGS(net, config, measured(net, config, batches.reads(net))), batches
-    some = list(batches.epoch(0))
-    known = measured(net, config, fresh_reads(net, some))
-    if not config.spec.single:
-        standardise_gates(net, some)
-    return SGS(net, config, known), batches
 
 
 @pytest.mark.parametrize(
