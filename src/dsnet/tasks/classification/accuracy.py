@@ -145,8 +145,9 @@ def accuracy(net: Supernet, batches: Iterable[Batch], paths: Sequence[WidthPath]
     for batch in batches:
         images, labels = batch.images.to(device), batch.labels.to(device)
         if len(images):
-            for row, logits in zip(sums, net.forward_paths(images, paths), strict=True):
-                row += torch.stack([(logits.argmax(1) == labels).sum(), torch.tensor(len(labels), device=device)])
+            answers = net.forward_paths(images, paths)
+            sums[:, 0] += torch.stack([(logits.argmax(1) == labels).sum() for logits in answers])
+            sums[:, 1] += len(labels)
     net.train(training)
     sums = distributed.total(sums).cpu()
     if not sums[:, 1].all():
