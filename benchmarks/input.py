@@ -10,6 +10,10 @@ same shards, with the same decoding and augmentation, where it is installed. All
 until the first batch of the second half of an epoch, as a resumed run waits for it. Rates per core and of the main
 process are processor times, so that other programs do not count; so is the share of an epoch on CIFAR-10 that is lost
 to input, of which the main process loads the images between its steps.
+
+The main process takes the pixels of a batch out of the memory that it shares with the loading ones (`main process`),
+and they are normalised on the device of the training (`device`): on a GPU that is not the main process's work, on a CPU
+it is. `bytes` are what goes to the device.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from PIL import Image
 
 from dsnet.config import merged, packaged, read_yaml
 from dsnet.data.augment import AugmentConfig, to_tensor
-from dsnet.data.batches import TrainBatches
+from dsnet.data.batches import TrainBatches, raw_batches
 from dsnet.data.config import DataConfig
 from dsnet.data.dataset import Loader, Split, open_dataset
 from dsnet.data.packing import pack
@@ -81,11 +85,18 @@ def bare(split: Split, workers: int) -> tuple[float, float]:
     return len(split) / (time.perf_counter() - began), len(split) / spent
 
 
-def loaded(batches: TrainBatches, epoch: int) -> tuple[float, float]:
-    """Images per second behind the DataLoader, and milliseconds of the main process for each batch."""
-    began, spent = time.perf_counter(), time.process_time()
-    count = sum(1 for _ in batches.epoch(epoch))
-    return count * BATCH / (time.perf_counter() - began), 1000 * (time.process_time() - spent) / count
+def loaded(batches: TrainBatches, epoch: int) -> tuple[float, float, float]:
+    """Images per second behind the DataLoader, and the milliseconds of processor time that each batch takes the main
+    process and the device, which is the same processor here."""
+    split, main, device, count = batches.split, 0.0, 0.0, 0
+    began = time.perf_counter()
+    before = time.process_time()
+    for batch in raw_batches(split, batches.jobs(epoch), batches.workers):
+        taken = time.process_time()
+        split.finished(batch)
+        done = time.process_time()
+        main, device, before, count = main + taken - before, device + done - taken, done, count + 1
+    return count * BATCH / (time.perf_counter() - began), 1000 * main / count, 1000 * device / count
 
 
 def library(source: Shards, loader: Loader, workers: int) -> Callable[[], Iterable[object]] | None:
@@ -191,6 +202,7 @@ def main() -> None:
         batches = TrainBatches(split, BATCH, 0, args.workers)
         loaded(batches, 0)  # starts the processes
         rows = [(bare(split, args.workers), loaded(batches, number + 1)) for number in range(args.repeats)]
+        size = split.loader(split.ids[:BATCH], 0).images.nbytes
         beside = compared(split, args.workers, args.repeats)
     share = {} if args.cifar is None else {"CIFAR-10, share lost to input": round(lost(args.cifar, args.steps), 4)}
     result = {
@@ -199,6 +211,8 @@ def main() -> None:
         "loader / bare": round(median(ours[0] / alone[0] for alone, ours in rows), 3),
         "images/s per core": round(median(alone[1] for alone, _ in rows), 1),
         "main process, ms per batch of 64": round(median(ours[1] for _, ours in rows), 2),
+        "device, ms per batch of 64": round(median(ours[2] for _, ours in rows), 2),
+        "bytes per batch of 64": size,
         **beside,
         **share,
         "machine": plain(machine()),

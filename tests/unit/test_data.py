@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from dsnet.data import augment
 from dsnet.data.augment import Augment, AugmentConfig
 from dsnet.data.batches import TrainBatches, plain_batches
 from dsnet.data.config import DataConfig
@@ -74,6 +75,16 @@ def test_inputs_are_normalised() -> None:
     images = torch.cat([batch.images for batch in plain_batches(data.train, 200)])
     assert abs(float(images.mean())) < 1e-3
     assert abs(float(images.std()) - 1) < 1e-3
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 32, 32), (1, 1, 8, 8), (90, 3, 32, 32), (3, 3, 224, 200), (2, 3, 600, 400)])
+def test_a_few_images_at_a_time_are_normalised_as_all_at_once(shape: tuple[int, ...]) -> None:
+    pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    mean, std = (0.485, 0.456, 0.406)[: shape[1]], (0.229, 0.224, 0.225)[: shape[1]]
+    expected = augment.normalise(augment.to_float(pixels), mean, std)
+    assert torch.equal(augment.network_input(pixels, mean, std), expected)
+    last = pixels.contiguous(memory_format=torch.channels_last)
+    assert torch.equal(augment.network_input(last, mean, std), expected)
 
 
 def test_cifar10(tmp_path: Path) -> None:

@@ -163,13 +163,3 @@ def test_a_straight_through_mix_gives_gradients_to_the_slimming_heads() -> None:
         logits, _, _ = net.forward_mixed(torch.randn(4, 3, 32, 32), choose)
         torch.nn.functional.cross_entropy(logits, torch.arange(4)).backward()
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in heads)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", ["ds_mobilenet_v1_tiny", "ds_resnet_tiny"])
-def test_cuda_agrees_with_cpu(name: str) -> None:
-    net = create_model(name).double().eval()
-    x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
-    on_cpu = net(x, net.space.widest)
-    on_gpu = net.cuda()(x.cuda(), net.space.widest)
-    assert torch.allclose(on_cpu, on_gpu.cpu(), atol=1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsnet.data.batches import TrainBatches
 from dsnet.data.config import DataConfig
@@ -267,6 +269,53 @@ def test_every_width_is_compiled_without_falling_back(digits, tmp_path: Path) ->
         for path in loop.net.space:
             loop.net(x, path)
     torch._dynamo.reset()
+
+
+@pytest.mark.slow
+def test_all_convolutions_are_compiled_and_copies_have_weights_of_their_own(digits, tmp_path: Path) -> None:
+    import torch._dynamo
+
+    ran: list[int] = []
+
+    def counting(graph: torch.fx.GraphModule, _):
+        convolutions = sum("conv2d" in str(node.target) for node in graph.graph.nodes)
+        return lambda *inputs: (ran.append(convolutions), graph(*inputs))[1]
+
+    torch._dynamo.reset()
+    torch._dynamo.register_backend(counting, name="counting")
+    loop = make_loop(digits, tmp_path, replace(CONFIG, compile="counting"))
+    x = torch.randn(2, 1, 16, 16)
+    for net in (loop.net, loop.ema.net):
+        copied = copy.deepcopy(net)
+        paths = [net.space.widest, net.space.slimmest]
+        with torch.no_grad(), counted_convolutions() as expected:
+            plain = copied.forward_paths(x, paths)
+        assert not ran
+        with torch.no_grad():
+            found = net.forward_paths(x, paths)
+        assert sum(ran) == len(expected) > 20
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(plain, found, strict=True))
+        ran.clear()
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.zero_()
+            again = copied.forward_paths(x, paths)
+        assert all(torch.equal(a, b) for a, b in zip(again, plain, strict=True))
+    torch._dynamo.reset()
+
+
+@contextmanager
+def counted_convolutions() -> Iterator[list[str]]:
+    found: list[str] = []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if "convolution" in func.name():
+                found.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    with Count():
+        yield found
 
 
 def test_a_second_validation_score_decides_what_is_best(digits, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def recalibrate_run(run: RunFolder, args: Namespace, device: torch.device) -> No
     config, data = run.opened(args.root)
     if args.images is not None:
         config = replace(config, recalibration=args.images)
-    images = calibration_images(data, config, seed=args.seed)
+    images = calibration_images(data, config, seed=args.seed, device=net.device)
     batches = recalibrate(net, images, frozen=config.freeze == "front")
     routes = net.spec.router is not None
     if routes:

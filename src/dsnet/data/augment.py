@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -18,6 +19,7 @@ from dsnet.images import to_array
 from dsnet.schema import Typed
 
 ERASED = 0.02, 1 / 3  # smallest and largest share of the area that is erased
+CACHED = 2**17  # numbers that a processor's cache holds
 RATIO = 0.3, 1 / 0.3  # of the height of an erased rectangle to its width
 
 
@@ -151,6 +153,23 @@ def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -
     """Images less their mean, in units of their standard deviation."""
     shape = (1, -1, 1, 1)
     return images.sub(images.new_tensor(mean).view(shape)).div_(images.new_tensor(std).view(shape))
+
+
+def network_input(pixels: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """`normalise` and `to_float` of uint8 images, on their device. A CPU takes as many at a time as its cache holds."""
+    mean_there, std_there = constants(mean, std, pixels.device)
+    images = torch.empty_like(pixels, dtype=torch.float32)
+    some = max(1, CACHED // max(1, pixels[:1].numel())) if pixels.device.type == "cpu" else max(1, len(pixels))
+    for part, raw in zip(images.split(some), pixels.split(some), strict=True):
+        part.copy_(raw).div_(255).sub_(mean_there).div_(std_there)
+    return images
+
+
+@lru_cache(maxsize=32)
+def constants(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation [C, 1, 1], kept on a device because every copy would wait for it."""
+    with torch.inference_mode(False):
+        return torch.tensor(mean).view(-1, 1, 1).to(device), torch.tensor(std).view(-1, 1, 1).to(device)
 
 
 def to_pixels(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:

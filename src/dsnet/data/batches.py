@@ -56,6 +56,7 @@ class TrainBatches:
     """Shuffled, augmented batches of one epoch; each rank takes every world-th sample of a global batch.
 
     The last, incomplete batch of an epoch is dropped. Its images come up in other epochs.
+    device: Where the images are normalised and stay; pixels go there as bytes.
     """
 
     split: Split
@@ -64,6 +65,7 @@ class TrainBatches:
     workers: int = 0
     rank: int = 0
     world: int = 1
+    device: torch.device | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.batch_size % self.world:
@@ -86,7 +88,7 @@ class TrainBatches:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, beginning with batch number `start`."""
         jobs, source = self.jobs(epoch)[start:], self.split.source
-        for number, batch in enumerate(load_all(self.split, jobs, self.workers)):
+        for number, batch in enumerate(load_all(self.split, jobs, self.workers, self.device)):
             if isinstance(source, Shards):
                 for ids, _ in jobs[number + AHEAD if number else 0 : number + AHEAD + 1]:
                     source.expect(ids)

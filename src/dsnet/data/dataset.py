@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dsnet.data.augment import Augment, normalise, to_float, to_tensor
+from dsnet.data.augment import Augment, network_input, to_tensor
 from dsnet.data.config import DataConfig, Reading
 from dsnet.data.opening import open_raw
 from dsnet.data.own import Datasets, Own, Stream
@@ -121,7 +121,7 @@ class Split:
     def finished(self, batch: Batch, device: torch.device | None = None) -> Batch:
         """The batch with normalised images, on a device. Pixels go there as bytes, a quarter of the size."""
         pixels = batch.images.to(device, non_blocking=True)
-        images = normalise(to_float(pixels), self.loader.mean, self.loader.std)
+        images = network_input(pixels, self.loader.mean, self.loader.std)
         return Batch(images, batch.labels.to(device, non_blocking=True), batch.ids, batch.skipped)
 
 

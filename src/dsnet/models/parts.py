@@ -42,17 +42,31 @@ class LiveParts:
         self.net, self.routed, self.headless = net, routed, headless and net.head.splits
         self.owner: Any = net  # the module that has the spec and the card, and every layer that parts use
         self._manifest: tuple[Card, Combination, Manifest] | None = None
+        self._seen: tuple[list[tuple[Tensor, int]], Combination] = [], ()
 
     @property
     def manifest(self) -> Manifest:
-        card, combine = self.owner.card, combination(self.net)
+        card, combine = self.owner.card, self.combine
         if self._manifest is None or self._manifest[0] is not card or self._manifest[1] != combine:
             self._manifest = card, combine, self.owner.manifest()
         return self._manifest[2]
 
     @property
+    def combine(self) -> Combination:
+        """`combination`, read again only after its tensors were written or replaced: a read waits for the device."""
+        early = self.net.early
+        both = () if early is None else (early.exit_weights, early.width_weights)
+        held = [tensor for tensor in both if tensor is not None]
+        if any(tensor.is_inference() for tensor in held):
+            return combination(self.net)
+        state = [(tensor, tensor._version) for tensor in held]
+        if [(id(tensor), version) for tensor, version in state] != [(id(one), seen) for one, seen in self._seen[0]]:
+            self._seen = state, combination(self.net)
+        return self._seen[1]
+
+    @property
     def device(self) -> torch.device:
-        return self.net.head.classifier.weight.device
+        return self.net.device
 
     def take(self, x: Any) -> Tensor:
         return (torch.from_numpy(x) if isinstance(x, np.ndarray) else x).to(self.device)

@@ -50,6 +50,8 @@ class Supernet(nn.Module):
         self.resize = Resize(spec.sizes) if spec.sizes else None
         self.front, segments, self.head = spec.modules()
         self.segments = nn.ModuleList(segments)
+        for point, allowed in enumerate(self.routing.choices):
+            self.register_buffer(f"allowed{point}", torch.tensor(allowed), persistent=False)
         self.probe = probe_head(spec.router, spec.num_classes, len(spec.candidates))
         channels = segments[0].first.entered.max if segments else 0
         self.early = early_router(spec.router, channels, spec.num_classes, len(self.routing.uniform))
@@ -65,6 +67,10 @@ class Supernet(nn.Module):
     @property
     def candidates(self) -> list[WidthPath]:
         return self.spec.candidates
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.classifier.weight.device
 
     @property
     def bound(self) -> bool:
@@ -253,7 +259,7 @@ class Supernet(nn.Module):
 
     def spread(self, weights: Tensor, point: int) -> Tensor:
         """Weights [B, R] over the routing space as a mix [B, K] over all widths, zero outside the routing space."""
-        allowed = torch.tensor(self.routing.choices[point]).to(weights.device)
+        allowed = self.get_buffer(f"allowed{point}")
         return weights.new_zeros(len(weights), self.spec.widths[point]).index_copy(1, allowed, weights)
 
     def check_input(self, x: Tensor) -> None:

@@ -10,6 +10,9 @@ index or a `Mix`; the code is the same for both.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -17,6 +20,8 @@ from dsnet.nn.gate import ACTIVATIONS, Gate
 from dsnet.nn.norm import NormSpec, SliceNorm
 from dsnet.nn.slicing import SliceConv2d, SliceDepthwise, Width
 from dsnet.space import Channels
+
+PARTS = ("enter", "attend", "body")
 
 
 class Block(nn.Module):
@@ -41,6 +46,16 @@ class Block(nn.Module):
 
     def body(self, x: Tensor, scaled: Tensor, w_in: Width, w_out: Width) -> Tensor:
         raise TypeError(f"{type(self).__name__} has no body")
+
+    def compile_parts(self, **options: Any) -> None:
+        """Compile the three parts separately, for a block that is called in parts because it starts a segment."""
+        for name in PARTS:
+            if getattr(type(self), name) is not getattr(Block, name) or (name == "attend" and self.gate is not None):
+                setattr(self, name, torch.compile(getattr(self, name), **options))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies are not compiled: what was compiled for this block would run this block's weights."""
+        return {name: held for name, held in super().__getstate__().items() if name not in PARTS}
 
     def forward(self, x: Tensor, w_in: Width, w_out: Width) -> Tensor:
         h = self.enter(x, w_in)

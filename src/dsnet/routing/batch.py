@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dsnet.routing.parts import Fork, Outputs, Parts, Step, as_array
+from dsnet.routing.parts import Fork, Outputs, Parts, Step, as_array, likes, on_device
 from dsnet.routing.pieces import SIZES, Costs, Group, cut
 
 T = TypeVar("T")
@@ -41,6 +41,7 @@ class Batch:
         self.owner, self.place = np.zeros((2, len(x)), np.int64)  # of each row: its piece, and its place in there
         self.pieces: list[Piece] = []
         self.left: list[tuple[np.ndarray, Outputs]] = []
+        self.sent: dict[bytes, Any] = {}  # indices on the device, by those of the host
 
     def start(self, begin: Callable[[Any], tuple[Step, Outputs]]) -> None:
         """Run what all samples share."""
@@ -52,7 +53,24 @@ class Batch:
 
     def images(self, rows: np.ndarray) -> Any:
         """The images of these rows, which rise."""
-        return self.x if len(rows) == len(self.x) else self.x[side_by_side(rows.tolist())]
+        return self.x if len(rows) == len(self.x) else self.x[self.index(rows.tolist())]
+
+    def expect(self, groups: Iterable[np.ndarray]) -> None:
+        """Send what picks these groups of rows to the device of the batch: all of it in one copy, because every copy
+        waits for the device. Where the batch is in the host's memory, nothing happens."""
+        if on_device(self.x):
+            picked = [places for rows in groups for _, mine in self.by_width(rows) for _, places in self.where(mine)]
+            self.send([places for places in picked if isinstance(places, np.ndarray)])
+
+    def send(self, wanted: Sequence[np.ndarray]) -> None:
+        fresh = {places.tobytes(): places for places in wanted}
+        self.sent = dict(zip(fresh, likes(self.x, list(fresh.values())), strict=True))
+
+    def index(self, places: list[int]) -> Any:
+        """An index of these places: a slice if they follow each other, and else an array, on the device if it is
+        there."""
+        found = side_by_side(places)
+        return found if isinstance(found, slice) else self.sent.get(found.tobytes(), found)
 
     def advance(self, groups: Sequence[tuple[np.ndarray, np.ndarray | None, Start]]) -> None:
         """Run groups (rows, milliseconds, what runs a piece of them), the longest pieces first."""
@@ -74,7 +92,7 @@ class Batch:
         owners, places, found, low = self.owner[rows].tolist(), self.place[rows].tolist(), [], 0
         for high in range(1, len(owners) + 1):
             if high == len(owners) or owners[high] != owners[low]:
-                found.append((self.pieces[owners[low]], side_by_side(places[low:high])))
+                found.append((self.pieces[owners[low]], self.index(places[low:high])))
                 low = high
         return found
 
@@ -114,17 +132,23 @@ class Batch:
 
     def scores(self) -> np.ndarray:
         """The router's scores [B, R] at the choice point."""
-        return as_array(self.pick(np.arange(len(self.x)), lambda piece: piece.step.fork and piece.step.fork.scores))
+        found = as_array(self.joined([piece.step.fork and piece.step.fork.scores for piece in self.pieces]))
+        scores = np.empty_like(found)
+        scores[np.concatenate([piece.rows for piece in self.pieces])] = found
+        return scores
 
     def finish(self) -> Outputs:
         """The outputs, in the order of the batch."""
         parts, left = self.parts, dict[str, Any]()
-        for name in dict.fromkeys(name for _, held in self.left for name in held):
-            mine = [(rows, held[name]) for rows, held in self.left if name in held]
-            rows = np.concatenate([rows for rows, _ in mine])
-            array = mine[0][1] if len(mine) == 1 else parts.cat([array for _, array in mine])
-            in_order = bool((rows[1:] > rows[:-1]).all())
-            left[name] = array if in_order else array[np.argsort(rows)]
+        names = dict.fromkeys(name for _, held in self.left for name in held)
+        mine = {name: [(rows, held[name]) for rows, held in self.left if name in held] for name in names}
+        order = {name: np.argsort(np.concatenate([rows for rows, _ in mine[name]])) for name in names}
+        if on_device(self.x):
+            self.send(list(order.values()))
+        for name in names:
+            array = self.joined([array for _, array in mine[name]])
+            places = self.index(order[name].tolist())
+            left[name] = array if isinstance(places, slice) else array[places]
         if self.costs is None or set(parts.manifest.outputs) <= set(left):
             return parts.finish(left)
         sizes = Group(len(self.x), np.ones(SIZES[-1])).pieces(-(-len(self.x) // parts.workers))

@@ -116,7 +116,23 @@ def like(x: Any, value: Any) -> Any:
     numpy out."""
     if isinstance(x, np.ndarray | list):
         return as_array(value)
-    if not isinstance(value, np.ndarray):
-        return value.to(x.device)
+    return likes(x, [value])[0] if isinstance(value, np.ndarray) else value.to(x.device)
+
+
+def likes(x: Any, values: Sequence[np.ndarray]) -> list[Any]:
+    """`like` of some arrays of the host. They go to a device in one copy, because each copy waits for it."""
+    if isinstance(x, np.ndarray | list) or not values:
+        return list(values)
     torch = import_module("torch")  # the caller passed a tensor, so torch is installed
-    return torch.from_numpy(np.ascontiguousarray(value)).to(x.device)
+    tensors = [torch.from_numpy(np.ascontiguousarray(value)) for value in values]
+    if not on_device(x):
+        return tensors
+    order = sorted(range(len(tensors)), key=lambda place: -tensors[place].element_size())  # numbers must be aligned
+    flat = torch.cat([tensors[place].flatten().view(torch.uint8) for place in order]).to(x.device)
+    parts = dict(zip(order, flat.split([tensors[place].nbytes for place in order]), strict=True))
+    return [parts[place].view(tensor.dtype).view(tensor.shape) for place, tensor in enumerate(tensors)]
+
+
+def on_device(x: Any) -> bool:
+    """Whether an array is a tensor in other memory than the host's."""
+    return getattr(getattr(x, "device", None), "type", "cpu") != "cpu"

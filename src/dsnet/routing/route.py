@@ -125,8 +125,10 @@ def _once(batch: Batch, prices: Prices, decided: Decided) -> tuple[Outputs, np.n
     if batch.round_up:
         chosen = chosen.copy()
         chosen[onward] = rounded(chosen[onward], ms)
-    batch.keep_known(np.flatnonzero(~onward))
     groups = [(position, rows) for position, rows in groups_of(chosen) if onward[rows[0]]]
+    known = np.flatnonzero(~onward)
+    batch.expect([known, *(rows for _, rows in groups)])
+    batch.keep_known(known)
     batch.advance([(rows, ms(position), partial(run, candidates[position])) for position, rows in groups])
     return batch.finish(), np.array(candidates, np.int64)[chosen], [scores]
 
@@ -187,7 +189,9 @@ def _gates(batch: Batch, prices: Prices, decided: Decided) -> tuple[Outputs, np.
         for _, rows in came:  # rows of one incoming width stay side by side
             for position, mine in groups_of(chosen[rows]):
                 groups.setdefault(position, []).append(rows[mine])
-        batch.advance([(np.concatenate(rows), ms(k), partial(run, widths[k])) for k, rows in groups.items()])
+        joined = {position: np.concatenate(rows) for position, rows in groups.items()}
+        batch.expect(joined.values())
+        batch.advance([(rows, ms(k), partial(run, widths[k])) for k, rows in joined.items()])
     return batch.finish(), paths, scores
 
 

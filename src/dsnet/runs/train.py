@@ -76,7 +76,7 @@ def train(
         # Find errors in the config before the folder is touched.
         for plan in left:
             if plan.stage is not None:
-                train_batches(plan, data, config)
+                train_batches(plan, data, config, place)
         loop: Loop[Any] | None = None
         if not (resume and left[0].goes_on):  # else the network is in the folder
             net = task.begin(config, data, again=folder if resume else None)
@@ -189,7 +189,7 @@ def make_loop(
     if plan.stage is None:
         return None
     stage = plan.stage(net.to(place)).to(place)
-    batches = plan.cache(stage, train_batches(plan, data, config))
+    batches = plan.cache(stage, train_batches(plan, data, config, place))
     return Loop(
         stage,
         batches,
@@ -205,11 +205,11 @@ def make_loop(
     )
 
 
-def train_batches(plan: Plan[Any], data: Data, config: RunConfig) -> TrainBatches:
+def train_batches(plan: Plan[Any], data: Data, config: RunConfig, place: torch.device) -> TrainBatches:
     split = data.split(plan.split)
     size = plan.optim.batch(len(split), processes=world())
     try:
-        return TrainBatches(split, size, config.seed, config.data.workers, rank=rank(), world=world())
+        return TrainBatches(split, size, config.seed, config.data.workers, rank(), world(), place)
     except ValueError as error:
         raise ValueError(f"{plan.key}.batch_size: {error}") from None
 

@@ -16,7 +16,7 @@ from dsnet.pictures import as_batch, check_pictures
 from dsnet.results import Setting
 from dsnet.routing.batch import in_pieces, joined
 from dsnet.routing.budgets import policy_for
-from dsnet.routing.parts import Outputs, Parts, Routed, as_array, like
+from dsnet.routing.parts import Outputs, Parts, Routed, as_array, like, likes
 from dsnet.routing.pieces import Costs
 from dsnet.routing.policy import Prices
 from dsnet.routing.route import run_grouped, run_sizes
@@ -261,7 +261,8 @@ class Runner:
         for part in routed.scores:
             finite({"router_scores": part})
         outputs = {name: like(x, value) for name, value in routed.outputs.items()}
-        return Routed(outputs, like(x, routed.paths), like(x, routed.madds), [like(x, part) for part in routed.scores])
+        paths, madds, *scores = likes(x, [routed.paths, routed.madds, *routed.scores])
+        return Routed(outputs, paths, madds, scores)
 
     def _empty(self) -> Outputs:
         return {name: np.zeros((0, *shape), np.float32) for name, shape in self.manifest.outputs.items()}

@@ -232,7 +232,7 @@ def collect(
     skipped: dict[str, None] = {}
     text = f"running the frozen network on {views} views of {len(ids):,} training images"
     with counting(text, views * len(ids), shown=display and rank == 0) as count:
-        for number, batch in enumerate(load_all(split, jobs, batches.workers)):
+        for number, batch in enumerate(load_all(split, jobs, batches.workers, device)):
             skipped |= dict.fromkeys(batch.skipped)
             if len(batch.images):
                 found = take(net.enter(placed(batch.images, device))).cpu()
@@ -241,7 +241,7 @@ def collect(
                     rows = found.new_zeros(views, len(ids), found.shape[1])
                 at = place[batch.ids]
                 rows[number // len(parts), at] = found
-                labels[at], known[at] = batch.labels, True
+                labels[at], known[at] = batch.labels.cpu(), True
             count(len(parts[number % len(parts)]))
     if rows is None:
         raise DataError("none of the training images could be read; see data.on_corrupt")

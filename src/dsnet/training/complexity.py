@@ -10,8 +10,22 @@ from torch import Tensor
 from dsnet.cost import CostTable
 
 
-def expected(table: CostTable, mixes: Sequence[Tensor], *, dynamic: bool = True) -> Tensor:
-    """MAdds [B] under one mix [B, K] per choice point. They are differentiable, and exact on one-hot mixes."""
+def constants(table: CostTable, *, dynamic: bool = True) -> list[Tensor]:
+    """The MAdds from every width to the next [K, L] at each choice point, and those of the head [K]."""
+    steps = [
+        [[cost.madds + (router[j].madds if dynamic else 0) for cost in row] for j, row in enumerate(step)]
+        for step, router in zip(table.steps, table.routers, strict=True)
+    ]
+    return [torch.tensor(rows, dtype=torch.float64) for rows in (*steps, [head.madds for head in table.heads])]
+
+
+def expected(
+    table: CostTable, mixes: Sequence[Tensor], *, dynamic: bool = True, known: Sequence[Tensor] | None = None
+) -> Tensor:
+    """MAdds [B] under one mix [B, K] per choice point. They are differentiable, and exact on one-hot mixes.
+
+    known: The `constants` on the device of the mixes, where they are needed often.
+    """
     if not table.steps:
         raise ValueError("the network has no choice points; use madds(())")
     if len(mixes) != len(table.steps):
@@ -28,12 +42,12 @@ def expected(table: CostTable, mixes: Sequence[Tensor], *, dynamic: bool = True)
         return _expected_probing(table, mixes)
     total = torch.full((len(mixes[0]),), float(table.front.madds), dtype=torch.float64, device=mixes[0].device)
     before = total.new_ones(len(total), 1)
-    for step, router, mix in zip(table.steps, table.routers, mixes, strict=True):
-        costs = [[cost.madds + (router[j].madds if dynamic else 0) for cost in row] for j, row in enumerate(step)]
+    *steps, heads = known or [held.to(total.device) for held in constants(table, dynamic=dynamic)]
+    for costs, mix in zip(steps, mixes, strict=True):
         after = mix.double()
-        total = total + torch.einsum("bi,ij,bj->b", before, total.new_tensor(costs), after)
+        total = total + torch.einsum("bi,ij,bj->b", before, costs, after)
         before = after
-    return total + before @ total.new_tensor([head.madds for head in table.heads])
+    return total + before @ heads
 
 
 def _expected_probing(table: CostTable, mixes: Sequence[Tensor]) -> Tensor:

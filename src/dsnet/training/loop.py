@@ -28,6 +28,7 @@ from dsnet.data.batches import Batches, seed_of
 from dsnet.data.dataset import Batch
 from dsnet.errors import TrainingError
 from dsnet.files import write_whole
+from dsnet.models.build import Segment
 from dsnet.nn import Block
 from dsnet.nn.norm import SliceNorm
 from dsnet.training import distributed
@@ -112,8 +113,10 @@ class Loop(Generic[N]):
         self.damaged: list[str] = []  # files that were skipped since the last read
         self.entry, self.unread = Entry({}, None, NEVER, 0, 0), False
         if config.compile is not None:
-            compile_blocks(stage.net, config.compile)
-            compile_blocks(self.ema.net, config.compile)
+            teachers = (getattr(stage, name, None) for name in ("guide", "original"))
+            for net in (stage.net, self.ema.net, *teachers):
+                if net is not None:
+                    compile_blocks(net, config.compile)
         self.wrapped = distributed.wrap(stage)
 
     @property
@@ -365,7 +368,8 @@ class Loop(Generic[N]):
 
 
 def compile_blocks(net: nn.Module, backend: str) -> None:
-    """Compile every block separately. Each width needs its own graph, so the limits on recompilation are raised."""
+    """Compile every block separately, and those that start a segment in their three parts, because paths that share a
+    beginning part there. Each width needs its own graph, so the limits on recompilation are raised."""
     import torch._dynamo
 
     backends = torch._dynamo.list_backends(exclude_tags=())
@@ -375,10 +379,13 @@ def compile_blocks(net: nn.Module, backend: str) -> None:
     limit = 4 * widths * widths
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, limit)
     torch._dynamo.config.accumulated_recompile_limit = max(
-        torch._dynamo.config.accumulated_recompile_limit, limit * sum(isinstance(m, Block) for m in net.modules())
+        torch._dynamo.config.accumulated_recompile_limit, 3 * limit * sum(isinstance(m, Block) for m in net.modules())
     )
+    starting = {module.first for module in net.modules() if isinstance(module, Segment)}
     for module in net.modules():
-        if isinstance(module, Block):
+        if module in starting:
+            module.compile_parts(backend=backend, dynamic=False)
+        elif isinstance(module, Block):
             module.compile(backend=backend, dynamic=False)
 
 

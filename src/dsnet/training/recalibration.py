@@ -26,7 +26,7 @@ def recalibrate(net: Supernet, images: Iterable[Tensor], *, frozen: bool = False
     norms = [norm for norm in batch_norms(net) if norm not in kept]
     if not norms:
         return 0
-    training, device = net.training, net.head.classifier.weight.device
+    training, device = net.training, net.device
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.running_mean.zero_()

@@ -15,7 +15,7 @@ from dsnet.data.batches import seed_of
 from dsnet.models import Entered, Supernet, count
 from dsnet.nn.router import of_router
 from dsnet.training.cache import Read, compared, read, scores_of, unpacked
-from dsnet.training.complexity import expected
+from dsnet.training.complexity import constants, expected
 from dsnet.training.ieb import N, Stage, full
 from dsnet.training.measured import Measured, windows_of
 from dsnet.training.scores import goals, score_loss, straight_through, within
@@ -72,6 +72,9 @@ class SGS(Stage[Supernet]):
         # Constants of the losses, on the device of the network.
         self.register_buffer("prices", torch.tensor(prices, dtype=torch.float64), persistent=False)
         self.register_buffer("edges", torch.tensor(self.windows), persistent=False)
+        self.costs = [f"costs{number}" for number in range(len(self.table.whole.steps) + 1)]
+        for name, held in zip(self.costs, constants(self.table.whole), strict=True):
+            self.register_buffer(name, held, persistent=False)
         self.span = prices[-1] ** 2 - prices[0] ** 2
         for name, parameter in net.named_parameters():
             parameter.requires_grad_(self.trains(name))
@@ -142,7 +145,8 @@ class SGS(Stage[Supernet]):
 
         logits, raws, mixes = self.net.run_mixed(entered, choose)
         guidance = [self.guidance(raw, answers, labels, windows) for raw in raws if raw is not None]
-        shares = expected(self.table.whole, mixes) / self.table.widest
+        costs = [self.get_buffer(name) for name in self.costs]
+        shares = expected(self.table.whole, mixes, known=costs) / self.table.widest
         return {
             "classification": F.cross_entropy(full(logits), labels),
             "complexity": self.complexity(shares).to(full(logits).dtype),

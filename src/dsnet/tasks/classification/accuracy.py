@@ -139,14 +139,15 @@ def grown(values: np.ndarray, count: int, fill: int) -> np.ndarray:
 @torch.no_grad()
 def accuracy(net: Supernet, batches: Iterable[Batch], paths: Sequence[WidthPath]) -> list[float]:
     """The top-1 accuracy of every path over the batches of all processes. Every process must call this."""
-    training, device = net.training, net.head.classifier.weight.device
+    training, device = net.training, net.device
     net.eval()
     sums = torch.zeros(len(paths), 2, dtype=torch.float64, device=device)  # right, images
     for batch in batches:
         images, labels = batch.images.to(device), batch.labels.to(device)
         if len(images):
-            for row, logits in zip(sums, net.forward_paths(images, paths), strict=True):
-                row += torch.stack([(logits.argmax(1) == labels).sum(), torch.tensor(len(labels), device=device)])
+            answers = net.forward_paths(images, paths)
+            sums[:, 0] += torch.stack([(logits.argmax(1) == labels).sum() for logits in answers])
+            sums[:, 1] += len(labels)
     net.train(training)
     sums = distributed.total(sums).cpu()
     if not sums[:, 1].all():

@@ -74,13 +74,14 @@ def cached(stage: Stage[Supernet], batches: TrainBatches, config: Classification
     return batches
 
 
-def calibration_batches(data: Data, config: ClassificationConfig) -> Iterator[Batch]:
+def calibration_batches(data: Data, config: ClassificationConfig, device: torch.device) -> Iterator[Batch]:
     """The calibration images of this process, which has every world-th batch."""
-    return plain_batches(data.calibration, BATCH, workers=config.data.workers, rank=rank(), world=world())
+    workers = config.data.workers
+    return plain_batches(data.calibration, BATCH, workers=workers, rank=rank(), world=world(), device=device)
 
 
 def calibration_reads(net: Supernet, data: Data, config: ClassificationConfig) -> Iterator[tuple[Read, Tensor]]:
-    return fresh_reads(net, calibration_batches(data, config))
+    return fresh_reads(net, calibration_batches(data, config, net.device))
 
 
 class Watch:
@@ -122,7 +123,7 @@ class Watch:
             scores, _ = self.first(net)
             return [np.concatenate([low + scores[:, low : high + 1].argmax(1) for low, high in router.windows])]
         runner, paths = eager(net), []
-        for batch in calibration_batches(self.data, self.config):
+        for batch in calibration_batches(self.data, self.config, net.device):
             if len(batch.images):
                 paths += [as_array(runner.run(batch.images, Policy(window=window)).paths) for window in router.windows]
         taken = np.concatenate(gathered(paths))

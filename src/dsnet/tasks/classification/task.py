@@ -91,7 +91,9 @@ class Classification:
 task = Classification()
 
 
-def calibration_images(data: Data, config: ClassificationConfig, *, seed: int = 0) -> Iterator[Tensor]:
+def calibration_images(
+    data: Data, config: ClassificationConfig, *, seed: int = 0, device: torch.device | None = None
+) -> Iterator[Tensor]:
     """Training images for recalibration, augmented as in training, because the weights were trained with such batches.
     A process gets every world-th batch.
 
@@ -100,7 +102,7 @@ def calibration_images(data: Data, config: ClassificationConfig, *, seed: int = 
     size = min(task.batch, len(data.train))
     batches = TrainBatches(data.train, size, seed)
     number = max(1, min(config.recalibration // size, len(batches)))
-    for batch in load_all(data.train, batches.jobs(0)[rank() : number : world()], config.data.workers):
+    for batch in load_all(data.train, batches.jobs(0)[rank() : number : world()], config.data.workers, device):
         yield batch.images
 
 
@@ -168,17 +170,17 @@ def widths_plan(config: ClassificationConfig, data: Data, folder: Path) -> Plan[
         paths = ends(average)
         if config.ieb.only is not None:
             paths = {f"width{config.ieb.only}": average.space.at(config.ieb.only)}
-        batches = noted(data, config, note)
+        batches = noted(data, config, note, average.device)
         if not data.classes:
             original = load_original(config, data, folder)
             assert original is not None
-            batches = answered_by(original.to(average.head.classifier.weight.device), batches)
+            batches = answered_by(original.to(average.device), batches)
         scores = accuracy(average, batches, list(paths.values()))
         return dict(zip(paths, scores, strict=True))
 
     def finish(net: Supernet) -> Supernet:
         net.card = replace(card_of(data), classes=data.classes or net.card.classes)
-        recalibrate(net, calibration_images(data, config), frozen=config.freeze == "front")
+        recalibrate(net, calibration_images(data, config, device=net.device), frozen=config.freeze == "front")
         return net
 
     return Plan(
@@ -242,9 +244,10 @@ def finished(net: Supernet, data: Data, config: ClassificationConfig) -> Superne
     return kept.net
 
 
-def noted(data: Data, config: ClassificationConfig, note: Note) -> Iterator[Batch]:
+def noted(data: Data, config: ClassificationConfig, note: Note, device: torch.device) -> Iterator[Batch]:
     """Batches of this process's calibration images. `note` is called with the names of damaged files."""
-    batches = plain_batches(data.calibration, task.batch, workers=config.data.workers, rank=rank(), world=world())
+    shared: dict[str, Any] = {"workers": config.data.workers, "rank": rank(), "world": world(), "device": device}
+    batches = plain_batches(data.calibration, task.batch, **shared)
     for batch in batches:
         note(batch.skipped)
         yield batch
@@ -253,7 +256,7 @@ def noted(data: Data, config: ClassificationConfig, note: Note) -> Iterator[Batc
 @torch.no_grad()
 def answered_by(original: Supernet, batches: Iterator[Batch]) -> Iterator[Batch]:
     """Batches with the answers of a network as labels."""
-    device = original.head.classifier.weight.device
+    device = original.device
     for batch in batches:
         labels = original(batch.images.to(device), original.space.widest).argmax(1)
         yield replace(batch, labels=labels.cpu())

@@ -121,7 +121,7 @@ def gates_plan(config: DetectionConfig, data: Data) -> Plan[Detector]:
     def stage(net: Detector) -> GatesStage:
         # Every process uses all images, so that all of them agree on which images are hard.
         size = config.gates_optim.batch(len(data.train))
-        batches = TrainBatches(data.train, size, config.seed, config.data.workers)
+        batches = TrainBatches(data.train, size, config.seed, config.data.workers, device=net.priors.device)
         return GatesStage(net, median=median_gap(net, batches.epoch(0)))
 
     return Plan(
