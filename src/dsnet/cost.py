@@ -98,7 +98,8 @@ class CostTable(PathCosts, Typed):
         shared: The front, and the part of the first segment that runs before its choice.
         exit: The front, the layers before the first gate, and the early classifier: the exit as a static network. None
             if there is no exit.
-        probe: The candidate `probed` and the router's head that reads its logits; None if the router does not probe.
+        probe: The candidate `probed` and the router's head that reads its logits; None if the router does not probe. An
+            exit is probed only where there are several image sizes, and the probe contains the first gate's attention.
     """
 
     image_size: int
@@ -144,9 +145,6 @@ class CostTable(PathCosts, Typed):
         image that takes the exit has also run the first gate's attention and the router's head.
         """
         path = self.space.validate(path)
-        if is_exit(path):
-            assert self.exit is not None
-            return self.shared + self.routers[0][0] if dynamic else self.exit
         if dynamic and self.probe is not None:
             if path == self.probed:
                 return self.probe
@@ -154,21 +152,30 @@ class CostTable(PathCosts, Typed):
             return Cost(
                 self.probe.layers + wider.layers - self.shared.layers,
                 self.probe.pools + wider.pools - self.shared.pools,
-                self.probe.params + wider.params - self.cost(self.probed).params,
+                self.probe.params + wider.params - self.common(path),
             )
+        if is_exit(path):
+            assert self.exit is not None
+            return self.shared + self.routers[0][0] if dynamic else self.exit
         total, w_in = self.front, 0
         for step, router, w_out in zip(self.steps, self.routers, path, strict=True):
             total = total + step[w_in][w_out] + (router[w_in] if dynamic else Cost())
             w_in = w_out
         return total + self.heads[w_in]
 
+    def common(self, path: WidthPath) -> int:
+        """Parameters that the probed path and another have in common, whatever image size they run at."""
+        if is_exit(self.probed):
+            return self.params(path) if is_exit(path) else self.shared.params
+        return min(self.params(path), self.params(self.probed))
+
 
 @dataclass(frozen=True)
 class SizedCosts(PathCosts):
     """Costs of a network that runs at several image sizes: one table for each size, smallest first.
 
-    The front of a table contains the resizing of the image. A router that probes looks at one size first, whose table
-    has the probe. An image that goes on at another size pays for both looks.
+    The front of a table contains the resizing of the image. A router looks at one size first, whose table has the
+    probe. An image that goes on at another size pays for both looks.
     """
 
     tables: tuple[CostTable, ...]
@@ -192,7 +199,8 @@ class SizedCosts(PathCosts):
 
     @cached_property
     def space(self) -> WidthSpace:
-        return WidthSpace.full(map(len, self.whole.space.choices), sizes=len(self.tables))
+        whole = self.whole.space
+        return WidthSpace.full(map(len, whole.choices), exit=whole.exit, sizes=len(self.tables))
 
     def cost(self, path: Sequence[int], *, dynamic: bool = False) -> Cost:
         size, *widths = self.space.validate(path)
@@ -201,5 +209,5 @@ class SizedCosts(PathCosts):
             return table.cost(widths, dynamic=dynamic)
         second, probe = table.cost(widths), looked.probe
         assert probe is not None
-        known = min(second.params, looked.params(looked.probed))  # both looks share these weights
-        return Cost(probe.layers + second.layers, probe.pools + second.pools, probe.params + second.params - known)
+        params = probe.params + second.params - looked.common(tuple(widths))
+        return Cost(probe.layers + second.layers, probe.pools + second.pools, params)

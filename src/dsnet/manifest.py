@@ -17,7 +17,7 @@ from dsnet.errors import CheckpointError, must
 from dsnet.limits import allow
 from dsnet.results import Evaluation
 from dsnet.schema import Typed, clipped, parse_json, reads, to_json
-from dsnet.space import WidthPath, WidthSpace, Window, path_name, setting_name
+from dsnet.space import EXIT, WidthPath, WidthSpace, Window, path_name, setting_name
 
 FORMAT = 3
 KEY = "dsnet.manifest"  # its key in an ONNX file's metadata
@@ -120,7 +120,8 @@ class RouterSpec(Typed):
         kind: `gate` scores widths with the slimming heads before they run. `cheap_first` runs the first candidate, the
             slimmest path or a small image size, and scores all candidates from its logits. `threshold` goes on to
             another candidate if the top probability of the first is low. `exit_first` runs the early classifier and
-            scores its answer, the exit, and the uniform paths.
+            scores its answer, the exit, and the uniform paths. With several image sizes it runs the exit of one size
+            first, and the other candidates are exits of other sizes and full settings.
         targets: What the scores were trained on. With `correctness` they are probabilities, with `kl` negative
             divergences.
         hidden: Hidden units of the head that scores the candidates from a classifier's logits. 0 is a head of rank one:
@@ -164,7 +165,8 @@ class RouterSpec(Typed):
             must("the size of a window", self.windows, self.windows >= 2, "be at least 2 widths")
             must("the router", self.kind, self.kind == "gate", "be a gate to choose within windows")
         if self.candidates:
-            must("the router", self.kind, self.probes, "look at a candidate first to have a list of candidates")
+            first = self.probes or self.exits
+            must("the router", self.kind, first, "look at a candidate first to have a list of candidates")
             good = len(set(self.candidates)) == len(self.candidates) >= 2
             must("the list of candidates", self.candidates, good, "have at least two paths, each of them once")
 
@@ -189,7 +191,8 @@ class Router(Typed):
     """A trained router: its kind, the widths that it chooses from, and its calibrated budgets.
 
     combine: Of an exit_first router, the weights (u, v) for each width. An image that goes on to the width is answered
-        by u times the logits of the exit plus v times those of the width.
+        by u times the logits of the exit plus v times those of the width. Empty with several image sizes, where the
+        last look answers alone.
     """
 
     spec: RouterSpec
@@ -201,7 +204,7 @@ class Router(Typed):
         points, exits = len(self.routing), self.spec.exits
         must("the number of choice points of a router", points, points >= 1, "be at least 1")
         must("the exit of a routing space", self.routing.exit, self.routing.exit == exits, f"be {exits}")
-        widths = len(self.routing.uniform) if exits else 0
+        widths = len(self.routing.uniform) if self.combines else 0
         good = not self.combine or (len(self.combine) == widths and all_finite(*chain(*self.combine)))
         must("combine", self.combine, good, f"be finite, with one pair for each of {widths} widths")
         for path in self.spec.candidates:
@@ -214,11 +217,16 @@ class Router(Typed):
     def probes(self) -> bool:
         return self.spec.probes
 
+    @property
+    def combines(self) -> bool:
+        """Whether the answer of an image that goes on is combined with that of the exit."""
+        return self.spec.exits and not self.routing.sized
+
     @cached_property
     def candidates(self) -> list[WidthPath]:
-        """What a router with a single decision chooses from: the exit if there is one, and the uniform paths of the
+        """What a router with a single decision chooses from: the exits if there are any, and the uniform paths of the
         routing space, slimmest first."""
-        return list(self.spec.candidates) or [self.routing.exit_path] * self.spec.exits + self.routing.uniform
+        return list(self.spec.candidates) or self.routing.exits + self.routing.uniform
 
     @cached_property
     def windows(self) -> list[Window]:
@@ -382,8 +390,8 @@ class Manifest(Typed):
             return router.candidates
         if self.space.sized and several:
             return self.space.uniform
-        exits = self.space.exit and self.kind != "static"  # a static file may hold the exit alone
-        return [self.space.exit_path] * exits + list(self.space)
+        exits = [] if self.kind == "static" else self.space.exits  # a static file may hold the exit alone
+        return exits + list(self.space)
 
     @cached_property
     def uniform(self) -> list[WidthPath]:
@@ -410,21 +418,27 @@ class Manifest(Typed):
         return self.sizes[self.table.space.size_of(path)] if self.table.space.sized else self.image_size
 
     def name_of(self, path: WidthPath) -> str:
-        """A path as users write and read it: with several image sizes, 80px or 80px:3."""
+        """A path as users write and read it: with several image sizes, 80px, 80px:3 or 80px:exit."""
         return setting_name(path, self.size_of(path)) if self.table.space.sized else path_name(path)
 
     def parse_path(self, text: str) -> WidthPath:
-        """A path that a user wrote, such as 3, 0,1,2,3 or exit; with several image sizes, 80px:3, or 80px for the
-        widest at a size."""
+        """A path that a user wrote, such as 3, 0,1,2,3 or exit; with several image sizes, 80px:3 or 80px:exit, or 80px
+        for the widest at a size."""
+        space, (size, is_size, widths) = self.table.space, text.partition("px")
+        exit = (EXIT,) * len(space.widths_of(space.widest))
         if text == "exit":
-            return self.space.validate(self.space.exit_path)
-        size, is_size, widths = text.partition("px")
-        if is_size and self.table.space.sized:
+            if space.sized and self.space.exit:
+                raise ValueError(f"path exit has no image size; write for example {self.sizes[0]}px:exit")
+            return self.space.validate(exit)
+        if is_size and space.sized:
             if not size.isdigit() or int(size) not in self.sizes:
                 known = ", ".join(f"{each}px" for each in self.sizes)
                 raise ValueError(f"path {clipped(text, 80)!r} is not at one of the image sizes; they are {known}")
-            widest = ",".join(map(str, self.table.space.widths_of(self.table.space.widest)))
-            text = f"{self.sizes.index(int(size))},{widths.removeprefix(':') or widest}".rstrip(",")
+            place = self.sizes.index(int(size))
+            if widths == ":exit":
+                return self.space.validate((place, *exit))
+            widest = ",".join(map(str, space.widths_of(space.widest)))
+            text = f"{place},{widths.removeprefix(':') or widest}".rstrip(",")
         try:
             path = [int(part) for part in text.split(",")] if text else []
         except ValueError:
@@ -458,7 +472,7 @@ def within(space: WidthSpace, whole: WidthSpace) -> bool:
     """Whether all widths of a space are among those of another one."""
     if len(space) != len(whole) or space.sized != whole.sized:
         return False
-    if whole.exit and space.slimmest == whole.exit_path:  # the exit alone
+    if space.slimmest in whole.exits:  # the exit alone
         return True
     return all(set(mine) <= set(others) for mine, others in zip(space.choices, whole.choices, strict=True))
 

@@ -18,7 +18,8 @@ and the widths."""
 Window = tuple[int, int]
 """The first and the last of a run of adjacent positions in a router's list of widths."""
 EXIT = -2
-"""In place of every width index of a path: the early classifier answers. (-1 means that the router chooses.)"""
+"""In place of every width index of a path: the early classifier answers. (-1 means that the router chooses.) The
+index of an image size stays: every size has an exit."""
 
 
 def is_exit(path: Sequence[int]) -> bool:
@@ -117,7 +118,7 @@ class Channels:
 class WidthSpace:
     """The width indices allowed at each choice point: the full space of a network, or its routing space.
 
-    exit: whether the exit is a path too. Iteration, `size`, `slimmest` and `uniform` are about widths only.
+    exit: whether the exits are paths too. Iteration, `size`, `slimmest` and `uniform` are about widths only.
     sized: whether the first entry of a path is the index of an image size.
     """
 
@@ -148,8 +149,12 @@ class WidthSpace:
 
     @classmethod
     def around(cls, paths: Sequence[WidthPath], *, sized: bool = False) -> WidthSpace:
-        """The smallest space that holds these paths."""
-        return cls(tuple(tuple(sorted(set(column))) for column in zip(*paths, strict=True)), sized=sized)
+        """The smallest space that holds these paths. One of them at least is no exit."""
+        wide = [path for path in paths if not is_exit(path)]
+        columns = [sorted(set(column)) for column in zip(*wide, strict=True)]
+        if sized:
+            columns[0] = sorted({path[0] for path in paths})
+        return cls(tuple(map(tuple, columns)), len(wide) < len(paths), sized)
 
     def size_of(self, path: Sequence[int]) -> int:
         """The index of the image size of a path; 0 where there is one size."""
@@ -165,7 +170,7 @@ class WidthSpace:
         The layers of a network with several image sizes have every width once for each size, side by side.
         """
         size, sizes = self.size_of(path), len(self.choices[0]) if self.sized else 1
-        return size, *(width * sizes + size for width in self.widths_of(path))
+        return size, *(width if width == EXIT else width * sizes + size for width in self.widths_of(path))
 
     def restrict(self, routing: Sequence[int] | Sequence[Sequence[int]] | None) -> WidthSpace:
         """A subspace: allowed indices per choice point, or one list of indices for all of them."""
@@ -199,7 +204,7 @@ class WidthSpace:
         return len(self.choices)
 
     def __contains__(self, path: object) -> bool:
-        if self.exit and path == self.exit_path:
+        if path in self.exits:
             return True
         return (
             isinstance(path, tuple)
@@ -229,9 +234,11 @@ class WidthSpace:
         return self.validate([*sizes, *[width] * (len(self) - len(sizes))])
 
     @property
-    def exit_path(self) -> WidthPath:
-        """The path of an image that the early classifier answers."""
-        return (EXIT,) * len(self)
+    def exits(self) -> list[WidthPath]:
+        """The paths of images that the early classifier answers: one for each image size, or none."""
+        if not self.exit:
+            return []
+        return [(size, *(EXIT,) * (len(self) - 1)) for size in self.choices[0]] if self.sized else [(EXIT,) * len(self)]
 
     @property
     def uniform(self) -> list[WidthPath]:
@@ -257,10 +264,10 @@ class WidthSpace:
                 f"give one {'index' if self.sized else 'width index'} for each, for example "
                 f"{','.join(map(str, self.widest))}"
             )
-        if self.exit and path == self.exit_path:
+        if path in self.exits:
             return path
         for point, (width, allowed) in enumerate(zip(path, self.choices, strict=True)):
-            if width == EXIT:
+            if width == EXIT and point >= self.sized:
                 raise ValueError(
                     f"path {path} asks for the exit; it must stand at every choice point"
                     if self.exit

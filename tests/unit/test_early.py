@@ -54,7 +54,7 @@ def test_routing_a_batch_equals_running_every_sample_alone(name: str, router: Ro
         with torch.no_grad():
             answer = net(x[row : row + 1], path)
             if router.exits and not is_exit(path):
-                exit = net(x[row : row + 1], net.space.exit_path)
+                exit = net(x[row : row + 1], net.space.exits[0])
                 u, v = net.manifest().routers[0].combine[net.candidates.index(path) - 1]
                 answer = u * exit.log_softmax(1) + v * answer.log_softmax(1)
                 assert u != 0
@@ -92,7 +92,7 @@ def test_every_runtime_gives_the_answers_of_the_network(name: str, router: Route
 @pytest.mark.parametrize("name", NAMES)
 def test_the_exit_alone_is_a_network_of_its_own(name: str, tmp_path: Path) -> None:
     net = router_net(name, EXIT_FIRST).float()
-    x, path = varied(net, 4), net.space.exit_path
+    x, path = varied(net, 4), net.space.exits[0]
     with torch.no_grad():
         answer = net(x, path)
         assert_close(extract(net, path)(x), answer, 1e-5)
@@ -109,7 +109,7 @@ def test_maps_that_the_grid_does_not_divide_are_pooled_alike(size: int, tmp_path
     net = router_net("s_convnet", EXIT_FIRST).float()
     x = torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(0))
     runner = open_onnx(export_onnx(net, tmp_path / "dynamic.onnx", image_size=size))
-    path = net.space.exit_path
+    path = net.space.exits[0]
     with torch.no_grad():
         assert_close(runner.run_path(x, path).logits, net(x, path), 1e-4)
         entered = net.enter(x)
@@ -132,13 +132,13 @@ def test_layers_cost_what_the_flop_counter_counts(name: str, router: RouterSpec)
         assert layers(net, x[row : row + 1], None) == table.cost(path, dynamic=True).layers
         assert layers(net, x[row : row + 1], path) == table.cost(path).layers
     if router.exits:
-        alone, spent = (table.cost(net.space.exit_path, dynamic=dynamic) for dynamic in (False, True))
+        alone, spent = (table.cost(net.space.exits[0], dynamic=dynamic) for dynamic in (False, True))
         assert alone.madds < spent.madds < table.slimmest
         classifier = net.early.classifier
         *_, height, width = net.enter(x).x.shape
         own = table.exit.pools - table.front.pools
         assert own == classifier.pool.channels.max * height * width or height % 4 or width % 4
-        assert alone.params == sum(p.numel() for p in extract(net, net.space.exit_path).parameters())
+        assert alone.params == sum(p.numel() for p in extract(net, net.space.exits[0]).parameters())
 
 
 def layers(net: Supernet, x: torch.Tensor, path: tuple[int, ...] | None) -> int:
@@ -262,7 +262,7 @@ def test_routers_that_make_no_sense_are_refused(options: dict[str, object], mess
 def test_the_exit_of_a_space() -> None:
     space = WidthSpace.full((3, 3), exit=True)
     assert (EXIT, EXIT) in space
-    assert space.validate([EXIT, EXIT]) == space.exit_path
+    assert space.validate([EXIT, EXIT]) == space.exits[0]
     assert space.size == len(list(space)) == 9
     with pytest.raises(ValueError, match="must stand at every choice point"):
         space.validate((EXIT, 0))

@@ -20,7 +20,9 @@ def add_arguments(parser: Parser) -> None:
     parser.add("--image_size")
     parser.add("--num_classes", "Number of outputs of the classifier.", type=int)
     parser.add("--width", "Width multiplier of a static model.", type=float)
-    parser.add("--path", "Show this path only, such as 13, 0,1,2,3, exit or 80px:3; 0 is the slimmest width.")
+    parser.add(
+        "--path", "Show this path only, such as 13, 0,1,2,3, exit, 80px:3 or 80px:exit; 0 is the slimmest width."
+    )
     parser.add("--json")
 
 
@@ -30,7 +32,7 @@ def run(args: Namespace) -> None:
     manifest, routing, about = find(args)
     table = manifest.table
     space = table.space  # of the whole network; a file may hold only some of its paths
-    exits = [space.exit_path] * space.exit
+    exits = space.exits
     paths = [*exits, *space.uniform] if args.path is None else [manifest.parse_path(args.path)]
     known = {row.path: row for row in manifest.widths}
     rows: list[dict[str, Any]] = []

@@ -105,7 +105,7 @@ def tidy(folder: Path, current: str) -> None:
 
 
 def parts(writer: PartWriter) -> dict[str, onnx.ModelProto]:
-    """Graphs by name: front, or front.SIZE of several; first.POINT.IN.OUT and rest.POINT.OUT; probe; finish.
+    """Graphs by name: front, or front.SIZE of several; exit.SIZE; first.POINT.IN.OUT and rest.POINT.OUT; probe; finish.
 
     The first segment has a single incoming width, so its `rest` holds all of it, which saves copying maps.
     """
@@ -114,12 +114,18 @@ def parts(writer: PartWriter) -> dict[str, onnx.ModelProto]:
         return part_model(writer.blank(), inputs, outputs, write)
 
     def front(size: int) -> onnx.ModelProto:
-        return part([IMAGE], writer.given(0), lambda graph: writer.front(graph, IMAGE, size))
+        return part([IMAGE], writer.given(0, size), lambda graph: writer.front(graph, IMAGE, size))
 
+    def exit(path: WidthPath) -> onnx.ModelProto:
+        return part([IMAGE], ["logits"], lambda graph: list(writer.exit(graph, IMAGE, path).values()))
+
+    # The first candidate is behind a front even if it is an exit.
+    alone = [path for path in writer.pinnable[1:] if is_exit(path)]
     graphs = {
         f"front.{size}" if writer.space.sized else "front": front(size)
-        for size in sorted({writer.space.size_of(path) for path in writer.pinnable})
+        for size in sorted({writer.space.size_of(path) for path in writer.pinnable if path not in alone})
     }
+    graphs |= {f"exit.{writer.space.size_of(path)}": exit(path) for path in alone}
     for point, pairs in enumerate(transitions(writer.space, writer.pinnable)):
         maps = [f"in_{name}" for name in writer.maps_at(point)]
         outputs = writer.given(point + 1)

@@ -23,7 +23,7 @@ ROUNDED = 0.3  # of the root mean square of what rounding to codes changes; trai
 def taken(net: Any, image: Tensor, path: WidthPath) -> Outputs:
     """The network's outputs for an image that its router sends along a path."""
     runner, router = eager(net), net.manifest().router
-    if not router.spec.exits:
+    if not router.combines:
         return runner.run_path(image, path).outputs
     return runner.run_forced(image, np.full((1, len(path)), router.candidates.index(path))).outputs
 
@@ -62,7 +62,7 @@ def difference(net: Any, runner: Runner, images: Tensor | None = None) -> float:
     manifest = runner.manifest
     x, given = inputs(manifest, images)
     if manifest.pins:
-        exits = [manifest.space.exit_path] * manifest.space.exit
+        exits = [path for path in manifest.space.exits if path in manifest.pinnable]
         held = manifest.pinnable if manifest.space.sized else [manifest.space.slimmest, manifest.space.widest]
         ends = list(dict.fromkeys([*exits, held[0], held[-1]]))
         exported, live = runner.survey(given, ends)[0], eager(net).survey(x, ends)[0]

@@ -17,7 +17,7 @@ from dsnet.models.parts import LiveParts
 from dsnet.routing.budgets import lambdas
 from dsnet.routing.policy import Prices
 from dsnet.runtime.onnx import BUDGET, MAX_SIZE, MAX_WIDTH, PIN
-from dsnet.space import WidthPath, Window
+from dsnet.space import EXIT, WidthPath, Window
 
 
 class DecisionWriter(PartWriter):
@@ -120,13 +120,16 @@ class DecisionWriter(PartWriter):
 
     def pinned_path(self, graph: Graph, paths: Sequence[WidthPath]) -> str:
         """The position of the pinned path among some paths of a network with several image sizes; out of range if it is
-        none of them, so that pinning it fails."""
-        counts = [len(allowed) for allowed in self.space.choices]
+        none of them, so that pinning it fails. Widths are counted from that of the exit on, if there is one."""
+        lowest = EXIT if self.space.exit else 0
+        least = [0, *[lowest] * (len(self.space) - 1)]
+        counts = [len(allowed) - low for allowed, low in zip(self.space.choices, least, strict=True)]
         places = np.full(counts, len(paths), np.int64)
         for position, path in enumerate(paths):
-            places[path] = position
+            places[tuple(np.subtract(path, least))] = position
         strides = [int(np.prod(counts[point + 1 :])) for point in range(len(counts))]
-        place = graph.op("ReduceSum", graph.op("Mul", PIN, graph.constant(strides)), graph.constant([0]), keepdims=0)
+        pin = graph.op("Sub", PIN, graph.constant(least)) if lowest else PIN
+        place = graph.op("ReduceSum", graph.op("Mul", pin, graph.constant(strides)), graph.constant([0]), keepdims=0)
         return graph.op("Gather", graph.constant(places.reshape(-1)), graph.op("Max", place, graph.constant(0)))
 
     def is_pinned(self, graph: Graph, point: int) -> str:

@@ -16,7 +16,6 @@ from torch import nn
 from dsnet.export.gates import GateWriter
 from dsnet.export.int8 import Int8
 from dsnet.export.parts import Branch, PartWriter
-from dsnet.export.ranges import Part
 from dsnet.export.raw import write_image
 from dsnet.export.writer import FLOAT, INT, IR_VERSION, OPSET, Graph
 from dsnet.files import write_whole
@@ -174,14 +173,10 @@ def signed(graph: Graph, manifest: Manifest, outputs: Mapping[str, str], sound: 
 
 def static_model(writer: PartWriter, path: WidthPath) -> onnx.ModelProto:
     """One sub-network for batches of any size, or for one picture, with sliced and folded weights."""
-    graph, manifest, live = writer.blank(shared=False), writer.manifest, writer.live
+    graph, manifest = writer.blank(shared=False), writer.manifest
     batch = 1 if manifest.raw else "batch"
     x, image = write_image(graph, manifest, batch)
-    if is_exit(path):
-        early = Part("front", lambda x: {"logits": live.net.run(x, path)}, ("image",))
-        answers = writer.write(graph, early, x)
-    else:
-        answers = writer.finish(graph, writer.along(graph, x, path))
+    answers = writer.exit(graph, x, path) if is_exit(path) else writer.finish(graph, writer.along(graph, x, path))
     signed(graph, manifest, answers, sound(graph, manifest))
     outputs = [helper.make_tensor_value_info(name, FLOAT, [batch, *shape]) for name, shape in manifest.outputs.items()]
     return finish(graph, manifest.model, [image], outputs)
@@ -197,7 +192,7 @@ class DynamicWriter(GateWriter):
         if self.probes:
             outputs = self.write_probing(x)
         elif self.space.sized:
-            outputs = self.write_settings(x)
+            outputs = self.write_settings(x) if self.router is None else self.write_exits(x)
         else:
             names = self.front(self.graph, x)
             outputs = self.write_once(names) if single else self.write_gates(names)
@@ -340,6 +335,36 @@ class DynamicWriter(GateWriter):
         )
         spent = [[table.madds(path, dynamic=dynamic) for path in candidates] for dynamic in (True, False)]
         row = graph.op("Gather", graph.constant(spent), graph.op("Cast", is_pinned, to=TensorProto.INT64))
+        path = graph.op("Gather", graph.constant(candidates), position)
+        outputs = {"logits": logits, "path": path, "madds": graph.op("Gather", row, position)}
+        return {**outputs, "router_scores": scores}
+
+    def write_exits(self, x: str) -> dict[str, str]:
+        """Run an exit of a network with several image sizes. Keep its answer, or run the chosen other candidate: a full
+        setting of the same size goes on from the same map, others begin with the image."""
+        graph, candidates, table = self.graph, self.pinnable, self.table
+        assert self.prices is not None
+        looked = self.space.size_of(candidates[0])
+        names = self.front(graph, x, looked)
+        (_, scores), exit = self.fork_of(names, 0), self.exit_of(names)
+        assert scores is not None
+        assert exit is not None
+        chosen = self.decision(graph, scores, graph.constant(self.prices.at(0, 0), np.float64), 0)
+        is_pinned = self.is_pinned(graph, 0)
+        position = graph.op("Where", is_pinned, self.pinned_path(graph, candidates), graph.op("Squeeze", chosen))
+
+        def answer(branch: Graph, path: WidthPath) -> list[str]:
+            if is_exit(path):
+                return [self.exit(branch, x, path)["logits"]]
+            same = self.space.size_of(path) == looked
+            left = self.follow(branch, path, names) if same else self.along(branch, x, path)
+            return [self.finish(branch, left, self.last_widths([path]))["logits"]]
+
+        tree: list[Branch] = [lambda branch: [exit]]
+        tree += [lambda branch, path=path: answer(branch, path) for path in candidates[1:]]  # type: ignore[misc]
+        (logits,) = graph.choose(position, tree, [FLOAT])
+        spent = [[table.madds(path, dynamic=dynamic) for path in candidates] for dynamic in (True, False)]
+        row = graph.op("Gather", graph.constant(spent), graph.op("Cast", is_pinned, to=INT))
         path = graph.op("Gather", graph.constant(candidates), position)
         outputs = {"logits": logits, "path": path, "madds": graph.op("Gather", row, position)}
         return {**outputs, "router_scores": scores}

@@ -10,7 +10,7 @@ import numpy as np
 from dsnet.export.head import write_classifier
 from dsnet.export.int8 import Int8
 from dsnet.export.layers import write_call
-from dsnet.export.ranges import FEATURES, Part, first_part, front_part, last_part, rest_part, typed
+from dsnet.export.ranges import FEATURES, Part, exit_part, first_part, front_part, last_part, rest_part, typed
 from dsnet.export.writer import Graph, Model
 from dsnet.manifest import Manifest
 from dsnet.models import Supernet
@@ -26,8 +26,8 @@ Branch = Callable[[Graph], Sequence[str]]
 class PartWriter:
     """Writes parts of a network into graphs.
 
-    held: the widths that the file holds. pinnable: the paths that can be pinned. grid: height and width of the map
-    that the early classifier pools. int8: how the network is quantised, if it is.
+    held: the widths that the file holds. pinnable: the paths that can be pinned. grids: height and width of the map
+    that the early classifier pools, at each image size. int8: how the network is quantised, if it is.
     """
 
     def __init__(self, live: LiveParts, manifest: Manifest, int8: Int8 | None = None) -> None:
@@ -42,24 +42,25 @@ class PartWriter:
         once = self.router if self.router is not None and self.router.spec.single else None
         every = self.held.uniform if self.held.sized else list(self.held)
         self.pinnable: list[WidthPath] = every if once is None else once.candidates
-        self.grid = grid_of(self.net, self.manifest.image_size)
+        self.grids = [grid_of(self.net, size) for size in self.manifest.sizes]
 
     def blank(self, *, shared: bool = True, lone: bool = False) -> Graph:
         """An empty graph of a file of its own."""
-        return Graph(Model(shared=shared, grid=self.grid, int8=self.int8), lone=lone)
+        return Graph(Model(shared=shared, int8=self.int8), lone=lone)
 
     def maps_at(self, point: int) -> list[str]:
         """Names of the maps that the first block behind a choice reads."""
         return self.live.maps_at(point)
 
-    def fork_at(self, point: int) -> list[str]:
-        """Names of the values at a choice point: maps, the scores of a decision, and the logits of the exit."""
-        scores = ["router_scores"] * self.live.scores_at(point)
-        return self.maps_at(point) + scores + [EXIT_LOGITS] * self.live.exits_at(point)
+    def fork_at(self, point: int, size: int | None = None) -> list[str]:
+        """Names of the values at a choice point: maps, the scores of a decision, and the logits of the exit. size: That
+        of the front, see `LiveParts.scores_at`."""
+        scores = ["router_scores"] * self.live.scores_at(point, size)
+        return self.maps_at(point) + scores + [EXIT_LOGITS] * self.live.exits_at(point, size)
 
-    def given(self, point: int) -> list[str]:
+    def given(self, point: int, size: int | None = None) -> list[str]:
         """Names of all outputs of the part that ends at a choice point, or behind the last one."""
-        return (self.fork_at(point) if point < self.points else []) + self.live.left_at(point)
+        return (self.fork_at(point, size) if point < self.points else []) + self.live.left_at(point)
 
     @property
     def left(self) -> list[str]:
@@ -87,7 +88,15 @@ class PartWriter:
         return write_call(graph, self.root, part.call, *inputs, part=part)
 
     def front(self, graph: Graph, image: str, size: int = 0) -> list[str]:
+        graph.model.grid = self.grids[size]
         return self.step_names(graph, front_part(self.live, size), image)
+
+    def exit(self, graph: Graph, image: str, path: WidthPath) -> dict[str, str]:
+        """The answer of the early classifier alone, from the image on."""
+        size = self.space.size_of(path)
+        graph.model.grid = self.grids[size]
+        (*_, logits) = self.step_names(graph, exit_part(self.live, size), image)
+        return {"logits": logits}
 
     def along(self, graph: Graph, image: str, path: WidthPath) -> dict[str, str]:
         """The arrays that one path leaves for `finish`, from the image on."""
@@ -125,7 +134,7 @@ class PartWriter:
         left = dict[str, str]()
         w_in, *rows = self.space.rows(path)
         for point, w_out in enumerate(rows):
-            maps, _ = self.fork_of(names, point)
+            maps = names[: len(self.maps_at(point))]
             names = self.rest(graph, point, w_out, self.first(graph, point, w_in, w_out, maps))
             w_in, left = w_out, {**left, **self.left_of(point + 1, names)}
         return left

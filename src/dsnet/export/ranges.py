@@ -55,6 +55,12 @@ def front_part(live: LiveParts, size: int = 0) -> Part:
     return Part(name, lambda x: untyped(live.front(x, size)), ("image",), fork_keys(0, size))
 
 
+def exit_part(live: LiveParts, size: int) -> Part:
+    """The early classifier alone at an image size. Its layers are those of the front, and so are their ranges."""
+    front = front_part(live, size)
+    return Part(front.name, lambda x: untyped(Step(live.exit_fork(x, size), {})), front.takes, front.gives)
+
+
 def first_part(live: LiveParts, point: int, w_in: int, w_out: int) -> Part:
     def call(x: Any, scaled: Any) -> Any:
         return live.first(point, w_in, w_out, Fork(x, scaled))
@@ -123,6 +129,9 @@ class ObservedParts:
 
     def front(self, x: Tensor, size: int = 0) -> Step:
         return typed(self._run(front_part(self.live, size), x))
+
+    def exit(self, x: Tensor, size: int = 0) -> Outputs:
+        return self.live.exit(x, size)
 
     def first(self, point: int, w_in: int, w_out: int, fork: Fork) -> Tensor:
         maps = (fork.scaled,) if fork.x is None else (fork.x, fork.scaled)

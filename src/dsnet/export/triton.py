@@ -36,7 +36,7 @@ def for_batches(manifest: Manifest) -> list[WidthPath]:
     file there are none, because raw files take one picture at a time, whatever they hold."""
     if manifest.kind != "dynamic" or manifest.raw:
         return []
-    return [*manifest.space.uniform, *[manifest.space.exit_path] * manifest.space.exit]
+    return [*manifest.space.uniform, *(path for path in manifest.space.exits if path in manifest.pinnable)]
 
 
 def write_config(file: Path) -> Path:

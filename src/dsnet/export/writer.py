@@ -52,12 +52,13 @@ def taken(whole: Any, counts: Sequence[Count]) -> Any:
 class Model:
     """The names and weights that all graphs of a file share.
 
-    shared: whether graphs slice whole weights. grid: height and width of the map that an early classifier pools.
-    int8: how the network is quantised; None for a file of floats.
+    shared: whether graphs slice whole weights. int8: how the network is quantised; None for a file of floats. grid:
+    height and width of the map that an early classifier pools, in the part that is being written.
     """
 
-    def __init__(self, *, shared: bool, grid: tuple[int, int] | None = None, int8: Int8 | None = None) -> None:
-        self.shared, self.grid, self.int8 = shared, grid, int8
+    def __init__(self, *, shared: bool, int8: Int8 | None = None) -> None:
+        self.shared, self.int8 = shared, int8
+        self.grid: tuple[int, int] | None = None
         self.weights: dict[str, onnx.TensorProto] = {}
         self.numbers = itertools.count()
 

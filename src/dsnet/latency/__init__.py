@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -233,19 +233,19 @@ def width_for(manifest: Manifest, latency: Latency, ms: float) -> int:
 
     A router that runs the slimmest path first pays for both, and both are in the table. The exit has no width.
     """
-    return limit_for(latency, ms, lambda path: max(path, default=0), max(manifest.table.space.widest, default=0))
+    rows = [row for row in latency.rows if not is_exit(row.path)]
+    return limit_for(rows, ms, lambda path: max(path, default=0), max(manifest.table.space.widest, default=0))
 
 
 def size_for(manifest: Manifest, latency: Latency, ms: float) -> int:
     """The largest image size such that each routed setting up to it takes at most `ms` in 99 of 100 calls. Its first
     look is in the table."""
-    return limit_for(latency, ms, manifest.size_of, manifest.image_size)
+    return limit_for(latency.rows, ms, manifest.size_of, manifest.image_size)
 
 
-def limit_for(latency: Latency, ms: float, level: Callable[[WidthPath], int], most: int) -> int:
+def limit_for(times: Iterable[PathTime], ms: float, level: Callable[[WidthPath], int], most: int) -> int:
     """The largest level below which every routed path takes at most `ms`; `most` if all of them do."""
-    routed = [row for row in latency.rows if row.routed is not None and not is_exit(row.path)]
-    rows = sorted(routed, key=lambda row: level(row.path))
+    rows = sorted((row for row in times if row.routed is not None), key=lambda row: level(row.path))
     slow = [row for row in rows if numbers(row.routed)[3] > ms]
     if not slow:
         return most
@@ -253,7 +253,7 @@ def limit_for(latency: Latency, ms: float, level: Callable[[WidthPath], int], mo
     allowed = [level(row.path) for row in rows if level(row.path) < limit]
     if not allowed:
         raise RoutingError(
-            f"a latency cap of {ms:.4g} ms cannot be kept: the slimmest path takes {numbers(rows[0].routed)[3]:.4g} ms "
+            f"a latency cap of {ms:.4g} ms cannot be kept: the slimmest path takes {numbers(slow[0].routed)[3]:.4g} ms "
             f"(99th percentile); raise the cap"
         )
     return allowed[-1]

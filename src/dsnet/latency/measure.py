@@ -97,8 +97,7 @@ def uniform_paths(manifest: Manifest) -> list[WidthPath]:
     """The fixed paths that are measured: the exit, and those with one width everywhere that can be pinned, slimmest
     first."""
     held = set(manifest.pinnable) if manifest.pins else set()
-    exits = [manifest.space.exit_path] * manifest.space.exit
-    return [path for path in dict.fromkeys([*exits, *manifest.space.uniform]) if path in held]
+    return [path for path in dict.fromkeys([*manifest.space.exits, *manifest.space.uniform]) if path in held]
 
 
 def rounds_of(calls: Sequence[Call], repeats: int, seconds: float) -> int:
@@ -130,7 +129,8 @@ def routed_calls(runner: Timed, images: Any) -> dict[WidthPath, Call]:
             found[path] = taking
         elif router.spec.kind == "threshold" or not manifest.pins:
             continue  # it has one wider path only, or no other path can be forced
-        elif router.probes:  # no image takes it: an upper bound, because what both paths share runs twice
+        elif path != router.candidates[0] and (router.probes or manifest.space.sized):
+            # No image takes it: an upper bound, because what both paths share runs twice.
             found[path] = both(found[router.candidates[0]], partial(runner.run_path, images[:1], path))
         else:
             found[path] = partial(runner.run_path, images[:1], path)

@@ -85,6 +85,9 @@ class CachedParts:
     def front(self, x: Tensor, size: int = 0) -> Step:
         return _step(self._part(("front", size), lambda x: _plain(self.live.front(x, size)))(x))
 
+    def exit(self, x: Tensor, size: int = 0) -> Outputs:
+        return {"logits": self._part(("exit", size), lambda x: self.live.exit(x, size)["logits"])(x)}
+
     def first(self, point: int, w_in: int, w_out: int, fork: Fork) -> Tensor:
         key = ("first", point, w_in, w_out)
         if fork.x is None:

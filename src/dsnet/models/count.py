@@ -17,10 +17,10 @@ from torch import Tensor, fx
 
 from dsnet.cost import Cost, CostTable, PathCosts, Row, SizedCosts
 from dsnet.nn.resize import Resize
-from dsnet.nn.router import probe_head
+from dsnet.nn.router import EarlyClassifier, ProbeHead, ScoringHead, probe_head
 from dsnet.nn.slicing import Sliceable
 from dsnet.nn.tracing import trace
-from dsnet.space import WidthPath, WidthSpace
+from dsnet.space import WidthPath, WidthSpace, is_exit
 
 FRONT, HEAD = -1, -2  # places of the layers that belong to no choice point
 
@@ -59,9 +59,11 @@ def sized_tables(spec: Any) -> tuple[CostTable, ...]:
     """The table of each image size. Its front contains the resizing."""
     one, resize, tables = spec.at_one_size(), Resize(spec.sizes), list[CostTable]()
     image = (1, spec.in_channels, spec.image_size, spec.image_size)
+    exits = spec.router is not None and spec.router.exits
     for number, size in enumerate(spec.sizes):
         table, more = _table(one, size), Cost(resize.madds(image, number))
-        tables.append(replace(table, front=table.front + more, shared=table.shared + more))
+        exit = more + before_gate(_uses(one, size)) + early_classifier(spec, size) if exits else None
+        tables.append(replace(table, front=table.front + more, shared=table.shared + more, exit=exit))
     if spec.router is not None:
         first, *widths = spec.candidates[0]
         tables[first] = probing(tables[first], spec, tuple(widths))
@@ -69,12 +71,28 @@ def sized_tables(spec: Any) -> tuple[CostTable, ...]:
 
 
 def probing(table: CostTable, spec: Any, path: WidthPath) -> CostTable:
-    """A table with the cost of the path that a router runs first, and of the head that reads its answer."""
+    """A table with the cost of the path that a router runs first, and of the head that reads its answer. Behind an
+    exit, the first gate's attention has run as well, for the images that go on."""
+    router, first = spec.router, table.cost(path)
     with torch.device("meta"):
-        head = probe_head(spec.router, spec.num_classes, len(spec.candidates))
+        if is_exit(path):
+            first = table.shared + early_classifier(spec, table.image_size)
+            head: ProbeHead | None = ScoringHead(spec.num_classes, len(spec.candidates), router.hidden)
+        else:
+            head = probe_head(router, spec.num_classes, len(spec.candidates))
     assert head is not None
     params = sum(parameter.numel() for parameter in head.parameters())
-    return replace(table, probe=table.cost(path) + Cost(head.madds(), 0, params), probed=path)
+    return replace(table, probe=first + Cost(head.madds(), 0, params), probed=path)
+
+
+def early_classifier(spec: Any, image_size: int) -> Cost:
+    """The cost of the early classifier behind the map that it reads."""
+    shape = early_shape(spec, image_size)
+    with torch.device("meta"):
+        classifier = EarlyClassifier(shape[1], spec.num_classes, spec.router.early)
+    layers = [layer for layer in (classifier.reduce, classifier.classifier) if layer is not None]
+    linear = Cost(sum(layer.madds((), 0, 0) for layer in layers), 0, sum(layer.params(0, 0) for layer in layers))
+    return linear + Cost(0, classifier.pool.pools(shape, 0))
 
 
 def count_parts(model: Any, path: WidthPath, names: Iterable[str]) -> dict[str, Cost]:
@@ -157,11 +175,21 @@ def _table(spec: Any, image_size: int) -> CostTable:
         before = widths
     heads = tuple(at(HEAD, {len(spec.widths) - 1: width}) for width in range(before))
     front = at(FRONT, {})
-    entry = [use for use in uses if use.place == 0 and 0 not in use.points and not use.scores]
-    alone = [use for use in entry if ".gate." not in use.name]
-    alone += [use for use in uses if use.name.startswith("early.classifier.")]
-    exit = front + total(alone, {}) if spec.router is not None and spec.router.exits else None
-    return CostTable(image_size, front, tuple(steps), tuple(routers), heads, front + total(entry, {}), exit=exit)
+    early = [use for use in uses if use.name.startswith("early.classifier.")]
+    exit = before_gate(uses) + total(early, {}) if spec.router is not None and spec.router.exits else None
+    shared = front + total(entry(uses), {})
+    return CostTable(image_size, front, tuple(steps), tuple(routers), heads, shared, exit=exit)
+
+
+def entry(uses: Iterable[Use]) -> list[Use]:
+    """The layers of the first segment that run before its choice."""
+    return [use for use in uses if use.place == 0 and 0 not in use.points and not use.scores]
+
+
+def before_gate(uses: Sequence[Use]) -> Cost:
+    """The cost of the map that the first gate pools."""
+    front = [use for use in uses if use.place == FRONT and not use.scores]
+    return total([*front, *(use for use in entry(uses) if ".gate." not in use.name)], {})
 
 
 def total(uses: Iterable[Use], chosen: Mapping[int, int]) -> Cost:
@@ -170,10 +198,19 @@ def total(uses: Iterable[Use], chosen: Mapping[int, int]) -> Cost:
 
 def early_shape(spec: Any, image_size: int) -> tuple[int, ...]:
     """Shape [0, C, H, W] of the map that the early classifier pools, for an empty batch."""
-    return next(tuple(use.shape) for use in _uses(spec, image_size) if use.name == "early.classifier.pool")
+    return _entered(spec.at_one_size(), image_size)
+
+
+@lru_cache(maxsize=64)
+def _entered(spec: Any, image_size: int) -> tuple[int, ...]:
+    with torch.device("meta"):
+        net = spec.build().eval()
+    walk = Walk(trace(net, lambda x: net.enter(x).x, inputs=1), net)
+    return tuple(walk.run(torch.empty(0, spec.in_channels, image_size, image_size)).shape)
 
 
 def clear_counts() -> None:
     """Clear the cached counts; needed only if the cost functions of layers change."""
     _uses.cache_clear()
     _table.cache_clear()
+    _entered.cache_clear()

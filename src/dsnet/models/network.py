@@ -12,7 +12,7 @@ from dsnet.limits import allow
 from dsnet.manifest import RouterSpec
 from dsnet.nn.gate import GateSpec
 from dsnet.schema import Typed
-from dsnet.space import Channels, WidthPath, WidthSpace
+from dsnet.space import Channels, WidthPath, WidthSpace, is_exit
 
 if TYPE_CHECKING:
     from dsnet.models.build import Modules
@@ -109,13 +109,23 @@ class Network(Typed):
             )
 
     def _check_sized_router(self, router: RouterSpec) -> None:
-        if not router.probes:
+        if not router.probes and not router.exits:
             raise ValueError(
                 f"{self.name!r} runs at several image sizes, and router {router.kind} chooses widths at one; use "
-                f"router margin or threshold, which look at a small image first, or leave the sizes out"
+                f"router margin, threshold or exit_first, which look at a small image first, or leave the sizes out"
+            )
+        if router.exits and not self.widths:
+            raise ValueError(
+                f"{self.name!r} has no gate, where an early classifier could read a map; use router margin or threshold"
             )
         for path in router.candidates:
             self.space.validate(path)
+        ways = list(map(is_exit, router.candidates))
+        if router.exits and ways and (not ways[0] or all(ways)):
+            raise ValueError(
+                f"router exit_first has the candidates {router.candidates}; the first must be an exit, such as "
+                f"{self.space.exits[0]}, and one of the others a full setting, such as {self.space.widest}"
+            )
 
     @property
     def space(self) -> WidthSpace:
@@ -130,20 +140,18 @@ class Network(Typed):
     @property
     def routing_space(self) -> WidthSpace:
         """The paths that a router may choose from."""
-        exits = self.router is not None and self.router.exits
         if self.router is not None and self.router.candidates:
             return WidthSpace.around(self.router.candidates, sized=self.rows > 1)
         sizes = (tuple(range(self.rows)),) if self.rows > 1 else ()
-        return WidthSpace((*sizes, *self.routing), exits, self.rows > 1)
+        return WidthSpace((*sizes, *self.routing), self.space.exit, self.rows > 1)
 
     @property
     def candidates(self) -> list[WidthPath]:
-        """What a router with a single decision chooses from: the exit if there is one, and the uniform paths of the
+        """What a router with a single decision chooses from: the exits if there are any, and the uniform paths of the
         routing space, slimmest first."""
         if self.router is not None and self.router.candidates:
             return list(self.router.candidates)
-        exits = self.router is not None and self.router.exits
-        return [self.space.exit_path] * exits + self.routing_space.uniform
+        return self.space.exits + self.routing_space.uniform
 
     @property
     def stride(self) -> int:

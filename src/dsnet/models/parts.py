@@ -82,7 +82,7 @@ class LiveParts:
         x = segment.enter(x, width)
         scaled, code = segment.attend(x, width)
         scores, exit, router = None, None, self.net.spec.router
-        if router is not None and self.scores_at(point):
+        if router is not None and self.scores_at(point, None if point else width):
             if self.net.early is not None:
                 logits = self.net.early.classifier(x)
                 raw = self.net.early_scores(logits)
@@ -93,6 +93,14 @@ class LiveParts:
                 raw = head
             scores = link(router, raw)
         return Fork(x if segment.first.reads_unscaled else None, scaled, scores, exit)
+
+    def exit(self, x: Tensor, size: int = 0) -> Outputs:
+        return {"logits": self.net.run(x, self.net.space.exits[size])}
+
+    def exit_fork(self, x: Tensor, size: int) -> Fork:
+        """`exit` as a fork, with the map of the front that other parts read as well."""
+        x, logits = self.net.run_exit(x, size)
+        return Fork(x if self.net.chain[0].first.reads_unscaled else None, None, None, logits)
 
     def first(self, point: int, w_in: int, w_out: int, fork: Fork) -> Tensor:
         x = fork.scaled if fork.x is None else fork.x
@@ -127,16 +135,19 @@ class LiveParts:
 
     # The ONNX export needs these names before it runs the parts.
 
-    def scores_at(self, point: int) -> bool:
-        """Whether the router decides at a choice point."""
+    def scores_at(self, point: int, size: int | None = None) -> bool:
+        """Whether the router decides at a choice point. size: The index of the image size that the front ran at; None
+        for the one that is looked at first."""
         router, gate = self.net.spec.router, self.net.chain[point].first.gate
         if not self.routed or router is None or router.probes or (point and router.bound):
             return False
+        if size is not None and self.net.space.sized and size != self.net.looked:
+            return False
         return router.early is not None or (gate is not None and gate.slimming is not None)
 
-    def exits_at(self, point: int) -> bool:
+    def exits_at(self, point: int, size: int | None = None) -> bool:
         """Whether the early classifier may answer at a choice point."""
-        return point == 0 and self.scores_at(point) and self.net.space.exit
+        return point == 0 and self.scores_at(point, size) and self.net.space.exit
 
     def maps_at(self, point: int) -> list[str]:
         """Names of the maps that the first block behind a choice reads."""

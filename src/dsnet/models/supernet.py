@@ -41,6 +41,7 @@ class Supernet(nn.Module):
         candidates: The paths that a router with a single decision may choose.
         probe: The head of a probing router; None for other routers.
         early: The early classifier and the head that reads it; None for routers without one.
+        looked: The index of the image size that a router with a single decision looks at first.
     """
 
     def __init__(self, spec: Network) -> None:
@@ -54,7 +55,8 @@ class Supernet(nn.Module):
             self.register_buffer(f"allowed{point}", torch.tensor(allowed), persistent=False)
         self.probe = probe_head(spec.router, spec.num_classes, len(spec.candidates))
         channels = segments[0].first.entered.max if segments else 0
-        self.early = early_router(spec.router, channels, spec.num_classes, len(self.routing.uniform))
+        classes, candidates = spec.num_classes, len(spec.candidates)
+        self.early = early_router(spec.router, channels, classes, candidates, sized=bool(spec.sizes))
 
     @property
     def space(self) -> WidthSpace:
@@ -67,6 +69,10 @@ class Supernet(nn.Module):
     @property
     def candidates(self) -> list[WidthPath]:
         return self.spec.candidates
+
+    @property
+    def looked(self) -> int:
+        return self.space.size_of(self.candidates[0])
 
     @property
     def device(self) -> torch.device:
@@ -93,13 +99,18 @@ class Supernet(nn.Module):
     def run(self, x: Tensor, path: WidthPath) -> Tensor:
         """`forward` without its checks."""
         if is_exit(path):
-            assert self.early is not None
-            return self.early.classifier(self.chain[0].enter(self.front(x, 0), 0))
+            return self.run_exit(x, self.space.size_of(path))[1]
         w_in, *rows = self.space.rows(path)
         x = self.shared(x, w_in)
         for segment, w_out in zip(self.chain, rows, strict=True):
             x, w_in = segment(x, w_in, w_out), w_out
         return self.head(x, w_in)
+
+    def run_exit(self, x: Tensor, size: int = 0) -> tuple[Tensor, Tensor]:
+        """The map that the early classifier reads at an image size, and its logits."""
+        assert self.early is not None
+        x = self.chain[0].enter(self.shared(x, size), size)
+        return x, self.early.classifier(x)
 
     def shared(self, x: Tensor, size: int = 0) -> Tensor:
         """The front, at the image size of an index."""
@@ -210,8 +221,8 @@ class Supernet(nn.Module):
                 y = self.chain[point + 1].enter(y, w_out)
                 descend(y, self.chain[point + 1].attend(y, w_out)[0], path)
 
-        if len(wide) < len(paths):
-            logits[self.space.exit_path] = self.early_logits(entered)
+        for path in set(paths) - set(wide):
+            logits[path] = self.early_logits(entered)
         if self.chain:
             descend(entered.x, entered.scaled, ())
         else:

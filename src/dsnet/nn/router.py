@@ -125,29 +125,36 @@ class EarlyClassifier(nn.Module):
 
 class EarlyRouter(nn.Module):
     """The early classifier, the head that scores the candidates from its logits, and the weights that combine its
-    answer with that of a width (exit_first): u_k log p_exit + v_k log p_k, one pair for each width of the router."""
+    answer with that of a width (exit_first): u_k log p_exit + v_k log p_k, one pair for each width of the router.
 
-    def __init__(self, spec: RouterSpec, channels: int, classes: int, widths: int) -> None:
+    With several image sizes, one early classifier reads the maps of all of them, and answers are not combined.
+    """
+
+    def __init__(self, spec: RouterSpec, channels: int, classes: int, candidates: int, *, sized: bool = False) -> None:
         super().__init__()
         assert spec.early is not None
         self.classifier = EarlyClassifier(channels, classes, spec.early)
-        self.head = ScoringHead(classes, widths + spec.exits, spec.hidden)
+        self.head = ScoringHead(classes, candidates, spec.hidden)
         self.exit_weights: Tensor | None
         self.width_weights: Tensor | None
-        self.register_buffer("exit_weights", torch.zeros(widths) if spec.exits else None)  # u
-        self.register_buffer("width_weights", torch.ones(widths) if spec.exits else None)  # v
+        combines, widths = spec.exits and not sized, candidates - 1
+        self.register_buffer("exit_weights", torch.zeros(widths) if combines else None)  # u
+        self.register_buffer("width_weights", torch.ones(widths) if combines else None)  # v
 
     def combined(self, exit_logits: Tensor, logits: Tensor, position: int) -> Tensor:
         """The answer for images that went on to the width at a position among the router's widths."""
-        assert self.exit_weights is not None
+        if self.exit_weights is None:
+            return logits
         assert self.width_weights is not None
         u, v = self.exit_weights[position], self.width_weights[position]
         return u * exit_logits.log_softmax(1) + v * logits.log_softmax(1)
 
 
-def early_router(spec: RouterSpec | None, channels: int, classes: int, widths: int) -> EarlyRouter | None:
+def early_router(
+    spec: RouterSpec | None, channels: int, classes: int, candidates: int, *, sized: bool = False
+) -> EarlyRouter | None:
     """The module that a router with an early classifier adds to a network; None for other routers."""
-    return None if spec is None or spec.early is None else EarlyRouter(spec, channels, classes, widths)
+    return None if spec is None or spec.early is None else EarlyRouter(spec, channels, classes, candidates, sized=sized)
 
 
 def of_router(name: str) -> bool:

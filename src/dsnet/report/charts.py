@@ -46,8 +46,8 @@ def accuracy(results: Sequence[Evaluation], static: Sequence[Evaluation] = ()) -
         if result.dynamic is not None and result.dynamic.windows:
             dots = tuple(dot(row, result) for row in result.dynamic.windows)
             series.append(Series(f"{lead}windows as trained", dots, kind="points"))
-        if result.exit is not None:
-            series.append(Series(f"{lead}exit", (dot(result.exit, result),), kind="points"))
+        if result.exits:
+            series.append(Series(f"{lead}exit", tuple(dot(row, result) for row in result.exits), kind="points"))
         others = tuple(dot(row, result) for row in result.rows if row not in result.uniform and not row.exits)
         if others:
             series.append(Series(f"{lead}other paths", others, kind="points"))
@@ -96,7 +96,7 @@ def gates(result: Evaluation) -> Bars:
     assert result.dynamic is not None
     dynamic, groups = result.dynamic, []
     for row in dynamic.rows:
-        shares = [dynamic.spread(gate.shares) for gate in (row.gates[:1] if result.sized else row.gates)]
+        shares = [row.gates[0].shares] if result.sized else [dynamic.spread(gate.shares) for gate in row.gates]
         alike = all(gate_shares == shares[0] for gate_shares in shares)
         named = [("", shares[0])] if alike else [(f"gate {number}", each) for number, each in enumerate(shares)]
         bars = tuple(Bar(name, gate_shares) for name, gate_shares in named)
@@ -119,7 +119,7 @@ def difficulty(result: Evaluation) -> Bars | None:
     assert result.dynamic is not None
     row, share = result.dynamic.best_row, result.dynamic.difficulty
     bars = [
-        Bar(name, result.dynamic.spread(group.gates[0]), f"{share[name]:.1%} of images, {human(group.madds or 0)}")
+        Bar(name, result.spread(group.gates[0]), f"{share[name]:.1%} of images, {human(group.madds or 0)}")
         for name, group in row.groups.items()
         if group.gates
     ]

@@ -190,9 +190,12 @@ def budgets_table(result: Evaluation) -> Table | None:
         "exit": exit_gain,
         "uniform": lambda row: shown(row.hull, metric.form),
         f"<per {'size' if result.sized else 'width'}, %": lambda row: " ".join(
-            f"{100 * share:.0f}" for share in dynamic.spread(row.gates[0].shares)
+            f"{100 * share:.0f}" for share in result.spread(row.gates[0].shares)
         ),
+        "exits, %": lambda row: f"{100 * row.gates[-1].exit:.0f}",
     }
+    if not (result.sized and dynamic.exits):
+        del columns["exits, %"]
     if not any(row.to_full for row in dynamic.rows):
         del columns[TO_FULL]
     if not dynamic.windows:
@@ -254,6 +257,7 @@ def dynamic_note(result: Evaluation, dynamic: Dynamic) -> str:
     first = "at the exit, then at each width" if dynamic.exits else "at the first gate" if gates > 1 else ""
     per_width = f"Per width: share of the images{f' {first}' * bool(first)}, slimmest first."
     words.append("Per size: share of the images, smallest first." if result.sized else per_width)
+    words += ["Exits: share that an early classifier answers."] if result.sized and dynamic.exits else []
     if gain(dynamic.middle):
         words.append(
             f"Gain: points above the concave hull of the uniform sub-networks at the same average MAdds, ± {spread}."

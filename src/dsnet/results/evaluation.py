@@ -333,8 +333,13 @@ class Evaluation(Measured):
 
     @property
     def exit(self) -> PathRow | None:
-        """The row of the exit, if there is one."""
-        return next((row for row in self.rows if row.exits), None)
+        """The row of the exit, if there is one; of several image sizes, that of the cheapest."""
+        return next(iter(self.exits), None)
+
+    @property
+    def exits(self) -> list[PathRow]:
+        """The rows of the exits, cheapest first."""
+        return sorted((row for row in self.rows if row.exits), key=lambda row: row.madds)
 
     @property
     def sized(self) -> bool:
@@ -346,6 +351,11 @@ class Evaluation(Measured):
         """The image sizes, smallest first."""
         return sorted({row.size for row in self.rows})
 
+    def spread(self, shares: tuple[float, ...]) -> tuple[float, ...]:
+        """The shares of the first choice that add up to one: of image sizes if there are several, else those of the
+        exit and of each width."""
+        return shares if self.sized or self.dynamic is None else self.dynamic.spread(shares)
+
     def name_of(self, row: PathRow) -> str:
         """The path of a row as users write and read it."""
         return setting_name(row.path, row.size) if self.sized else path_name(row.path)
@@ -354,7 +364,7 @@ class Evaluation(Measured):
     def uniform(self) -> list[PathRow]:
         """The rows of the uniform paths at every image size, cheapest first."""
         found = [row for row in self.rows if (len(set(row.path[1:])) <= 1 if self.sized else row.uniform)]
-        return sorted(found, key=lambda row: row.madds)
+        return sorted((row for row in found if not row.exits), key=lambda row: row.madds)
 
 
 @dataclass(frozen=True)

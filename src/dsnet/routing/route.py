@@ -52,14 +52,27 @@ def run_grouped(
     return Routed(left, paths, madds, scores)
 
 
-def run_sizes(parts: Parts, x: Any, paths: Sequence[WidthPath]) -> tuple[list[Outputs], Step | None]:
-    """The outputs of several paths. Every image size runs once; where there is one, the state behind its front, too."""
-    space, outputs, step = parts.manifest.table.space, dict[WidthPath, Outputs](), None
-    for size in dict.fromkeys([space.size_of(path) for path in paths] or [0]):
-        mine = [path for path in paths if space.size_of(path) == size]
-        step = parts.front(x, size)
-        outputs |= zip(mine, run_paths(parts, step, [space.rows(path)[1:] for path in mine], size), strict=True)
-    return [outputs[path] for path in paths], None if space.sized else step
+def run_sizes(parts: Parts, x: Any, paths: Sequence[WidthPath]) -> tuple[list[Outputs], dict[int, Step]]:
+    """The outputs of several paths, and the states behind the fronts that ran, by image size. Every size runs once,
+    but for an exit that is not behind its front."""
+    space, outputs, steps = parts.manifest.table.space, dict[WidthPath, Outputs](), dict[int, Step]()
+    alone = set(space.exits) - {looked_at(parts)} if space.sized else set()
+    for path in alone & set(paths):
+        outputs[path] = parts.finish(parts.exit(x, space.size_of(path)))
+    others = [path for path in paths if path not in alone]
+    for size in dict.fromkeys([space.size_of(path) for path in others] or [0] * (not paths)):
+        mine = [path for path in others if space.size_of(path) == size]
+        steps[size] = parts.front(x, size)
+        found = run_paths(parts, steps[size], [space.rows(path)[1:] for path in mine], size)
+        outputs |= zip(mine, found, strict=True)
+    return [outputs[path] for path in paths], steps
+
+
+def looked_at(parts: Parts) -> WidthPath | None:
+    """The candidate that a router with a single decision looks at first; None without one, or if it does not run."""
+    manifest = parts.manifest
+    router = manifest.router if manifest.routes else None
+    return router.candidates[0] if router is not None and router.spec.single else None
 
 
 def run_paths(parts: Parts, at: Step, paths: Sequence[WidthPath], came: int = 0) -> list[Outputs]:
@@ -109,12 +122,14 @@ def _once(batch: Batch, prices: Prices, decided: Decided) -> tuple[Outputs, np.n
 
     def run(path: WidthPath, rows: np.ndarray) -> Piece:
         if (size := space.size_of(path)) != looked:
+            if is_exit(path):
+                return Piece(rows, 0, Step(None, parts.exit(batch.images(rows), size)))
             step = parts.front(batch.images(rows), size)
             found = {**step.left, **follow(parts, step.fork, space.rows(path))}
             return Piece(rows, 0, Step(None, found))
         fork = batch.fork(rows)
         found = follow(parts, fork, space.rows(path))
-        if router.spec.exits:
+        if router.combines:
             found = combined(router, path, exit_outputs(fork), found)
         return Piece(rows, 0, Step(None, found))
 

@@ -238,7 +238,7 @@ class Traces:
     @property
     def combined(self) -> list[WidthPath]:
         """The paths whose answers a router combines with that of the exit; the exit is the first of them."""
-        return self.router.candidates if self.router is not None and self.router.spec.exits else []
+        return self.router.candidates if self.router is not None and self.router.combines else []
 
     def answer_of(self, path: WidthPath) -> WidthPath:
         """What the scorer knows the answer of a routed image by: its path. Behind an exit_first router the answer is

@@ -31,7 +31,7 @@ from dsnet.routing.windows import name_of_window, parse_window, trained_windows,
 from dsnet.runs.resampled import Resampled
 from dsnet.runs.routes import answers_of, by_class, choices, difficulties, histograms, routed
 from dsnet.runtime.runner import Runner
-from dsnet.space import WidthPath
+from dsnet.space import WidthPath, is_exit
 from dsnet.tasks import Task, traces_of
 
 COLLAPSED = 0.99
@@ -149,9 +149,9 @@ def made_here(**known: Any) -> Made:
 
 def paths_to_evaluate(runner: Runner, sample: int = 0, seed: int = 0) -> list[WidthPath]:
     """Every path of a network with one choice point; with several, the uniform paths and a random sample of others. The
-    exit is the first."""
+    exits are the first."""
     space = runner.manifest.space
-    paths, exits = runner.manifest.uniform, [space.exit_path] * space.exit
+    paths, exits = runner.manifest.uniform, [path for path in space.exits if path in runner.paths]
     if len(paths) < space.size:
         rng, known = random.Random(seed), {*exits, *paths}
         others = [path for path in runner.paths if path not in known]
@@ -269,7 +269,7 @@ def budget_row(
     outcome = traces.at(policy)
     madds = outcome.madds.astype(np.float64)
     score, error, exit = traces.score(outcome), None, None
-    uniform, exits = traces.manifest.uniform, traces.combined[:1]
+    uniform, exits = traces.manifest.uniform, list(filter(is_exit, traces.paths))
     if groups:
         level, gain, error = over_hull(traces, outcome, uniform)
         exit = over_hull(traces, outcome, [*exits, *uniform]) if exits else None
@@ -374,6 +374,9 @@ def health(router: Router, row: BudgetRow, when: str) -> list[str]:
         remedies.append("use sgs.router cheap_first")
     remedy = f"{', '.join(remedies[:-1])} or {remedies[-1]}" if len(remedies) > 1 else remedies[0]
     warnings = []
+    alike = [max(*gate.shares, gate.exit) > COLLAPSED for gate in row.gates]
+    if router.routing.sized and router.spec.exits and not all(alike):  # one size may have an exit and full settings
+        return []
     for point, gate in enumerate(row.gates[:1] if router.spec.bound else row.gates):
         share = max(*gate.shares, gate.exit)
         if share > COLLAPSED and len(router.routing.choices[point]) > 1:

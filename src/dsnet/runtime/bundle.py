@@ -148,6 +148,9 @@ class BundleParts:
     def front(self, x: np.ndarray, size: int = 0) -> Step:
         return self._step(f"front.{size}" if self.manifest.space.sized else "front", x)
 
+    def exit(self, x: np.ndarray, size: int = 0) -> Outputs:
+        return {"logits": self._run(f"exit.{size}", x)["logits"]}
+
     def first(self, point: int, w_in: int, w_out: int, fork: Fork) -> np.ndarray | Fork:
         if point == 0:
             return fork  # the first segment has a single incoming width, so `rest` holds all of it

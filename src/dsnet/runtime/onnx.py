@@ -156,7 +156,7 @@ class FileRunner(Runner):
                 break
             answers, path, seen = pinned(pin)
             scores = scores if router.probes else seen  # a pinned path is not probed
-            if router.spec.exits and not is_exit(path):  # nor is its answer combined with that of the exit
+            if router.combines and not is_exit(path):  # nor is its answer combined with that of the exit
                 keys, (exit, _, _) = list(self.manifest.outputs), pinned(router.candidates[0])
                 alone, early = (dict(zip(keys, found, strict=True)) for found in (answers, exit))
                 answers = list(combined(router, path, early, alone).values())

@@ -320,17 +320,19 @@ class GroupedRunner(Runner):
     def _survey(self, x: Any, paths: Sequence[WidthPath], *, scored: bool) -> tuple[list[Outputs], Any | None]:
         parts, router = self.parts, self.manifest.router if scored else None
         wanted = list(paths)
-        if router is not None and router.probes and router.candidates[0] not in wanted:
-            wanted.append(router.candidates[0])
+        first = None if router is None or not router.spec.single else router.candidates[0]
+        sized = self.manifest.table.space.sized
+        if router is not None and first is not None and (router.probes or sized) and first not in wanted:
+            wanted.append(first)
 
         def run(x: Any) -> list[Outputs]:
-            outputs, start = run_sizes(parts, x, wanted)
+            outputs, starts = run_sizes(parts, x, wanted)
             if router is None:
                 return outputs
             if router.probes:
                 scores = parts.probe(outputs[wanted.index(router.candidates[0])])
             else:
-                assert start is not None
+                start = starts[first[0] if first is not None and sized else 0]
                 assert start.fork is not None
                 scores = start.fork.scores
             return [*outputs[: len(paths)], {"scores": scores}]

@@ -26,7 +26,7 @@ from dsnet.models import Entered, Supernet
 from dsnet.nn.router import SIDE, of_router
 from dsnet.nn.slicing import GridPool
 from dsnet.schema import to_json
-from dsnet.space import WidthPath
+from dsnet.space import WidthPath, is_exit
 from dsnet.training import distributed
 from dsnet.training.display import counting
 
@@ -38,7 +38,7 @@ class Read(NamedTuple):
 
     Args:
         seen: The pooled map of an early classifier, or the code of a gate [B, F]; empty for routers that read the
-            slimmest path's answer.
+            slimmest path's answer. With several image sizes, the pooled maps of all of them, one after another.
         answers: Logits [B, R, classes] of the paths that are `compared`, slimmest first.
     """
 
@@ -52,9 +52,9 @@ class Read(NamedTuple):
 
 def compared(net: Supernet) -> list[WidthPath]:
     """The paths whose answers make the targets: the uniform ones, or only slimmest and widest where the gates have
-    different numbers of widths. With several image sizes, the candidates of the router."""
+    different numbers of widths. With several image sizes, the candidates of the router that are no exits."""
     if net.spec.sizes:
-        return net.candidates
+        return [path for path in net.candidates if not is_exit(path)]
     routing = net.routing
     equal = len({len(allowed) for allowed in routing.choices}) == 1
     return routing.uniform if equal else [routing.slimmest, routing.widest]
@@ -76,13 +76,41 @@ def read(net: Supernet, entered: Entered) -> Read:
     return Read(entered.code, answers)
 
 
+def read_images(net: Supernet, images: Tensor) -> Read:
+    """What the router of a network reads of images."""
+    if not net.spec.sizes:
+        return read(net, net.enter(images))
+    space, paths = net.space, compared(net)
+    answers, pooled = dict[WidthPath, Tensor](), list[Tensor]()
+    for size in range(net.spec.rows):
+        mine = [path for path in paths if space.size_of(path) == size]
+        if mine or net.early is not None:
+            entered = net.enter(images, size)
+            answers |= zip(mine, net.run_paths(entered, list(map(space.widths_of, mine)), size), strict=True)
+            pooled += [] if net.early is None else [net.pooled_early(entered)]
+    found = torch.stack([answers[path] for path in paths], 1)
+    return Read(torch.cat(pooled, 1) if pooled else found.new_zeros(len(found), 0), found)
+
+
+def maps_of(net: Supernet, seen: Read) -> Tensor:
+    """What the early classifier reads [B * sizes, F]: a row for each image and image size."""
+    return seen.seen.unflatten(1, (net.spec.rows, -1)).flatten(0, 1)
+
+
+def exit_logits(net: Supernet, seen: Read) -> Tensor:
+    """The logits of the early classifier [B, sizes, classes]."""
+    assert net.early is not None
+    return net.early.classifier.classify(maps_of(net, seen)).unflatten(0, (-1, net.spec.rows))
+
+
 def scores_of(net: Supernet, seen: Read) -> tuple[Tensor, Tensor | None]:
-    """Raw scores [B, R] of the candidates, and the logits of the early classifier if there is one.
+    """Raw scores [B, R] of the candidates, and the logits of the early classifier if there is one, at the smallest
+    image size.
 
     The scores do not send gradients into the early classifier.
     """
     if net.early is not None:
-        logits = net.early.classifier.classify(seen.seen)
+        logits = exit_logits(net, seen)[:, 0]
         return net.early_scores(logits.detach()), logits
     if net.probe is not None:
         return net.probe(seen.answers[:, 0]), None
@@ -159,17 +187,23 @@ def make_cache(
     images are read and augmented, which tells kept features apart.
     """
     if folder is None:
-        return collect(net, batches, views, lambda entered: read(net, entered).packed(), limit=limit, display=display)
+        return collect(
+            net, batches, views, lambda images: read_images(net, images).packed(), limit=limit, display=display
+        )
     file = folder / f"{digest_of(net, batches, views, about)}.safetensors"
     with one_at_a_time(file):  # of several trainings side by side, one makes the cache and the others wait for it
         if not file.exists():
-            whole = collect(net, batches, views, lambda entered: everything(net, entered), limit=limit, display=display)
+            whole = collect(net, batches, views, lambda images: everything(net, images), limit=limit, display=display)
             keep(file, whole)
     return kept(file, net, batches)
 
 
-def everything(net: Supernet, entered: Entered) -> Tensor:
-    """All that any router with one decision could read [B, F]: the pooled map, the first gate's code, the answers."""
+def everything(net: Supernet, images: Tensor) -> Tensor:
+    """All that any router with one decision could read [B, F]: the pooled map, the first gate's code, the answers. With
+    several image sizes, what the network's own router reads, which is trained only if it reads pooled maps."""
+    if net.spec.sizes:
+        return read_images(net, images).packed()
+    entered = net.enter(images)
     pooled = GridPool(net.chain[0].first.entered, SIDE)(entered.x, 0)
     code = pooled[:, :0] if entered.code is None else entered.code
     answers = torch.stack(net.run_paths(entered, compared(net)), 1)
@@ -200,7 +234,8 @@ def kept(file: Path, net: Supernet, batches: TrainBatches) -> CachedBatches:
     with safetensors.safe_open(file, "pt") as held:
         rows, labels, known = (held.get_tensor(name) for name in ("rows", "labels", "known"))
         skipped = tuple(json.loads(held.metadata()["skipped"]))
-    pooled, answers = SIDE**2 * net.chain[0].first.entered.max, len(compared(net)) * net.spec.num_classes
+    maps = net.spec.rows * net.chain[0].first.entered.max
+    pooled, answers = SIDE**2 * maps, len(compared(net)) * net.spec.num_classes
     parts = rows.split([pooled, rows.shape[2] - pooled - answers, answers], 2)
     seen = parts[0] if net.early is not None else parts[1][..., :0] if net.probe is not None else parts[1]
     return CachedBatches(batches, torch.cat([seen, parts[2]], 2), labels, known, skipped)
@@ -211,7 +246,7 @@ def collect(
     net: Supernet,
     batches: TrainBatches,
     views: int,
-    take: Callable[[Entered], Tensor],
+    take: Callable[[Tensor], Tensor],
     *,
     limit: float,
     display: bool,
@@ -235,7 +270,7 @@ def collect(
         for number, batch in enumerate(load_all(split, jobs, batches.workers, device)):
             skipped |= dict.fromkeys(batch.skipped)
             if len(batch.images):
-                found = take(net.enter(placed(batch.images, device))).cpu()
+                found = take(placed(batch.images, device)).cpu()
                 if rows is None:
                     check_size(views, len(ids), found.shape[1], limit, bytes_each=found.element_size())
                     rows = found.new_zeros(views, len(ids), found.shape[1])
@@ -266,13 +301,7 @@ def fresh_reads(net: Supernet, batches: Iterable[Batch]) -> Iterator[tuple[Read,
     device = next(net.parameters()).device
     for batch in batches:
         if len(batch.images):
-            images = placed(batch.images, device)
-            if net.spec.sizes:
-                answers = torch.stack(net.forward_paths(images, compared(net)), 1)
-                seen = Read(answers.new_zeros(len(answers), 0), answers)
-            else:
-                seen = read(net, net.enter(images))
-            yield seen, batch.labels.to(device)
+            yield read_images(net, placed(batch.images, device)), batch.labels.to(device)
 
 
 def placed(images: Tensor, device: torch.device) -> Tensor:

@@ -15,7 +15,7 @@ from dsnet.models import Supernet
 from dsnet.nn import ScoringHead, StandardLinear
 from dsnet.space import WidthSpace
 from dsnet.training import distributed
-from dsnet.training.cache import Moments, Read, compared, placed
+from dsnet.training.cache import Moments, Read, compared, maps_of, placed
 from dsnet.training.ieb import full
 from dsnet.training.scores import balancing, target_counts
 from dsnet.training.sgs_config import PAPER, SGSConfig
@@ -57,7 +57,7 @@ def measured(net: Supernet, config: SGSConfig, reads: Iterable[tuple[Read, Tenso
         ends = [F.cross_entropy(full(logits), labels, reduction="sum").item() for logits in (answers[0], answers[-1])]
         losses += torch.tensor([*ends, len(labels)])
         if part.seen.shape[1]:
-            seen.add(part.seen)
+            seen.add(part.seen if net.early is None else maps_of(net, part))
         if isinstance(head, ScoringHead):
             features.add(head.features(answers[0]))
     slim, wide, images = distributed.total(losses).tolist()

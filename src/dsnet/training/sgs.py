@@ -14,7 +14,7 @@ from torch import Tensor
 from dsnet.data.batches import seed_of
 from dsnet.models import Entered, Supernet, count
 from dsnet.nn.router import of_router
-from dsnet.training.cache import Read, compared, read, scores_of, unpacked
+from dsnet.training.cache import Read, compared, exit_logits, read_images, scores_of, unpacked
 from dsnet.training.complexity import constants, expected
 from dsnet.training.ieb import N, Stage, full
 from dsnet.training.measured import Measured, windows_of
@@ -103,25 +103,27 @@ class SGS(Stage[Supernet]):
         if images.dim() == 2:
             losses = self.read_losses(unpacked(self.net, images), labels, drawn)
         else:
-            with torch.no_grad():
-                entered = self.net.enter(images)
             mixed = self.router.targets in PAPER or max(self.config.weights[:2]) > 0
             if self.net.early is not None or self.net.probe is not None:
                 with torch.no_grad():
-                    seen = read(self.net, entered)
+                    seen = read_images(self.net, images)
                 losses = self.read_losses(seen, labels, drawn)
             else:
+                with torch.no_grad():
+                    entered = self.net.enter(images)
                 losses = (self.mixed_losses if mixed else self.gate_losses)(entered, labels, drawn)
         return {name: weights[name] * loss for name, loss in losses.items() if weights[name] > 0}
 
     def read_losses(self, seen: Read, labels: Tensor, drawn: Draw) -> dict[str, Tensor]:
         """The losses of a router with one decision."""
-        raw, exit_logits = scores_of(self.net, seen)
         widths = list(seen.answers.unbind(1))
-        if self.config.margin and exit_logits is not None:  # scores are fitted later
-            return {"early": self.early_loss(exit_logits, widths[-1], labels)}
-        answers = [exit_logits.detach(), *widths] if self.router.exits and exit_logits is not None else widths
-        losses = {} if exit_logits is None else {"early": self.early_loss(exit_logits, widths[-1], labels)}
+        if self.config.margin and self.net.early is not None:  # scores are fitted later
+            exits, sizes = exit_logits(self.net, seen).flatten(0, 1), self.net.spec.rows
+            widest, wanted = (part.repeat_interleave(sizes, 0) for part in (widths[-1], labels))
+            return {"early": self.early_loss(exits, widest, wanted)}
+        raw, early = scores_of(self.net, seen)
+        answers = [early.detach(), *widths] if self.router.exits and early is not None else widths
+        losses = {} if early is None else {"early": self.early_loss(early, widths[-1], labels)}
         generator = torch.Generator(labels.device).manual_seed(drawn.seed)
         windows = self.draw_windows(labels, generator)
         losses["guidance"] = self.guidance(raw, answers, labels, windows)

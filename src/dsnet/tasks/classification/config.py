@@ -150,13 +150,28 @@ class ClassificationConfig(RunConfig):
             self._check_teacher()
         if self.model.sizes and self.sgs.router == "auto":
             object.__setattr__(self, "sgs", replace(self.sgs, router="margin"))
-        if self.model.sizes and self.routes and self.sgs.router not in ("margin", "threshold"):
-            raise ValueError(
-                f"router {self.sgs.router} chooses widths at one image size, but model.sizes are {self.model.sizes}; "
-                f"use sgs.router margin or threshold, which look at a small image first, or leave the sizes out"
-            )
+        if self.model.sizes and self.routes:
+            self._check_sized_router()
         if self.routes:
             self.routed(self.model.spec())
+
+    def _check_sized_router(self) -> None:
+        sgs, sizes = self.sgs, self.model.sizes
+        if sgs.router not in ("margin", "threshold", "exit_first"):
+            raise ValueError(
+                f"router {sgs.router} chooses widths at one image size, but model.sizes are {sizes}; use sgs.router "
+                f"margin, threshold or exit_first, which look at a small image first, or leave the sizes out"
+            )
+        if sgs.router == "exit_first" and not sgs.margin:
+            raise ValueError(
+                f"sgs.hidden {sgs.hidden} and sgs.targets {sgs.targets} train a head, but with model.sizes {sizes} it "
+                f"is fitted to the calibration images; leave both out"
+            )
+        if self.gate_from is not None:
+            raise ValueError(
+                f"gate_from is {self.gate_from}, but a router of several image sizes is fitted to its own network; "
+                f"leave gate_from out, or leave the sizes out"
+            )
 
     def _check_teacher(self) -> None:
         teacher, only = self.ieb.teacher, self.ieb.only

@@ -23,10 +23,9 @@ from dsnet.nn.router import SIDE
 from dsnet.routing.fitting import fit_combination, fit_margins
 from dsnet.routing.parts import as_array
 from dsnet.routing.traces import auc, slimmest_score, widest_gain
-from dsnet.space import WidthSpace
 from dsnet.tasks.classification.config import ClassificationConfig
 from dsnet.training import SGS, SGSConfig, Stage
-from dsnet.training.cache import Read, check_size, fresh_reads, make_cache, scores_of
+from dsnet.training.cache import Read, check_size, exit_logits, fresh_reads, make_cache, scores_of
 from dsnet.training.distributed import gathered, in_order, rank, world
 from dsnet.training.measured import measured, standardise_gates
 
@@ -46,8 +45,8 @@ def check_cache(net: Supernet, data: Data, config: ClassificationConfig) -> None
     routed = config.routed(net.spec)
     if not sgs.cache or not sgs.trains or not (sgs.spec.single or len(net.chain) == 1):
         return
-    seen = SIDE**2 * net.chain[0].first.entered.max if sgs.spec.early is not None else 0
-    numbers = seen + len(WidthSpace(routed.routing).uniform) * net.spec.num_classes
+    seen = routed.rows * SIDE**2 * net.chain[0].first.entered.max if sgs.spec.early is not None else 0
+    numbers = seen + len(routed.routing_space.uniform) * net.spec.num_classes
     images = data.calibration if sgs.held_out else data.train
     check_size(sgs.cache, len(images) // world(), numbers, sgs.cache_limit)
 
@@ -148,9 +147,9 @@ def first_scores(net: Supernet, reads: Iterable[tuple[Read, Tensor]]) -> tuple[n
     found = []
     assert net.spec.router is not None
     for seen, labels in reads:
-        raw, logits = scores_of(net, seen)
-        answers = [logits] * net.spec.router.exits + list(seen.answers.unbind(1))
-        right = torch.stack([answer.argmax(1) == labels for answer in answers if answer is not None], 1)
+        raw, _ = scores_of(net, seen)
+        exits = list(exit_logits(net, seen).unbind(1)) if net.spec.router.exits else []
+        right = torch.stack([answer.argmax(1) == labels for answer in (*exits, *seen.answers.unbind(1))], 1)
         found.append((link(net.spec.router, raw).cpu().numpy(), right.cpu().numpy()))
     scores, rights = zip(*in_order(found), strict=True)
     return np.concatenate(scores), np.concatenate(rights)
@@ -158,7 +157,8 @@ def first_scores(net: Supernet, reads: Iterable[tuple[Read, Tensor]]) -> tuple[n
 
 class Answers(NamedTuple):
     """Of calibration images: log-probabilities of the classifier whose margin is read [B, classes] and of the widths
-    [B, R, classes], and labels [B]."""
+    [B, R, classes], and labels [B]. With several image sizes, the exits of all but the smallest come before the
+    widths."""
 
     first: Tensor
     widths: Tensor
@@ -167,9 +167,9 @@ class Answers(NamedTuple):
 
 @torch.no_grad()
 def answered(net: Supernet, seen: Read, labels: Tensor) -> Answers:
-    slimmest = seen.answers[:, 0]
-    first = slimmest if net.early is None else net.early.classifier.classify(seen.seen)
-    return Answers(first.log_softmax(1), seen.answers.log_softmax(2), labels)
+    exits = seen.answers[:, :1] if net.early is None else exit_logits(net, seen)
+    answers = torch.cat([exits[:, 1:], seen.answers], 1) if exits.shape[1] > 1 else seen.answers
+    return Answers(exits[:, 0].log_softmax(1), answers.log_softmax(2), labels)
 
 
 @torch.no_grad()
@@ -177,7 +177,7 @@ def fit(net: Supernet, config: SGSConfig, reads: Iterable[tuple[Read, Tensor]]) 
     """Fit what a router fits to the calibration images of all processes: the weights that combine the exit's answer
     with those of the widths, and then the scores by margin, which are the chances that these answers are right."""
     known = [answered(net, seen, labels) for seen, labels in reads]
-    if config.spec.exits and config.combined:
+    if config.spec.exits and config.combined and not net.spec.sizes:
         fit_combined(net, known)
     if config.margin:
         margins, right = zip(*in_order([judged(net, config, part) for part in known]), strict=True)
