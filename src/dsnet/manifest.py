@@ -434,11 +434,11 @@ class Manifest(Typed):
             if not size.isdigit() or int(size) not in self.sizes:
                 known = ", ".join(f"{each}px" for each in self.sizes)
                 raise ValueError(f"path {clipped(text, 80)!r} is not at one of the image sizes; they are {known}")
-            place = self.sizes.index(int(size))
-            if widths == ":exit":
-                return self.space.validate((place, *exit))
             widest = ",".join(map(str, space.widths_of(space.widest)))
-            text = f"{place},{widths.removeprefix(':') or widest}".rstrip(",")
+            text = f"{self.sizes.index(int(size))},{widths.removeprefix(':') or widest}".rstrip(",")
+        first, _, last = text.partition(",")
+        if last == "exit" and space.sized:
+            text = ",".join([first, *map(str, exit)])
         try:
             path = [int(part) for part in text.split(",")] if text else []
         except ValueError:

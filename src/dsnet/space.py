@@ -27,8 +27,10 @@ def is_exit(path: Sequence[int]) -> bool:
 
 
 def path_name(path: Sequence[int]) -> str:
-    """A path as users write and read it: 3, or 0,1,2,3, or exit."""
-    return "exit" if is_exit(path) else ",".join(map(str, path)) or "-"
+    """A path as users write and read it: 3, or 0,1,2,3, or exit; with several image sizes, 1,exit is that of one."""
+    if is_exit(path):
+        return "exit" if path[0] == EXIT else f"{path[0]},exit"
+    return ",".join(map(str, path)) or "-"
 
 
 def setting_name(path: Sequence[int], size: int) -> str:
@@ -38,7 +40,7 @@ def setting_name(path: Sequence[int], size: int) -> str:
 
 def path_words(path: Sequence[int]) -> str:
     """A path within a sentence: width 3, path 0,1,2,3, or exit."""
-    return "exit" if is_exit(path) else f"{'width' if len(path) == 1 else 'path'} {path_name(path)}"
+    return "exit" if tuple(path[:1]) == (EXIT,) else f"{'width' if len(path) == 1 else 'path'} {path_name(path)}"
 
 
 @dataclass(frozen=True)

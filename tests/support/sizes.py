@@ -15,10 +15,12 @@ from dsnet import export_bundle, export_onnx, open_runner
 from dsnet.manifest import RouterSpec
 from dsnet.models import Supernet
 from dsnet.runtime.runner import Runner
+from dsnet.slimming.network import slim
 from dsnet.space import WidthPath
 from dsnet.tasks.classification.looks import fitted, read_of, set_head
 from dsnet.training import recalibrate, with_fresh_router
-from support.networks import randomised, some_paths
+from support.cnns import CNNS
+from support.networks import randomise, randomised, some_paths
 
 SIZES = (16, 20, 32)
 
@@ -65,3 +67,41 @@ def everywhere(net: Supernet, folder: Path, **options: Any) -> list[Runner]:
     file = export_onnx(net, folder / "model.onnx", **options)
     bundle = export_bundle(net, folder / "bundle", **options)
     return [open_runner(file, threads=1), open_runner(bundle, threads=1)]
+
+
+def routed_by(net: Supernet, router: RouterSpec) -> Supernet:
+    """A network with a fresh router, which is the same at every call."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return with_fresh_router(net, replace(net.spec, router=router)).eval()
+
+
+CONVERTED = "grouped"  # of `support.cnns`, with all channels
+
+
+def exiting(name: str, candidates: tuple[WidthPath, ...]) -> Supernet:
+    """A random network whose router looks at an exit first, and whose scores tell images apart."""
+    x = pictures(24)
+    if name == CONVERTED:
+        net = slim(CNNS[name](), torch.zeros(1, 3, SIZES[-1], SIZES[-1]), (1.0,), name=name, sizes=SIZES).double()
+        randomise(net.eval())
+    else:
+        net = sized(name)
+    recalibrate(net, [x])
+    router = RouterSpec("exit_first", "correctness", hidden=0, early=8, candidates=candidates)
+    net = routed_by(net, router)
+    early = net.early
+    assert early is not None
+    with torch.no_grad():
+        early.classifier.reads.standardise(net.pooled_early(net.enter(x, net.looked)))
+        logits = net(x, candidates[0])
+        set_head(early.head, fitted(read_of(logits.log_softmax(1)), np.ones((len(x), len(candidates)), bool)))
+        early.head.reduce.weight[0, logits.shape[1]] = 1.0  # the largest probability
+        early.head.score.weight.copy_(torch.linspace(2, -2, len(candidates))[:, None])
+        early.head.score.bias.fill_(0.4)  # what lies between the ends is chosen, too
+        early.head.score.bias[[0, -1]] = 0.0
+        raw = early.head.reduce(early.head.features(logits), 0, 0)
+        early.head.reduce.bias -= raw.mean()
+        early.head.reduce.weight /= raw.std()
+        early.head.reduce.bias /= raw.std()
+    return net.float()
