@@ -253,6 +253,17 @@ def config_of_keys(keys: str) -> RunConfig:
     return found
 
 
+def tiny(config: str, static: str, sizes: list[int], **keys: Any) -> Mapping[str, Base]:
+    """A config's network and a static one, with and without several image sizes."""
+    alone, sized = {"stage": "supernet", **keys}, {"stage": "supernet", "model.sizes": sizes, **keys}
+    return {
+        "tiny_static": Base(config, {**alone, "model.name": static}),
+        "tiny_sizes": Base(config, {**sized, "model.name": static}),
+        "tiny_widths": Base(config, alone),
+        "tiny_both": Base(config, sized),
+    }
+
+
 TINY: Keys = {
     "model.name": "tiny",
     "model.widths": [2],
@@ -283,6 +294,7 @@ SMOKE = Scale(
         "backbone": Base("smoke/backbone"),
         "static_backbone": Base("smoke/backbone", {"model.name": "mobilenet_v1", "model.width": 0.25}),
         "detector": Base("smoke/detection"),
+        **tiny("smoke/digits", "mobilenet_v1_tiny", [8, 12, 16]),
         "slim": Base("pretrained", TINY),
         "slim_narrow": Base("pretrained", {**TINY, "stage": "supernet"}),
         **{name: Base("pretrained", {**TINY_SIZES, "model.widths": [1]}) for name in ("sizes", *SIZES_ALONE)},
@@ -341,7 +353,7 @@ CPU = Scale(
             2,
         ),
         "slim": 2,
-        **dict.fromkeys(("slim_narrow", "sizes_both", "sizes_sweep", "sizes_small"), 1),
+        **dict.fromkeys(("slim_narrow", "sizes_both", "sizes_sweep", "sizes_small", *tiny("", "", [])), 1),
     },
     bases={
         "mbnet": Base(MBNET),
@@ -360,6 +372,7 @@ CPU = Scale(
         "backbone": Base(IMAGENETTE),
         "static_backbone": Base(IMAGENETTE, {"model.name": "mobilenet_v1", "model.width": 0.5}),
         "detector": Base("detection/bccd_small"),
+        **tiny(MBNET, "mobilenet_v1_tiny", [16, 24, 32], **{"optim.epochs": 7}),
         **SLIM,
         **SIZES,
     },
@@ -380,6 +393,7 @@ CPU = Scale(
         "channels; residual channels are principal components, and every width has its own scale and shift. All widths "
         "learn 6 epochs, behind a frozen front. The static networks are those of `sizes`: they learn 11 epochs, which "
         "take as long, in all layers.",
+        "tiny_sizes": "On CIFAR-10 at 32 px, with sizes also at 24 and 16 px: 7 epochs, one seed.",
         "detection": "Blood cells (BCCD, 205 training images, 3 classes) at 160 px, 50 epochs; backbones trained on "
         "Imagenette; the static backbone is MobileNetV1 x0.5. The paper's figures are of VOC 2007 at 300 px.",
         "latency": "The paper's own networks, untrained, at 224 px.",
@@ -413,6 +427,7 @@ PAPER = Scale(
         "backbone": Base(IMAGENET, {"stage": "supernet"}),
         "static_backbone": Base(IMAGENET, {"model.name": "mobilenet_v1", "stage": "supernet"}),
         "detector": Base("detection/voc_ds_mobilenet_v1"),
+        **tiny(IMAGENET, "mobilenet_v1", [128, 160, 192, 224]),
         **SLIM,
         **SIZES,
     },

@@ -94,6 +94,12 @@ EXPERIMENTS = {
             compare=sizes.compare,
             prepare=sizes.prepare,
         ),
+        Experiment(
+            "tiny_sizes",
+            "Image sizes of small networks, trained from scratch",
+            "A plain network and a dynamic one learn to run at smaller images of CIFAR-10, beside widths alone.",
+            networks.tiny_sizes_tables,
+        ),
         Experiment("efficientnet", "EfficientNet", "DS-EffNet against static EfficientNets.", networks.effnet_tables),
     )
 }
