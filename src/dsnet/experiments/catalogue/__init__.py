@@ -75,6 +75,14 @@ EXPERIMENTS = {
             "latency", "Latency", "Ways to run a part of the channels, and milliseconds of each width.", measure=latency
         ),
         Experiment("transfer", "Transfer", "A supernet and its gates go to other data.", uses.transfer_tables),
+        Experiment(
+            "slim_transfer",
+            "Transfer of a pretrained network",
+            "EfficientNet-Lite0, converted by `dsnet slim`, learns one set of photographs and then another, with and "
+            "without the gate of the first.",
+            uses.slim_transfer_tables,
+            prepare=slim.prepare,
+        ),
         Experiment("detection", "Object detection", "FSSD on a dynamic backbone.", uses.detection_tables),
         Experiment(
             "slim",
