@@ -58,7 +58,7 @@ def test_a_batch_is_routed_as_on_the_cpu(router: RouterSpec) -> None:
 STAGES = {
     "stage I": first_stage,
     "gates": partial(second_stage, config=SGSConfig("gate", bound=False), cached=False),
-    "cached": partial(second_stage, config=SGSConfig("slim_first"), cached=True),
+    "cached": partial(second_stage, config=SGSConfig("cheap_first"), cached=True),
 }
 
 
@@ -82,7 +82,7 @@ def test_a_whole_run_trains_and_is_evaluated(tmp_path: Path, amp: str) -> None:
     generator = np.random.default_rng(0)
     pixels = [(generator.integers(0, 256, (16, 16), np.uint8), number % 3) for number in range(60)]
     optim = {"steps": 4, "epochs": None, "batch_size": 16, "warmup_epochs": 0, "amp": amp, "channels_last": True}
-    keys = {"sgs": {"router": "slim_first"}, "optim": optim, "sgs_optim": optim}
+    keys = {"sgs": {"router": "cheap_first"}, "optim": optim, "sgs_optim": optim}
     run = dsnet.train(dsnet.Datasets(pixels), TINY, tmp_path / "run", threads=1, device=str(GPU), **keys)
     assert run.evaluation is not None
     assert run.evaluation.dynamic is not None

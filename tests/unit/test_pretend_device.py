@@ -148,7 +148,7 @@ def test_stage_one_trains_on_the_device(tmp_path: Path, optim: dict[str, Any], i
         (SGSConfig("exit_first", early=4, hidden=0), True),
         (SGSConfig("gate", "give_up", windows=0), True),
         (SGSConfig("gate", early=0), True),
-        (SGSConfig("slim_first"), True),
+        (SGSConfig("cheap_first"), True),
     ],
     ids=lambda value: f"{value.router}-{value.spec.targets}" if isinstance(value, SGSConfig) else "",
 )
@@ -260,7 +260,7 @@ def test_a_constant_that_stays_on_the_host_stops_stage_two(tmp_path: Path, name:
 # A whole run
 
 
-@pytest.mark.parametrize("router", ["slim_first", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.parametrize("router", ["cheap_first", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_whole_run_on_the_device_is_that_of_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, router: str
 ) -> None:

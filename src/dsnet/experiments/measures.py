@@ -144,6 +144,11 @@ def dynamic_at(madds: float) -> Measure:
     return measure
 
 
+def dynamic_share(share: float) -> Measure:
+    """The same at a share of the widest path's cost."""
+    return lambda run: dynamic_at(share * widest_madds(run))(run)
+
+
 def uniform_at(madds: float) -> Measure:
     """Accuracy of the uniform sub-networks at a cost, interpolated."""
     return lambda run: interpolate([(row.madds, row.score.mean) for row in run.result.uniform], madds)

@@ -253,6 +253,17 @@ def config_of_keys(keys: str) -> RunConfig:
     return found
 
 
+def tiny(config: str, static: str, sizes: list[int], **keys: Any) -> Mapping[str, Base]:
+    """A config's network and a static one, with and without several image sizes."""
+    alone, sized = {"stage": "supernet", **keys}, {"stage": "supernet", "model.sizes": sizes, **keys}
+    return {
+        "tiny_static": Base(config, {**alone, "model.name": static}),
+        "tiny_sizes": Base(config, {**sized, "model.name": static}),
+        "tiny_widths": Base(config, alone),
+        "tiny_both": Base(config, sized),
+    }
+
+
 TINY: Keys = {
     "model.name": "tiny",
     "model.widths": [2],
@@ -261,6 +272,7 @@ TINY: Keys = {
     "optim.epochs": 1,
 }
 TINY_SIZES: Keys = {**TINY, "model.sizes": [8, 12, 16], "freeze": "none", "stage": "supernet"}
+SLIM_TRANSFER = ("slim_source", "slim_target")
 SIZES_ALONE = ("sizes_static", "sizes_sweep")
 SMOKE = Scale(
     name="smoke",
@@ -283,8 +295,9 @@ SMOKE = Scale(
         "backbone": Base("smoke/backbone"),
         "static_backbone": Base("smoke/backbone", {"model.name": "mobilenet_v1", "model.width": 0.25}),
         "detector": Base("smoke/detection"),
+        **tiny("smoke/digits", "mobilenet_v1_tiny", [8, 12, 16]),
         "slim": Base("pretrained", TINY),
-        "slim_narrow": Base("pretrained", {**TINY, "stage": "supernet"}),
+        **{name: Base("pretrained", {**TINY, "stage": "supernet"}) for name in ("slim_narrow", *SLIM_TRANSFER)},
         **{name: Base("pretrained", {**TINY_SIZES, "model.widths": [1]}) for name in ("sizes", *SIZES_ALONE)},
         "sizes_small": Base("pretrained", {**TINY_SIZES, "model.widths": [1], "model.sizes": None}),
         "sizes_both": Base("pretrained", TINY_SIZES),
@@ -323,11 +336,14 @@ SIZES: Mapping[str, Base] = {
     "sizes_sweep": Base("pretrained", ALONE),
     "sizes_small": Base("pretrained", {**ALONE, "model.sizes": None}),
 }
+NARROWED: Keys = {**PHOTOGRAPHS, "optim.lr": 1e-3, "stage": "supernet"}
 SLIM: Mapping[str, Base] = {
     "slim": Base("pretrained", {**PHOTOGRAPHS, "optim.lr": 1e-3}),
-    "slim_narrow": Base("pretrained", {**PHOTOGRAPHS, "optim.lr": 1e-3, "stage": "supernet", "optim.epochs": 12}),
+    "slim_narrow": Base("pretrained", {**NARROWED, "optim.epochs": 12}),
+    "slim_source": Base("pretrained", {**NARROWED, "optim.epochs": 2}),
+    "slim_target": Base("pretrained", {**NARROWED, "optim.epochs": 4}),
 }
-SLIM_FOLDERS = dict.fromkeys((*SLIM, *SIZES), "caltech101")
+SLIM_FOLDERS = {**dict.fromkeys((*SLIM, *SIZES), "caltech101"), "slim_source": "imagenette"}
 CPU = Scale(
     name="cpu",
     about="Scale cpu: small networks, short trainings.",
@@ -341,7 +357,9 @@ CPU = Scale(
             2,
         ),
         "slim": 2,
-        **dict.fromkeys(("slim_narrow", "sizes_both", "sizes_sweep", "sizes_small"), 1),
+        **dict.fromkeys(
+            ("slim_narrow", *SLIM_TRANSFER, "sizes_both", "sizes_sweep", "sizes_small", *tiny("", "", [])), 1
+        ),
     },
     bases={
         "mbnet": Base(MBNET),
@@ -360,6 +378,7 @@ CPU = Scale(
         "backbone": Base(IMAGENETTE),
         "static_backbone": Base(IMAGENETTE, {"model.name": "mobilenet_v1", "model.width": 0.5}),
         "detector": Base("detection/bccd_small"),
+        **tiny(MBNET, "mobilenet_v1_tiny", [16, 24, 32], **{"optim.epochs": 7}),
         **SLIM,
         **SIZES,
     },
@@ -380,6 +399,8 @@ CPU = Scale(
         "channels; residual channels are principal components, and every width has its own scale and shift. All widths "
         "learn 6 epochs, behind a frozen front. The static networks are those of `sizes`: they learn 11 epochs, which "
         "take as long, in all layers.",
+        "slim_transfer": "From Imagenette (2 epochs) to Caltech-101 (4 epochs) at 112 px, one seed.",
+        "tiny_sizes": "On CIFAR-10 at 32 px, with sizes also at 24 and 16 px: 7 epochs, one seed.",
         "detection": "Blood cells (BCCD, 205 training images, 3 classes) at 160 px, 50 epochs; backbones trained on "
         "Imagenette; the static backbone is MobileNetV1 x0.5. The paper's figures are of VOC 2007 at 300 px.",
         "latency": "The paper's own networks, untrained, at 224 px.",
@@ -413,6 +434,7 @@ PAPER = Scale(
         "backbone": Base(IMAGENET, {"stage": "supernet"}),
         "static_backbone": Base(IMAGENET, {"model.name": "mobilenet_v1", "stage": "supernet"}),
         "detector": Base("detection/voc_ds_mobilenet_v1"),
+        **tiny(IMAGENET, "mobilenet_v1", [128, 160, 192, 224]),
         **SLIM,
         **SIZES,
     },

@@ -24,7 +24,7 @@ from dsnet.export.layers import LayerWriter, conv_attributes, rows_and_columns
 from dsnet.export.ranges import CLASSIFIER, Part, Range, covering, first_part, front_part, last_part, observe, rest_part
 from dsnet.export.writer import Count, Graph, Quantised, array, counted, taken
 from dsnet.models.parts import LiveParts
-from dsnet.nn import Fixed, Gate, GlobalPool, SliceConv2d, SliceLinear
+from dsnet.nn import Fixed, Gate, GlobalPool, SliceBatchNorm2d, SliceConv2d, SliceLinear
 from dsnet.nn.slicing import leading
 from dsnet.nn.tracing import trace
 
@@ -239,7 +239,9 @@ class Int8Writer(LayerWriter):
         if (found := self.norm_behind(n)) is not None:
             norm, width = found
             rows = (leading(row[width], norm.channels, width) for row in norm.folded())
-            sign, (scale, behind) = array(norm.weight), map(array, rows)
+            scale, behind = map(array, rows)
+            sign, own = signs(norm, width)
+            name += f".{width}" * own
             shift = shift * scale + behind
             last = next(iter(n.users))
         while len(last.users) == 1 and next(iter(last.users)).target in (F.relu, F.relu6):
@@ -270,6 +272,18 @@ def quantised_product(graph: Graph, layer: SliceLinear, x: Quantised, columns: C
     if bias:
         inputs.append(graph.decoded(graph.constant(biases, np.int32), scales * np.float32(x.scale), np.int32))
     return graph.op("Gemm", graph.real(x), *inputs, transB=1)
+
+
+def signs(norm: SliceBatchNorm2d, width: int) -> tuple[np.ndarray, bool]:
+    """The weight of a batch norm, by whose sign filters are stored, and whether the width needs filters of its own.
+
+    It does where it has affine parameters of its own and training has changed a sign that the widest width has.
+    """
+    if not norm.own:
+        return array(norm.weight), False
+    shared, here = (array(norm.weight[row]) for row in (-1, width))
+    own = bool(((shared < 0) != (here < 0))[norm.prefix[width].cpu().numpy()].any())
+    return (here if own else shared), own
 
 
 def weight_codes(whole: np.ndarray, sign: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

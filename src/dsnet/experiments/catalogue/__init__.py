@@ -75,6 +75,14 @@ EXPERIMENTS = {
             "latency", "Latency", "Ways to run a part of the channels, and milliseconds of each width.", measure=latency
         ),
         Experiment("transfer", "Transfer", "A supernet and its gates go to other data.", uses.transfer_tables),
+        Experiment(
+            "slim_transfer",
+            "Transfer of a pretrained network",
+            "EfficientNet-Lite0, converted by `dsnet slim`, learns one set of photographs and then another, with and "
+            "without the gate of the first.",
+            uses.slim_transfer_tables,
+            prepare=slim.prepare,
+        ),
         Experiment("detection", "Object detection", "FSSD on a dynamic backbone.", uses.detection_tables),
         Experiment(
             "slim",
@@ -93,6 +101,12 @@ EXPERIMENTS = {
             sizes.sizes_tables,
             compare=sizes.compare,
             prepare=sizes.prepare,
+        ),
+        Experiment(
+            "tiny_sizes",
+            "Image sizes of small networks, trained from scratch",
+            "A plain network and a dynamic one learn to run at smaller images of CIFAR-10, beside widths alone.",
+            networks.tiny_sizes_tables,
         ),
         Experiment("efficientnet", "EfficientNet", "DS-EffNet against static EfficientNets.", networks.effnet_tables),
     )

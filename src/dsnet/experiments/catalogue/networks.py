@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import nan
+
 from dsnet.experiments.layout import Claim, Column, Plot, Row, Table
 from dsnet.experiments.measures import (
     all_widths,
     constant,
     dynamic_at,
+    dynamic_share,
     slimmest,
     tradeoff,
     training_curve,
@@ -115,6 +119,27 @@ def main_plots(scale: Scale) -> tuple[Plot, ...]:
 def effnet_tables(scale: Scale) -> tuple[Table, ...]:
     paper = {1.0: ("76.7", "76.0"), 0.75: ("75.4", "74.6")}
     return (against_static(scale, EFFNET.gates(AUTO), "static_effnet", paper),)
+
+
+def tiny_sizes_tables(scale: Scale) -> tuple[Table, ...]:
+    """Sizes and widths of small networks that are trained from scratch."""
+    columns = [
+        Column("MAdds", widest_madds, "madds"),
+        Column("cheapest setting", slimmest),
+        Column("largest setting", widest),
+        *(Column(f"routed at {share:g}", dynamic_share(share)) for share in (0.4, 0.55, 0.7)),
+    ]
+    names = {"static network": "static", "its sizes": "sizes", "widths": "widths", "widths and sizes": "both"}
+    rows = []
+    for label, name in names.items():
+        recipe = Recipe(f"tiny_{name}")
+        rows.append(Row(label, recipe if name == "static" else recipe.gates({"sgs.router": "margin"})))
+    rows[0] = replace(rows[0], measures={column.name: constant(nan) for column in columns[3:]})  # it has no router
+    note = (
+        "The static network is a plain MobileNetV1, the one with widths a DS-MBNet. Routed: at a share of the MAdds of "
+        "the network's own largest setting, between its budgets, by the calibrated margin of the first look."
+    )
+    return (Table("Sizes and widths of small networks, trained from scratch", tuple(columns), tuple(rows), (), note),)
 
 
 def us_tables(scale: Scale) -> tuple[Table, ...]:

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from dsnet.experiments.catalogue.networks import MBNET, RESNET, SUPERNET, static_madds
 from dsnet.experiments.catalogue.routers import one_by_one
+from dsnet.experiments.catalogue.starts import NARROW_FIRST
 from dsnet.experiments.layout import Claim, Column, Measure, Row, Table
-from dsnet.experiments.measures import as_trained, at_budget, dynamic_at, slimmest, widest, widest_madds
+from dsnet.experiments.measures import (
+    as_trained,
+    at_budget,
+    dynamic_at,
+    mean_gain,
+    router_auc,
+    slimmest,
+    widest,
+    widest_madds,
+)
 from dsnet.experiments.recipe import Recipe, Scale
 
 
@@ -68,6 +78,32 @@ def transfer_tables(scale: Scale) -> tuple[Table, ...]:
         )
         tables.append(Table(f"Transfer of {name} to other data", columns, tuple(rows), tuple(claims), note))
     return tuple(tables)
+
+
+def slim_transfer_tables(scale: Scale) -> tuple[Table, ...]:
+    """The same with a pretrained network that `dsnet slim` converted. Its front is frozen, so a gate reads the same
+    features of both data."""
+    trained, source = "gate as trained", Recipe("slim_source", start=NARROW_FIRST)
+    columns = (
+        Column("slimmest", slimmest),
+        Column("widest", widest),
+        Column(trained, as_trained("score")),
+        Column("MAdds", as_trained("madds"), "madds"),
+        Column("over uniform, as trained", as_trained("gain"), "points"),
+        Column("over uniform, five budgets", mean_gain(), "points"),
+        Column("AUC", router_auc, "number"),
+    )
+    target, rows, claims = Recipe("slim_target", source=source), [], []
+    for targets in ("try_best", "correctness"):
+        gate, words = {"sgs.router": "gate", "sgs.targets": targets}, targets.replace("_", " ")
+        without, with_ = f"without gate transfer ({words})", f"with gate transfer ({words})"
+        rows.append(Row(without, target.gates(gate)))
+        rows.append(Row(with_, target.gates(gate, gate_from=source.gates(gate, start=None))))
+        for column in (trained, "over uniform, as trained", "over uniform, five budgets"):
+            claims.append(Claim(f"with over without gate transfer ({words}), {column}", column, with_, without))
+    note = "The gate decides once. Its features come from a front that both data share, as ImageNet trained it."
+    title = "Transfer of a pretrained network, with and without its gate"
+    return (Table(title, columns, tuple(rows), tuple(claims), note),)
 
 
 def detection_tables(scale: Scale) -> tuple[Table, ...]:
