@@ -12,6 +12,7 @@ import pytest
 from dsnet.models import create_model
 from dsnet.prediction.answers import Detection, ImageDetections, Input, Prediction, Ranked, answers_of, plain
 from dsnet.prediction.output import as_csv, shortened, with_short_names
+from dsnet.space import path_name
 
 NAMES = ("a cat, asleep", 'a "dog"', "emu\nwith a line break")
 
@@ -49,19 +50,19 @@ def test_top_changes_nothing_else() -> None:
 
 def test_csv_holds_any_name() -> None:
     answers = classified([[9.0, 0.0, 0.0], [0.0, 9.0, 0.0], [0.0, 0.0, 9.0]], top=2)
-    head, *rows = table(as_csv(answers, boxes=False, top=2))
+    head, *rows = table(as_csv(answers, path_name, boxes=False, top=2))
     assert head == ["file", "label", "confidence", "path", "madds", "label_2", "confidence_2"]
     assert [row[1] for row in rows] == list(NAMES)
     assert [row[0] for row in rows] == [one.file for one in answers]
     assert [float(row[2]) for row in rows] == pytest.approx([one.confidence for one in answers], abs=1e-6)
     assert {len(row) for row in rows} == {len(head)}
-    assert table(as_csv([], boxes=False)) == [["file", "label", "confidence", "path", "madds"]]
+    assert table(as_csv([], path_name, boxes=False)) == [["file", "label", "confidence", "path", "madds"]]
 
 
 def test_csv_of_a_detector_has_a_row_for_each_object() -> None:
     objects = tuple(Detection(k, name, 0.9 - k / 10, (1.5, 2.0, 30.25, 40.0)) for k, name in enumerate(NAMES))
     answers = [ImageDetections("a.jpg", objects, (0, 1, 2), 7), ImageDetections("empty.jpg", (), (0, 0, 0), 5)]
-    head, *rows = table(as_csv(answers, boxes=True))
+    head, *rows = table(as_csv(answers, path_name, boxes=True))
     assert head == ["file", "label", "confidence", "path", "madds", "left", "top", "right", "bottom"]
     assert rows == [
         ["a.jpg", name, str(c), "0,1,2", "7", "1.5", "2.0", "30.25", "40.0"]

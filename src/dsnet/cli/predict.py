@@ -60,7 +60,6 @@ def run(args: Namespace) -> int:
     from dsnet.prediction import predict
     from dsnet.prediction.answers import CONFIDENCE, finds_boxes
     from dsnet.routing.tracking import BudgetTracker
-    from dsnet.space import path_name
 
     check(args)
     confidence = CONFIDENCE if args.confidence is None else args.confidence
@@ -91,7 +90,7 @@ def run(args: Namespace) -> int:
         if limited(args):
             raise ValueError(f"{args.run} {manifest.why_fixed()}, so it has no budgets and no cap")
         *_, path = runner.paths
-        print(f"{args.run} {manifest.why_fixed()}: path {path_name(path)} runs", file=sys.stderr)
+        print(f"{args.run} {manifest.why_fixed()}: path {manifest.name_of(path)} runs", file=sys.stderr)
     if policy.note:
         print(policy.note, file=sys.stderr)
     refused: list[str] = []
@@ -206,12 +205,12 @@ def show(found: Sequence[Answer], manifest: Manifest, args: Namespace, confidenc
     """Print the answers as a table, JSON or CSV, or write them into a CSV file. note: what was spent."""
     from dsnet.files import write_whole
     from dsnet.prediction.answers import finds_boxes, plain
-    from dsnet.prediction.output import as_csv, path_text, with_short_names
+    from dsnet.prediction.output import as_csv, with_short_names
     from dsnet.report.tables import human, print_json, print_table
 
     boxes = finds_boxes(manifest)
     if args.csv is not None:
-        rows = as_csv(found, boxes=boxes, top=args.top or 0)
+        rows = as_csv(found, manifest.name_of, boxes=boxes, top=args.top or 0)
         if args.csv == STDOUT:
             print(rows, end="")
         else:
@@ -225,7 +224,7 @@ def show(found: Sequence[Answer], manifest: Manifest, args: Namespace, confidenc
         return
     answers = [f"<objects of {confidence:.0%} confidence or more"] if boxes else ["<class", "confidence"]
     columns = ["<image", *answers, *(["<next"] if (args.top or 0) > 1 else []), "<path", "MAdds"]
-    cells = [[one.file, *one.words, path_text(one), human(one.madds)] for one in found]
+    cells = [[one.file, *one.words, manifest.name_of(one.path), human(one.madds)] for one in found]
     print_table(
         f"{manifest.model} on {len(found)} images",
         columns,

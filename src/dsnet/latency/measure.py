@@ -208,14 +208,19 @@ def deployed(
     fixed: times of fixed paths that were measured together with the budgets; by default those of the table.
     """
     manifest, costs = runner.manifest, runner.manifest.table
+    sized = costs.space.sized
     scores = (
         {}
         if evaluation is None
-        else {row.path: row.score.mean for row in evaluation.rows if row.size == costs.image_size}
+        else {row.path: row.score.mean for row in evaluation.rows if sized or row.size == costs.image_size}
     )
     rows = [
         DeployedTime(
-            row.path, costs.madds(row.path), (fixed or {}).get(row.path, row.fixed), score=scores.get(row.path)
+            row.path,
+            costs.madds(row.path),
+            (fixed or {}).get(row.path, row.fixed),
+            manifest.name_of(row.path) if sized else "",
+            score=scores.get(row.path),
         )
         for row in table.rows
         if row.fixed is not None

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from dsnet.prediction.answers import Answer, ImageDetections
-from dsnet.space import path_name
+from dsnet.space import WidthPath
 
 ROOM = 16  # columns that the name of an image gets at least
 BORDERS = 3  # columns that a terminal table takes for each of its columns beside the text
 
 
-def as_csv(answers: Sequence[Answer], *, boxes: bool, top: int = 0) -> str:
+def as_csv(answers: Sequence[Answer], name: Callable[[WidthPath], str], *, boxes: bool, top: int = 0) -> str:
     """A CSV file with a header: one row for each image, or for each detected object of a detector.
 
-    boxes: whether the answers are those of a detector. top: number of the most probable classes in each row.
+    name: Names a path. boxes: Whether the answers are those of a detector. top: Number of the most probable classes in
+    each row.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header(boxes, top))
     for answer in answers:
-        writer.writerows(records(answer, top))
+        writer.writerows(records(answer, name(answer.path), top))
     return text.getvalue()
 
 
@@ -32,9 +33,9 @@ def header(boxes: bool, top: int) -> list[str]:
     return ["file", "label", "confidence", "path", "madds", *box, *others]
 
 
-def records(answer: Answer, top: int) -> Iterator[list[object]]:
+def records(answer: Answer, path: str, top: int) -> Iterator[list[object]]:
     """The rows of one image."""
-    taken = [path_text(answer), answer.madds]
+    taken = [path, answer.madds]
     if isinstance(answer, ImageDetections):
         for item in answer.objects:
             yield [answer.file, item.name, rounded(item.confidence), *taken, *(round(edge, 2) for edge in item.box)]
@@ -45,10 +46,6 @@ def records(answer: Answer, top: int) -> Iterator[list[object]]:
 
 def rounded(probability: float) -> float:
     return round(probability, 6)
-
-
-def path_text(answer: Answer) -> str:
-    return path_name(answer.path)
 
 
 def with_short_names(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:

@@ -96,7 +96,7 @@ def what_runs(row: DeployedTime, full: DeployedTime | None) -> str:
         return f"budget {row.name or human(row.asked or 0)}{' *' * row.computed}"
     if row is full or not row.path:
         return "full network"
-    return path_words(row.path)
+    return row.name or path_words(row.path)
 
 
 def width_tables(widths: WidthTimes) -> list[Table]:

@@ -15,7 +15,6 @@ from dsnet.report.chapters import Run, compose, data_of
 from dsnet.report.document import Document, Images, Picture
 from dsnet.report.sheets import png
 from dsnet.results import Bench, Evaluation, Example, Experiment, kind_of, read
-from dsnet.space import path_name
 
 CONFIG, MODEL, RESULT = "config.yaml", "model.json", "results/test.json"
 BENCH, SHEET = "results/bench.json", "results/test-examples.png"
@@ -117,17 +116,17 @@ def pictures_of(result: Evaluation, images: Sequence[Image.Image]) -> list[Image
     """The images that the router found easy and hard, with class, answer and path."""
     groups: dict[str, list[Picture]] = {}
     for example, image in zip(result.examples, images, strict=True):
-        groups.setdefault(example.group, []).append(picture(image, example, result.classes))
+        groups.setdefault(example.group, []).append(picture(image, example, result))
     return [Images(GROUPS.get(name, name), pictures) for name, pictures in groups.items()]
 
 
-def picture(image: Image.Image, example: Example, classes: Sequence[str]) -> Picture:
+def picture(image: Image.Image, example: Example, result: Evaluation) -> Picture:
     image.thumbnail((SIDE, SIDE))
     if example.answer is None or example.label is None:
         return Picture(png(image), [f"image {example.id}"])
-    right = example.answer == example.label
+    classes, right = result.classes, example.answer == example.label
     verdict = "✓ right" if right else f"✗ {classes[example.answer]}"
-    return Picture(png(image), [classes[example.label], verdict, "path " + path_name(example.path)], right)
+    return Picture(png(image), [classes[example.label], verdict, "path " + result.path_name(example.path)], right)
 
 
 def with_static(run: Run, static: Sequence[Evaluation]) -> Run:

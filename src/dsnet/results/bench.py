@@ -234,7 +234,7 @@ class DeployedTime(Measured):
 
     Args:
         path: The fixed path; None for the dynamic network.
-        name: Name of the budget, such as M; may be empty.
+        name: Name of the budget, such as M, or of a fixed path at one of several image sizes; may be empty.
         asked: The budget in MAdds; None for a fixed path.
         madds: Average MAdds, and `score` the score, of the evaluation, if there is one.
         computed: Whether the times were computed from shares of paths, because there were no images to measure with.

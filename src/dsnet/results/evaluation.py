@@ -358,7 +358,11 @@ class Evaluation(Measured):
 
     def name_of(self, row: PathRow) -> str:
         """The path of a row as users write and read it."""
-        return setting_name(row.path, row.size) if self.sized else path_name(row.path)
+        return self.path_name(row.path)
+
+    def path_name(self, path: WidthPath) -> str:
+        """A path as users write and read it."""
+        return setting_name(path, self.sizes[path[0]]) if self.sized else path_name(path)
 
     @property
     def uniform(self) -> list[PathRow]:

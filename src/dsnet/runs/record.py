@@ -16,7 +16,6 @@ from dsnet.report.export import draw as draw_evaluations
 from dsnet.report.figures import enabled
 from dsnet.report.sheets import contact_sheet, detection_sheet
 from dsnet.results import Evaluation, write
-from dsnet.space import path_name
 
 LANCZOS = Image.Resampling.LANCZOS
 
@@ -41,7 +40,7 @@ def draw_examples(result: Evaluation, data: Data, file: Path) -> Path:
     groups: dict[str, list[tuple[Image.Image, list[str]]]] = {}
     images = pictures(data, part, [example.id for example in result.examples])
     for example, image in zip(result.examples, images, strict=True):
-        caption = f"{data.classes[example.label or 0]}, {path_name(example.path)}"
+        caption = f"{data.classes[example.label or 0]}, {result.path_name(example.path)}"
         groups.setdefault(f"routed {example.group}", []).append((image, [caption]))
     write_whole(file, contact_sheet(list(groups.items()), title=f"{result.model}, {result.dataset} {result.split}"))
     return file
