@@ -4,7 +4,8 @@ Photographs are enlarged to 640 x 480 and to 2560 x 1920 pixels and saved as JPE
 a camera, on which the readers may differ more. Times of `reduced` (the reader of dsnet) and `whole` (the same reader,
 decoding at full size) are processor times, interleaved in rotating order. Ratios are of medians, relative to `whole`;
 that of `whole again` shows the noise. For the accuracy, a small network is trained on what each reader gives, and
-tested with both, at 32 pixels, where the readers differ most.
+tested with both, at 32 pixels, where the readers differ most. Last, how far the pixels of photographs that are not
+enlarged are from those of `whole`, by the number of pixels that half the scale leaves for one of the result.
 
     python benchmarks/reader.py data/imagenette [--out docs/results/bench_reader.json]
 """
@@ -22,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean, median
 
+import numpy as np
 import PIL
 import torch
 import torch.nn.functional as F
@@ -35,6 +37,7 @@ from dsnet.images import ImageFile, centre_crop
 from dsnet.models import Supernet, create_model
 
 READERS = {"whole": math.inf, "whole again": math.inf, "reduced": images.GAP}
+LEFT = (1.25, 1.5, 1.75, 2.0, 2.5)  # pixels that half the scale leaves for one of the result
 SIDES = {"640 x 480": (640, 480), "2560 x 1920": (2560, 1920)}
 
 
@@ -76,6 +79,25 @@ def times(files: list[Path], size: int, repeats: int) -> dict[str, float]:
         f"{name} / whole": round(value / typical["whole"], 3) for name, value in typical.items() if name != "whole"
     }
     return {**{f"{name}, ms": round(value, 2) for name, value in typical.items() if "again" not in name}, **ratios}
+
+
+def distances(files: list[Path]) -> dict[str, dict[str, float]]:
+    """Mean and 99th percentile of the distance between the pixels of a JPEG at half its scale and of the whole one, of
+    255 levels."""
+    found = {}
+    for left in LEFT:
+        off = []
+        for file in files:
+            with reader("whole"):
+                size = int(0.875 * min(ImageFile(file).width, ImageFile(file).height) / (2 * left))
+                whole = centre_crop(ImageFile(file), size, crop=0.875, interpolation="bilinear")
+            half = ImageFile(file)
+            half.decoded(2)
+            reduced = centre_crop(half, size, crop=0.875, interpolation="bilinear")
+            off.append(np.abs(np.asarray(whole, np.float64) - np.asarray(reduced, np.float64)).ravel())
+        every = np.concatenate(off)
+        found[f"{left:g}"] = {"mean": round(float(every.mean()), 2), "p99": round(float(np.quantile(every, 0.99)), 1)}
+    return found
 
 
 def loaded(data: Data, split: str, name: str) -> tuple[Tensor, Tensor]:
@@ -140,6 +162,8 @@ def main() -> None:
             enlarge(args.source, Path(name, side), {"val": 2}, pixels)
             files = sorted(Path(name, side).rglob("*.jpg"))
             result[f"{side}, JPEG"] = {f"{size} px": times(files, size, args.repeats) for size in (32, 64, 112, 224)}
+        some = sorted(args.source.glob("val/*/*.jpg"))
+        result["levels from whole, by pixels left"] = distances(some[:: max(1, len(some) // 500)])
         if not args.seeds:
             print(json.dumps(result, indent=1))
             return

@@ -31,7 +31,7 @@ from dsnet.errors import DataError
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
 Fit = Literal["crop", "squeeze"]
-GAP = 2.0  # pixels that a reduced JPEG has at least, in each direction, for a pixel of the result
+GAP = 1.75  # pixels that a reduced JPEG has at least, in each direction, for a pixel of the result
 FILTERS = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
