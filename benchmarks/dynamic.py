@@ -2,10 +2,11 @@
 
     python benchmarks/dynamic.py [--sessions 3] [--repeats 12] [--export docs/results/dynamic]
 
-ds_mobilenet_v1 in floats and in INT8, and ds_resnet50 in floats, at 224 pixels with one image on one thread. Both files
-take turns. Where a session puts its weights and maps in memory changes its time by some percent, so both are opened
-anew several times, and the ratios of all sessions are shown. Processor time can be measured on a busy machine; the
-milliseconds of a quiet one are in runtime.md. Writes PREFIX.json and PREFIX.md.
+ds_mobilenet_v1 in floats and in INT8, and ds_resnet50 in floats, at 224 pixels, and EfficientNet-Lite0 at several image
+sizes up to 112 pixels (with dsnet[pretrained]), with one image on one thread. Both files take turns. Where a session
+puts its weights and maps in memory changes its time by some percent, so both are opened anew several times, and the
+ratios of all sessions are shown. Processor time can be measured on a busy machine; the milliseconds of a quiet one are
+in runtime.md. Writes PREFIX.json and PREFIX.md.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import stream
 import torch
+from stream import AGAIN, FIRST
 from turns import in_turns, write_page
 
 from dsnet import export_onnx, quantisation
@@ -30,18 +33,22 @@ from dsnet.nn import RouterSpec
 from dsnet.report.tables import markdown_table
 from dsnet.runtime.engine import open_session
 from dsnet.runtime.onnx import IMAGE, FileRunner, knobs
-from dsnet.space import WidthPath, path_name
+from dsnet.space import WidthPath
 
 CASES: list[tuple[str, str, list[WidthPath]]] = [
     ("ds_mobilenet_v1", "fp32", [(0,), (7,), (13,)]),
     ("ds_mobilenet_v1", "int8", [(0,), (7,), (13,)]),
     ("ds_resnet50", "fp32", [(0, 0, 0, 0), (1, 2, 0, 3), (3, 3, 3, 3)]),
+    ("efficientnet_lite0", "fp32", [FIRST, AGAIN]),
+    ("efficientnet_lite0", "int8", [FIRST, AGAIN]),
 ]
 
 
 def network(name: str) -> Supernet:
     """A network with fresh weights, because the time does not depend on them."""
     torch.manual_seed(0)
+    if name == "efficientnet_lite0":
+        return stream.network(stream.SIZES)
     return Supernet(replace(model_spec(name), router=RouterSpec())).eval()
 
 
@@ -66,7 +73,8 @@ def compared(
             times = in_turns(calls, repeats)
             ratios.append(ratio(times["dynamic"], times["static"]))
             ms.append(float(np.median(times["static"])))
-        rows.append({"model": name, "precision": precision, "path": path, "ratios": ratios, "static_ms": ms})
+        label = net.manifest().name_of(path)
+        rows.append({"model": name, "precision": precision, "path": label, "ratios": ratios, "static_ms": ms})
     return rows
 
 
@@ -85,7 +93,7 @@ def main() -> None:
         [
             row["model"],
             row["precision"],
-            path_name(row["path"]),
+            row["path"],
             f"{np.median(row['static_ms']):.2f}",
             f"{np.median(row['ratios']):.3f}",
             f"{min(row['ratios']):.3f} to {max(row['ratios']):.3f}",

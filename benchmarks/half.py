@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ import numpy as np
 import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from turns import write_page
+from turns import processor_seconds, write_page
 
 from dsnet import export_onnx, quantisation
 from dsnet.latency.timing import Call, interleaved, machine, summary
@@ -98,12 +97,6 @@ def in_bfloat() -> Engine:
 
 def engines() -> dict[str, Engine]:
     return {"ONNX Runtime": ONNX_RUNTIME, "OpenVINO": openvino.engine(), "OpenVINO bf16": in_bfloat()}
-
-
-def processor_seconds(call: Call) -> float:
-    begun = time.process_time()
-    call()
-    return time.process_time() - begun
 
 
 def timed(name: str, repeats: int, folder: Path) -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from turns import write_page
+from turns import processor_seconds, write_page
 
 from dsnet import export_onnx, quantisation
 from dsnet.export import int8 as room
@@ -57,12 +56,6 @@ def call(file: Path, x: torch.Tensor, path: WidthPath) -> Call:
     runner = FileRunner(file, threads=1)
     pinned = knobs(runner.manifest, Policy(), path) if runner.manifest.kind == "dynamic" else {}
     return partial(runner.session.run, ["logits"], {"image": x[:1].numpy(), **pinned})
-
-
-def processor_seconds(call: Call) -> float:
-    begun = time.process_time()
-    call()
-    return time.process_time() - begun
 
 
 def ends(net: Supernet) -> list[WidthPath]:

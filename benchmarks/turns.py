@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import json
-import random
 import time
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dsnet.latency.timing import Call, machine
+from dsnet.latency.timing import Call, interleaved, machine
 from dsnet.schema import plain
 
 K = TypeVar("K", bound=Hashable)
 
 
+def processor_seconds(call: Call, *given: Any) -> float:
+    """Processor time of a call. Waiting does not count."""
+    begun = time.process_time()
+    call(*given)
+    return time.process_time() - begun
+
+
 def in_turns(calls: Mapping[K, Call], repeats: int) -> dict[K, list[float]]:
-    """Milliseconds of processor time of the calling thread, for each call. Waiting does not count."""
-    times: dict[K, list[float]] = {key: [] for key in calls}
-    order, rng = list(calls), random.Random(0)
-    for _ in range(repeats):
-        rng.shuffle(order)
-        for key in order:
-            calls[key]()  # brings the weights into the cache
-            begun = time.thread_time()
-            calls[key]()
-            times[key].append(1e3 * (time.thread_time() - begun))
-    return times
+    """Milliseconds of processor time, for each call."""
+    times = interleaved(calls, repeats, clock=processor_seconds)
+    return {key: [1e3 * each for each in found] for key, found in times.items()}
 
 
 def write_page(prefix: Path, results: Mapping[str, Any], lines: list[str]) -> None:

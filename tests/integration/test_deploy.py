@@ -502,15 +502,35 @@ def test_equal_accuracy_is_interpolated_between_operating_points() -> None:
     assert equal_accuracy([*one, *rows("worse", [(1.0, 0.2), (2.0, 0.4)])]) == ()
 
 
-def test_interleaving_calls_each_candidate_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dsnet.latency.timing import interleaved, summary
+def test_candidates_take_turns_each_after_untimed_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dsnet.latency.timing import LEAD, STREAM, interleaved, summary
 
     monkeypatch.setattr("dsnet.latency.timing.interruptions", lambda: 0)  # interrupted calls are timed again
     calls: list[str] = []
     times = interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 20, warmup=1)
     assert {name: len(found) for name, found in times.items()} == {"a": 20, "b": 20}
-    rounds = ["".join(calls[k : k + 4]) for k in range(2, len(calls), 4)]
-    assert set(rounds) == {"aabb", "bbaa"}
+    turn = LEAD + 1
+    rounds = ["".join(calls[k : k + 2 * turn]) for k in range(2, len(calls), 2 * turn)]
+    assert set(rounds) == {turn * "a" + turn * "b", turn * "b" + turn * "a"}
+
+    given: list[int] = []
+    timed: list[int] = []
+
+    def clock(call: Any, number: int) -> float:
+        timed.append(number)
+        return float(number)
+
+    count = STREAM + 3  # in two turns, each behind the inputs before it
+    inputs = [(number,) for number in range(count)]
+    times = interleaved({"a": given.append}, 2, warmup=0, inputs=inputs, clock=clock)
+    assert times["a"] == 2 * list(range(count)) == timed
+    before = [count - back for back in range(LEAD, 0, -1)], [STREAM - back for back in range(LEAD, 0, -1)]
+    assert given == 2 * [*before[0], *before[1]]
+    begun = iter([0.0, 0.0, 1.0, 2.0, 3.0, 4.0])  # of slow calls, one is enough
+    monkeypatch.setattr("time.perf_counter", lambda: next(begun))
+    given.clear()
+    interleaved({"a": given.append}, 1, warmup=0, inputs=[(7,)], clock=clock)
+    assert given == [7, 7]
     expected = {"mean": 4.0, "p50": 2.0, "p95": float(np.quantile([1, 2, 9], 0.95)), "p99": 8.86}
     assert plain(summary([0.001, 0.002, 0.009])) == pytest.approx(expected)
 

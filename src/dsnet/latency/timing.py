@@ -1,4 +1,4 @@
-"""Timing. Candidates are interleaved, so that a disturbance of the machine affects all of them."""
+"""Timing. Candidates take turns, so that a disturbance of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ Call = Callable[..., Any]
 Advance = Callable[[], None]
 K = TypeVar("K")
 TRIES = 5
+STREAM = 16  # inputs that a call gets one after another before it is another call's turn
+LEAD = 4  # untimed calls before them
+LEAD_SECONDS = 0.02
 REFRESH = 0.25  # seconds between drawings of the bar
 EVERY = 15.0  # seconds between lines of progress where there is no terminal
 
@@ -36,11 +39,13 @@ def interleaved(
     clock: Callable[..., float] | None = None,
     what: str = "",
 ) -> dict[K, list[float]]:
-    """Time every call once per round, in a new random order each round, and return seconds.
+    """Time every call with every input, `repeats` times, and return seconds: first those of all inputs in their order,
+    then those of the next repeat.
 
-    Each repeat has one round per entry of `inputs`. An untimed call precedes each timed one, because a network in use
-    finds its own weights in the processor's cache rather than those of another candidate. A call that the system
-    interrupted for another program is timed again, up to `TRIES` times.
+    A network in use finds its weights in the processor's cache, as the images before left them there. So each call in
+    turn gets some inputs one after another, and before them those that precede them in the list, untimed: `LEAD` of
+    them, or as many as `LEAD_SECONDS` take. With one input, that input comes again. The order of the calls is random
+    and new in every turn. A call that the system interrupted for another program is timed again, up to `TRIES` times.
 
     clock: times one call; `seconds` by default. what: what is timed, if progress is to be shown.
     """
@@ -50,15 +55,26 @@ def interleaved(
             call(*inputs[0])
     times: dict[K, list[float]] = {key: [] for key in calls}
     order, rng = list(calls), random.Random(0)
-    with progress(what, repeats * len(inputs)) as advance:
+    starts = range(0, len(inputs), STREAM)
+    with progress(what, repeats * len(starts)) as advance:
         for _ in range(repeats):
-            for given in inputs:
+            for start in starts:
                 rng.shuffle(order)
                 for key in order:
-                    calls[key](*given)
-                    times[key].append(undisturbed(clock, calls[key], *given))
+                    lead(calls[key], [inputs[(start - back) % len(inputs)] for back in range(LEAD, 0, -1)])
+                    stream = inputs[start : start + STREAM]
+                    times[key] += [undisturbed(clock, calls[key], *given) for given in stream]
                 advance()
     return times
+
+
+def lead(call: Call, inputs: Sequence[tuple[Any, ...]]) -> None:
+    """Untimed calls, which leave the cache as it is in use."""
+    begun = time.perf_counter()
+    for given in inputs:
+        call(*given)
+        if time.perf_counter() - begun > LEAD_SECONDS:
+            break
 
 
 def undisturbed(clock: Callable[..., float], call: Call, *given: Any) -> float:
