@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ NARROW_FIRST, SMALL_FIRST, BOTH_FIRST = "slim", "sizes", "sizes_both"  # what th
 WIDTHS: dict[str, Sequence[Share]] = {
     NARROW_FIRST: ((0.35, 0.5), (0.5, 0.75), (0.75, 0.75), 1.0),  # shares of hidden and residual channels
     SMALL_FIRST: (1.0,),
-    BOTH_FIRST: (0.5, 1.0),
+    BOTH_FIRST: ((0.5, 0.75), 1.0),
 }
 SWEEP = (2e-4, 2e-3)  # learning rates of the static network besides that of the recipe
 
@@ -59,11 +60,12 @@ def converted(scale: Scale, root: str | None, widths: Sequence[Share], sizes: Se
         return slim(tiny(), torch.zeros(1, 3, size, size), shares, sizes=sizes, name="tiny")
     known = PRETRAINED["efficientnet_lite0"]
     model, name = known.model(size), "efficientnet_lite0"
-    if sizes:
+    if len(widths) == 1:  # nothing is narrowed
         net = slim(model, torch.zeros(1, 3, size, size), widths, sizes=sizes, name=name)
     else:
         images = read_images(Path(root or "") / scale.folders[NARROW_FIRST] / "train", 3, size, known.preprocessing)
-        net = slim(model, images[:1], widths, images=images, sort="components", affine="width", name=name)
+        how: dict[str, Any] = {"sort": "components", "affine": "width", "sizes": sizes, "name": name}
+        net = slim(model, images[:1], widths, images=images, **how)
     net.card = replace(net.card, preprocessing=known.preprocessing)
     return net
 
