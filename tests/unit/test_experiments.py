@@ -83,12 +83,21 @@ def test_tables_share_runs() -> None:
         cells = cells_of(EXPERIMENTS[experiment], SCALES["cpu"], Path("o"), "d")
         return {found.name for mine in cells.values() for found in mine}
 
-    shown = ("losses", "sgs", "gate_design", "gate_distribution", "supernet", "main", "universal")
+    shown = (
+        "losses",
+        "sgs",
+        "gate_design",
+        "gate_distribution",
+        "supernet_mbnet",
+        "supernet_resnet",
+        "main",
+        "universal",
+    )
     cells = {name: names(name) for name in shown}
     assert cells["losses"] & cells["gate_design"]
     assert cells["losses"] & cells["gate_distribution"]
-    assert cells["sgs"] & cells["supernet"]
-    assert cells["main"] & cells["universal"] & cells["supernet"]
+    assert cells["sgs"] & cells["supernet_mbnet"]
+    assert cells["main"] & cells["universal"] & cells["supernet_mbnet"]
 
 
 def test_what_only_rounds_differently_has_the_same_name() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from dsnet.experiments.catalogue import alternatives, networks, routers, sizes, slim, uses
 from dsnet.experiments.layout import Experiment
 from dsnet.experiments.simulated import latency, motivation
@@ -64,12 +66,15 @@ EXPERIMENTS = {
             routers.distribution_tables,
             routers.distribution_plots,
         ),
-        Experiment(
-            "supernet",
-            "Routers against their own supernet",
-            "What is gained by choosing the width for each image instead of one width for all.",
-            routers.supernet_tables,
-            routers.supernet_plots,
+        *(
+            Experiment(
+                f"supernet_{supernet.base}",
+                f"Routers against their own supernet: {name}",
+                "What is gained by choosing the width for each image instead of one width for all.",
+                partial(routers.supernet_tables, name=name, supernet=supernet, paper=paper),
+                partial(routers.supernet_plots, name=name),
+            )
+            for name, supernet, paper in (("DS-MBNet", networks.MBNET, 0.8), ("DS-ResNet", networks.RESNET, 1.2))
         ),
         Experiment(
             "latency", "Latency", "Ways to run a part of the channels, and milliseconds of each width.", measure=latency

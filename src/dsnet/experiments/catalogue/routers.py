@@ -247,36 +247,32 @@ def supernet_columns() -> tuple[Column, ...]:
     )
 
 
-def supernet_tables(scale: Scale) -> tuple[Table, ...]:
+def supernet_tables(scale: Scale, name: str, supernet: Recipe, paper: float) -> tuple[Table, ...]:
+    """Every kind of router on one supernet. paper: points that the paper's gates gain on it."""
     columns = supernet_columns()
     itself: dict[str, Measure | None] = {column.name: constant(0.0) for column in columns[:8]}
     itself |= dict.fromkeys([column.name for column in columns[8:]])
-    tables = []
-    for name, supernet, paper in (("DS-MBNet", MBNET, 0.8), ("DS-ResNet", RESNET, 1.2)):
-        kinds = routers(scale, several=name == "DS-ResNet")
-        uniform = f"{name}: uniform sub-networks"
-        rows = [Row(uniform, supernet.gates(kinds["cheap-first"]), {}, itself)]
-        claims = [
-            Claim(f"{name}, {label}: as trained", AS_TRAINED, f"{name}: {label}", uniform, paper)
-            for label in ("gate, try best, windows", EARLY_GATE)
-        ]
-        for label, keys in kinds.items():
-            row = f"{name}: {label}"
-            unknown = (
-                dict.fromkeys((ITS_LOTTERY, TRAINED_LOTTERY)) if label == ONE_BY_ONE else {}
-            )  # many paths are rare
-            rows.append(Row(row, supernet.gates(keys), {}, unknown))
-            claims.append(Claim(f"{name}, {label}: mean of five budgets", MEAN, row, uniform))
-            if label.startswith(("exit", "auto")):
-                claims.append(Claim(f"{name}, {label}: over the hull with the exit", WITH_EXIT, row, uniform))
-        auto = f"{name}: auto"
-        for other in ("cheap-first", EARLY_GATE):
-            claims.append(Claim(f"{name}, auto over {other}", MEAN, auto, f"{name}: {other}"))
-        title = f"{name} with a router against its supernet at equal MAdds, points"
-        note = f"{GAIN_NOTE} {SUPERNET_NOTE.format(window=scale.window)} {KNOWING_NOTE}"
-        tables.append(Table(title, columns, tuple(rows), tuple(claims), note))
-        tables.append(absolute_table(name, supernet, kinds))
-    return tuple(tables)
+    kinds = routers(scale, several=supernet is RESNET)
+    uniform = f"{name}: uniform sub-networks"
+    rows = [Row(uniform, supernet.gates(kinds["cheap-first"]), {}, itself)]
+    claims = [
+        Claim(f"{name}, {label}: as trained", AS_TRAINED, f"{name}: {label}", uniform, paper)
+        for label in ("gate, try best, windows", EARLY_GATE)
+    ]
+    for label, keys in kinds.items():
+        row = f"{name}: {label}"
+        unknown = dict.fromkeys((ITS_LOTTERY, TRAINED_LOTTERY)) if label == ONE_BY_ONE else {}  # many paths are rare
+        rows.append(Row(row, supernet.gates(keys), {}, unknown))
+        claims.append(Claim(f"{name}, {label}: mean of five budgets", MEAN, row, uniform))
+        if label.startswith(("exit", "auto")):
+            claims.append(Claim(f"{name}, {label}: over the hull with the exit", WITH_EXIT, row, uniform))
+    auto = f"{name}: auto"
+    for other in ("cheap-first", EARLY_GATE):
+        claims.append(Claim(f"{name}, auto over {other}", MEAN, auto, f"{name}: {other}"))
+    title = f"{name} with a router against its supernet at equal MAdds, points"
+    note = f"{GAIN_NOTE} {SUPERNET_NOTE.format(window=scale.window)} {KNOWING_NOTE}"
+    table = Table(title, columns, tuple(rows), tuple(claims), note)
+    return table, absolute_table(name, supernet, kinds)
 
 
 def absolute_table(name: str, supernet: Recipe, kinds: dict[str, Keys]) -> Table:
@@ -289,11 +285,8 @@ def absolute_table(name: str, supernet: Recipe, kinds: dict[str, Keys]) -> Table
     return Table(f"{name}: top-1 at five budgets", columns, tuple(rows), (), note)
 
 
-def supernet_plots(scale: Scale) -> tuple[Plot, ...]:
-    plots = []
-    for name in ("DS-MBNet", "DS-ResNet"):
-        shown = ("gate, try best, all widths", "gate, try best, windows", EARLY_GATE, "cheap-first", "auto")
-        dynamic = {f"{name}: {label}": label for label in shown}
-        uniform = {f"{name}: uniform sub-networks": "uniform sub-networks"}
-        plots.append(tradeoff(f"{name}: routers and uniform sub-networks", uniform, dynamic, {}))
-    return tuple(plots)
+def supernet_plots(scale: Scale, name: str) -> tuple[Plot, ...]:
+    shown = ("gate, try best, all widths", "gate, try best, windows", EARLY_GATE, "cheap-first", "auto")
+    dynamic = {f"{name}: {label}": label for label in shown}
+    uniform = {f"{name}: uniform sub-networks": "uniform sub-networks"}
+    return (tradeoff(f"{name}: routers and uniform sub-networks", uniform, dynamic, {}),)
