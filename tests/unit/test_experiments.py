@@ -96,6 +96,7 @@ def test_tables_share_runs() -> None:
     cells = {name: names(name) for name in shown}
     assert cells["losses"] & cells["gate_design"]
     assert cells["losses"] & cells["gate_distribution"]
+    assert cells["losses"] & cells["supernet_resnet"]
     assert cells["sgs"] & cells["supernet_mbnet"]
     assert cells["main"] & cells["universal"] & cells["supernet_mbnet"]
 
