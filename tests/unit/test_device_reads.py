@@ -10,6 +10,7 @@ from dsnet.models import eager
 from dsnet.models.cached import DynamicRunner
 from dsnet.nn import RouterSpec
 from dsnet.routing.parts import likes
+from dsnet.tasks.classification.accuracy import AccuracyScorer
 from support.networks import EARLY, ROUTERS, router_net, varied
 from support.pretend import DEVICE, pretended
 
@@ -40,6 +41,19 @@ def test_a_batch_waits_once_for_each_decision(name: str, router: RouterSpec, dec
                 assert account.reads.total() == decisions + CHECKS
                 assert account.sends.total() <= decisions + RESULTS
                 assert len({tuple(path) for path in found.paths.tolist()}) > 1
+
+
+def test_the_scores_of_a_path_are_read_once() -> None:
+    net = router_net("ds_mobilenet_v1_tiny", ROUTERS[0]).float()
+    scorer = AccuracyScorer(eager(net).manifest)
+    logits, labels = torch.randn(24, net.spec.num_classes), torch.arange(24) % net.spec.num_classes
+    expected = scorer.take({"logits": logits}, labels)
+    with pretended() as account:
+        found = scorer.take({"logits": logits.to(DEVICE)}, labels.to(DEVICE))
+        assert account.reads.total() == 1
+    assert np.array_equal(found.answers, expected.answers)
+    assert np.array_equal(found.answers, logits.argmax(1).numpy())
+    assert found.sums.tolist() == expected.sums.tolist()
 
 
 def test_the_weights_of_an_exit_are_read_again_after_a_change() -> None:

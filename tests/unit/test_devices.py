@@ -14,7 +14,7 @@ import torch
 import dsnet
 from dsnet.cli import main
 from dsnet.export.dynamic import export_onnx
-from dsnet.models.devices import find_device, unused_gpus, words_for
+from dsnet.models.devices import find_device, tuned, unused_gpus, words_for
 from dsnet.runtime import engine
 from dsnet.runtime.engine import device_name, onnx_runtime, open_session
 from dsnet.training.state import random_state, set_random_state
@@ -76,6 +76,15 @@ def test_a_state_of_more_gpus_is_resumed_on_fewer(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "set_rng_state", given.append)
     set_random_state({**state, "cuda": ["first", "second", "third"]})
     assert given == ["first"]
+
+
+def test_cudnn_tries_its_algorithms_in_training_only() -> None:
+    before = torch.backends.cudnn.benchmark
+    with tuned(torch.device("cuda", 0)):
+        assert torch.backends.cudnn.benchmark
+        with tuned(torch.device("cpu")):
+            assert not torch.backends.cudnn.benchmark
+    assert torch.backends.cudnn.benchmark == before
 
 
 @pytest.fixture

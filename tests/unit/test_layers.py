@@ -20,6 +20,7 @@ from dsnet.nn import (
     SliceLinear,
     SliceNorm,
 )
+from dsnet.nn.norm import counted_at_once
 from dsnet.nn.slicing import corner
 from dsnet.space import Channels
 from support.networks import assert_close
@@ -197,6 +198,22 @@ def test_batch_norm_in_training_touches_only_its_own_width() -> None:
     assert norm.running_mean[0].abs().sum() == norm.running_mean[2].abs().sum() == 0
     assert (norm.running_mean[1, :8] != 0).all()
     assert norm.running_mean[1, 8:].abs().sum() == 0
+
+
+def test_batches_that_are_counted_at_once_are_counted_as_one_by_one() -> None:
+    one, other = SliceBatchNorm2d(Channels((4, 8))), SliceBatchNorm2d(Channels((4, 8)))
+    x = torch.randn(3, 8, 2, 2)
+    with counted_at_once():
+        one(x, 1)
+        one(x, 1)
+        one(x[:, :4], 0)
+        other(x, 1)
+        other.eval()(x, 1)
+        assert one.num_batches_tracked.tolist() == [0, 0]
+    assert one.num_batches_tracked.tolist() == [1, 2]
+    assert other.num_batches_tracked.tolist() == [0, 1]
+    one(x, 1)
+    assert one.num_batches_tracked.tolist() == [1, 3]
 
 
 def test_materialising_draws_no_random_numbers() -> None:

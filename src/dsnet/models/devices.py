@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -46,6 +48,18 @@ def unused_gpus() -> int:
     """The number of GPUs of this machine that no process of this job uses."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(0, torch.cuda.device_count() - processes) if torch.cuda.is_available() else 0
+
+
+@contextmanager
+def tuned(device: torch.device) -> Iterator[None]:
+    """Let cuDNN try its algorithms on every new shape. That pays in training, where shapes repeat, and not in routing,
+    where groups of images have any size."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = device.type == "cuda"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def words_for(device: torch.device) -> str:

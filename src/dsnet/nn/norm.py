@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +19,7 @@ from dsnet.schema import Typed
 from dsnet.space import Channels
 
 EPS = 1e-5
+TALLY: ContextVar[Counter[tuple[SliceBatchNorm2d, int]] | None] = ContextVar("TALLY", default=None)
 
 
 @dataclass(frozen=True)
@@ -104,12 +109,20 @@ class SliceBatchNorm2d(SliceNorm):
         held = self.at(width)
         y = F.batch_norm(x, **held, training=self.training, momentum=momentum, eps=self.eps)
         if self.training:
-            self.num_batches_tracked[width].add_(1)
+            self.count(width)
             if self.channels.parts:  # the statistics of a concatenation are copies
                 with torch.no_grad():
                     self.running_mean[width].masked_scatter_(self.prefix[width], held["running_mean"])
                     self.running_var[width].masked_scatter_(self.prefix[width], held["running_var"])
         return y
+
+    def count(self, width: int) -> None:
+        """Count a batch of a width, or leave it to `counted_at_once`."""
+        tally = None if torch.compiler.is_compiling() else TALLY.get()
+        if tally is None or self.momentum is None:
+            self.num_batches_tracked[width].add_(1)
+        else:
+            tally[self, width] += 1
 
     def folded(self) -> tuple[Tensor, Tensor]:
         """Scale S [K, C] and shift B [K, C] of every width in eval mode, zero beyond the width."""
@@ -131,6 +144,21 @@ class SliceBatchNorm2d(SliceNorm):
 
     def extra_repr(self) -> str:
         return f"{self.channels.counts}, momentum={self.momentum}, own={self.own}"
+
+
+@contextmanager
+def counted_at_once() -> Iterator[None]:
+    """Let the batch norms in a `with` block count their batches at its end, all in one call. Each of their counters
+    would be a kernel of its own on a GPU."""
+    tally: Counter[tuple[SliceBatchNorm2d, int]] = Counter()
+    token = TALLY.set(tally)
+    try:
+        yield
+    finally:
+        TALLY.reset(token)
+        if tally:
+            rows = [norm.num_batches_tracked[width] for norm, width in tally]
+            torch._foreach_add_(rows, list(tally.values()))
 
 
 class SliceGroupNorm(SliceNorm):

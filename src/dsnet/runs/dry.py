@@ -20,6 +20,7 @@ from dsnet import tasks
 from dsnet.config import RunConfig
 from dsnet.data.batches import Batches
 from dsnet.data.dataset import Batch, Data
+from dsnet.models.devices import tuned
 from dsnet.runs.folder import RunFolder
 from dsnet.runs.train import make_loop
 from dsnet.tasks import Plan
@@ -137,7 +138,8 @@ def endless(batches: Batches) -> Iterator[Batch]:
 
 def stepped(loop: Loop[Any], batches: Iterator[Batch]) -> Iterator[None]:
     for batch in batches:
-        loop.step(batch)
+        with tuned(loop.device):
+            loop.step(batch)
         yield
 
 

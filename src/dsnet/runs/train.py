@@ -62,7 +62,6 @@ def train(
         together(folder),
         ExitStack() as until_the_end,
     ):
-        torch.backends.cudnn.benchmark = place.type == "cuda"  # the shapes of a training repeat
         if place.type == "mps":
             raise TrainingError("training needs double precision, which mps does not have; use --device cpu")
         check_shared(folder, resume=resume)

@@ -162,7 +162,9 @@ class CachedBatches:
         for number in range(start, len(self)):
             part = order[number * size : (number + 1) * size]
             part = part[self.known[part]]
-            yield Batch(self.rows[view[part], part], self.labels[part], ids[part], self.skipped)
+            batch = Batch(self.rows[view[part], part], self.labels[part], ids[part], self.skipped)
+            on_gpu = batches.device is not None and batches.device.type == "cuda"
+            yield batch.pin_memory() if on_gpu else batch
 
     def reads(self, net: Supernet) -> Iterator[tuple[Read, Tensor]]:
         """All views in parts, with their labels."""

@@ -29,8 +29,9 @@ from dsnet.data.dataset import Batch
 from dsnet.errors import TrainingError
 from dsnet.files import write_whole
 from dsnet.models.build import Segment
+from dsnet.models.devices import tuned
 from dsnet.nn import Block
-from dsnet.nn.norm import SliceNorm
+from dsnet.nn.norm import SliceNorm, counted_at_once
 from dsnet.training import distributed
 from dsnet.training.average import EMA
 from dsnet.training.display import Display
@@ -163,7 +164,7 @@ class Loop(Generic[N]):
         left = self.total - progress.step  # the last epoch may end early where the config counts steps
         self.ledger.begin(progress.sums, progress.skips)
         for batch in islice(self.batches.epoch(progress.epoch, progress.batch), left):
-            with self.enough_memory(len(batch.images)):
+            with self.enough_memory(len(batch.images)), tuned(self.device):
                 self.step(batch)
             progress.batch += 1
             now = time.perf_counter()
@@ -200,7 +201,7 @@ class Loop(Generic[N]):
                 images = images.to(self.device, non_blocking=True)
                 if config.channels_last and images.dim() == 4:
                     images = images.contiguous(memory_format=torch.channels_last)
-                with self.autocast():
+                with self.autocast(), counted_at_once():
                     losses = self.wrapped(images, labels.to(self.device, non_blocking=True), drawn, self.ema.net)
                 share = len(images) / len(batch.images)
                 self.scaler.scale(torch.stack(list(losses.values())).sum() * share).backward()

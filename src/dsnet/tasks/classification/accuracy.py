@@ -56,8 +56,9 @@ class AccuracyScorer:
         truth = torch.as_tensor(labels).to(logits.device)
         best = logits.topk(min(TOP, logits.shape[1]), dim=1).indices
         loss = F.cross_entropy(logits.float(), truth, reduction="sum")
-        sums = [float((best == truth[:, None]).sum()), float(loss), float(len(truth))]
-        return Taken(logits.argmax(1).cpu().numpy(), np.array(sums))
+        sums = torch.stack([(best == truth[:, None]).sum().float(), loss])
+        top5, total, *answers = torch.cat([sums, logits.argmax(1).float()]).tolist()  # one read of the device
+        return Taken(np.array(answers, np.int64), np.array([top5, total, len(truth)]))
 
     def add(self, path: WidthPath, rows: np.ndarray, taken: Taken, labels: np.ndarray) -> None:
         self.labels = grown(self.labels, int(rows.max()) + 1, 0)

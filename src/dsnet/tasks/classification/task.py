@@ -34,7 +34,7 @@ from dsnet.tasks.classification.transfer import (
     with_router,
 )
 from dsnet.training import IEB, SGS, balanced, recalibrate, with_fresh_router
-from dsnet.training.distributed import rank, world
+from dsnet.training.distributed import gathered, rank, world
 
 
 class Classification:
@@ -245,12 +245,15 @@ def finished(net: Supernet, data: Data, config: ClassificationConfig) -> Superne
 
 
 def noted(data: Data, config: ClassificationConfig, note: Note, device: torch.device) -> Iterator[Batch]:
-    """Batches of this process's calibration images. `note` is called with the names of damaged files."""
+    """Batches of this process's calibration images. At their end `note` is called with the names of the damaged files
+    that all processes came across."""
     shared: dict[str, Any] = {"workers": config.data.workers, "rank": rank(), "world": world(), "device": device}
     batches = plain_batches(data.calibration, task.batch, **shared)
+    skipped: list[str] = []
     for batch in batches:
-        note(batch.skipped)
+        skipped += batch.skipped
         yield batch
+    note(gathered(skipped))
 
 
 @torch.no_grad()
