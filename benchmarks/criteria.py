@@ -99,7 +99,7 @@ def main() -> None:
         "",
         f"Per cent of {len(test)} images of Imagenette, before any training; statistics of batch norms computed again.",
         f"The widths have {costs} of the MAdds. Agreement: the answer of the whole network among 1000 classes. Of ten,",
-        f"the whole network has {whole:.1f} %. Made by `python benchmarks/criteria.py` with",
+        f"the whole network has {whole:.1f} % with these statistics. Made by `python benchmarks/criteria.py` with",
         f"EfficientNet-Lite0 at {SIZE} px, dsnet {about.dsnet}, torch {about.torch}; every figure is in criteria.json.",
     ]
     print("\n".join(lines))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -90,6 +91,16 @@ def test_a_stream_of_few_dimensions_loses_nothing_in_as_many_channels(bias: bool
         errors[sort] = float((slimmer - wide).abs().max() / (wide.max() - wide.min()))
     assert errors["components"] < 1e-3
     assert errors["activation"] > 0.05
+
+
+def test_images_make_components_the_default() -> None:
+    def weights(**options: Any) -> dict[str, Tensor]:
+        torch.manual_seed(0)  # of the gate, which is new
+        return slim(made(), images()[:1], WIDTHS, "0", images=images(), **options).state_dict()
+
+    default, asked, other = weights(), weights(sort="components"), weights(sort="activation")
+    assert all(torch.equal(default[name], tensor) for name, tensor in asked.items())
+    assert not all(torch.equal(default[name], tensor) for name, tensor in other.items())
 
 
 def test_only_channels_between_linear_layers_are_mixed() -> None:

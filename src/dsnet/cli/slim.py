@@ -40,7 +40,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add("--images", images, metavar="FOLDER")
     sort = (
         "Importance that channels are sorted by. components also mixes channels between linear layers into principal "
-        "components (default: activation with --images, otherwise scale)."
+        "components (default: components with --images, otherwise scale)."
     )
     parser.add("--sort", sort, choices=("components", "activation", "scale", "l1", "none"))
     parser.add(

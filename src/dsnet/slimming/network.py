@@ -40,8 +40,8 @@ def slim(
         widths: Shares of the channels, slimmest first, the last 1. A pair is for hidden and residual channels.
         cut: Where the front ends that all widths share: the name of a module, or a share of the MAdds.
         images: Some images as the network takes them, about 300; they tell which channels matter.
-        sort: Importance by which channels are sorted: `activation` (the default with images), `components` (with
-            images; channels between linear layers become principal components), `scale` (without), `l1`, or `none`.
+        sort: Importance by which channels are sorted: `components` (the default with images; channels between linear
+            layers become principal components), `activation` (with images), `scale` (without), `l1`, or `none`.
         multiple: Channels are rounded to multiples of this number.
         overrides: Shares for the channels that a layer writes, by the layer's name.
         sizes: Image sizes that the network runs at, smallest first; the last is that of the example. With several, the
@@ -78,7 +78,7 @@ def slim_with_report(
     found = plan(model, example, widths, cut=cut, multiple=multiple, overrides=overrides, affine=affine)
     generator = torch.Generator().manual_seed(0)
     seen = torch.randn(4, *example.shape[1:], generator=generator) if images is None else images
-    sort_members(found, sort or ("scale" if images is None else "activation"), images)
+    sort_members(found, sort or ("scale" if images is None else "components"), images)
     settle(found, found.norms, seen)
     net = built(found, name or type(model).__name__.lower())
     error = check_same(model, net, example)
