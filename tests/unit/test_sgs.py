@@ -16,7 +16,7 @@ from dsnet.nn import RouterSpec
 from dsnet.routing.fitting import fit_margins
 from dsnet.tasks.classification.router import fit
 from dsnet.training import SGS, SGSConfig, with_fresh_router
-from dsnet.training.cache import fresh_reads, read, scores_of
+from dsnet.training.cache import compared, fresh_reads, read, scores_of
 from dsnet.training.measured import Measured, measured
 from dsnet.training.scores import goals, score_loss, straight_through, within
 from dsnet.training.sgs import Draw
@@ -69,6 +69,26 @@ def guidance_over_steps(stage: SGS, steps: int = 12) -> list[float]:
         optimizer.step()
         values.append(losses["guidance"].item())
     return values
+
+
+@pytest.mark.parametrize("targets", ["try_best", "give_up"])
+@pytest.mark.parametrize("name", SMALL)
+def test_targets_of_two_ends_run_no_width_in_between(name: str, targets: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The losses are those of a step that compares all widths, also where guidance is balanced."""
+    stage = stage_of(name, SGSConfig("gate", targets, bound=False, windows=0))  # type: ignore[arg-type]
+    widths = len(compared(stage.net))
+    table = torch.zeros(1, widths, dtype=torch.float64)
+    table[0, 0], table[0, -1] = 0.7, 1.9
+    stage.known = Measured(weights=table)
+    x, labels = batch(stage.net, 24)
+    run, seen = stage.net.run_paths, []
+    monkeypatch.setattr(stage.net, "run_paths", lambda entered, paths: seen.append(len(paths)) or run(entered, paths))
+    quick = stage(x, labels, Draw(3, 1.0), stage.net)
+    monkeypatch.setattr("dsnet.training.sgs.TWO_ENDED", ())
+    whole = stage(x, labels, Draw(3, 1.0), stage.net)
+    assert seen == [2, widths]
+    assert quick.keys() == whole.keys() == {"classification", "complexity", "guidance"}
+    assert all(torch.equal(quick[loss], whole[loss]) for loss in whole)
 
 
 def test_straight_through_is_one_hot_forward_and_softmax_backward() -> None:

@@ -19,7 +19,7 @@ from dsnet.training.complexity import constants, expected
 from dsnet.training.ieb import N, Stage, full
 from dsnet.training.measured import Measured, windows_of
 from dsnet.training.scores import goals, score_loss, straight_through, within
-from dsnet.training.sgs_config import PAPER, SGSConfig
+from dsnet.training.sgs_config import PAPER, TWO_ENDED, SGSConfig
 
 
 class Draw(NamedTuple):
@@ -136,8 +136,11 @@ class SGS(Stage[Supernet]):
 
     def mixed_losses(self, entered: Entered, labels: Tensor, drawn: Draw) -> dict[str, Tensor]:
         """The paper's losses, with every sample at widths drawn by Gumbel-softmax, equations (10) to (13)."""
+        paths = compared(self.net)
+        if len(self.windows) == 1 and self.router.targets in TWO_ENDED:
+            paths = [paths[0], paths[-1]]
         with torch.no_grad():
-            answers = self.net.run_paths(entered, compared(self.net))
+            answers = self.net.run_paths(entered, paths)
         generator = torch.Generator(labels.device).manual_seed(drawn.seed)
         windows = self.draw_windows(labels, generator)
 
@@ -201,9 +204,10 @@ class SGS(Stage[Supernet]):
         table, weights = self.known.weights, None
         if table is not None:
             table = table.to(goal.device, full(raw).dtype)
-            weights = table[0 if windows is None else windows, goal]
-        if raw.shape[1] != len(answers):  # gates with different numbers of widths compare only the two ends
-            goal = torch.where(goal > 0, raw.shape[1] - 1, 0)
+            place = goal if table.shape[1] == len(answers) else last_where(goal > 0, table.shape[1])
+            weights = table[0 if windows is None else windows, place]
+        if raw.shape[1] != len(answers):  # only the two ends were compared
+            goal = last_where(goal > 0, raw.shape[1])
         return score_loss(self.router, self.within(raw, windows), goal, weights)
 
     def complexity(self, shares: Tensor) -> Tensor:
@@ -212,3 +216,8 @@ class SGS(Stage[Supernet]):
         if not self.config.relative:
             return squares
         return squares * (self.known.gap / self.span)
+
+
+def last_where(condition: Tensor, count: int) -> Tensor:
+    """The last of some positions where the condition holds, otherwise the first."""
+    return torch.where(condition, count - 1, 0)

@@ -10,7 +10,8 @@ from dsnet.manifest import RENAMED, present
 from dsnet.nn import RouterSpec
 from dsnet.schema import Typed, reads
 
-PAPER = ("try_best", "give_up", "narrowest")  # the target is one of the widths; other targets are a number per width
+TWO_ENDED = ("try_best", "give_up")  # only the slimmest and the widest width are compared
+PAPER = (*TWO_ENDED, "narrowest")  # the target is one of the widths; other targets are a number per width
 BEFORE = {  # what runs did that were written before these keys existed
     "standardised": False,
     "bound": False,
