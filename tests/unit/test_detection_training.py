@@ -45,6 +45,26 @@ def test_every_step_trains_widest_slimmest_and_a_random_width() -> None:
         assert (parameter.grad is not None) == parameter.requires_grad, name
 
 
+def test_the_slimmest_is_drawn_like_the_others_where_the_config_says_so() -> None:
+    detector = random_detector()
+    stage = WidthsStage(detector, WidthsConfig(slimmest=False)).train()
+    drawn = [stage.draw(random.Random(seed)) for seed in range(60)]
+    assert all(widest == (5,) for widest, _ in drawn)
+    assert {width for _, (width,) in drawn} == {0, 1, 2, 3, 4}
+    assert set(stage(pictures(2), OBJECTS, drawn[0], detector)) == {"widest", "random1"}
+    with pytest.raises(ValueError, match=r"widths\.paths"):
+        WidthsConfig(paths=0, slimmest=False)
+
+
+def test_a_frozen_backbone_gets_no_gradients_and_everything_behind_it_does() -> None:
+    detector = random_detector()
+    stage = WidthsStage(detector, WidthsConfig(backbone=False)).train()
+    losses = stage(pictures(2), OBJECTS, stage.draw(random.Random(0)), detector)
+    torch.stack(list(losses.values())).sum().backward()
+    for name, parameter in detector.named_parameters():
+        assert (parameter.grad is None) == name.startswith("backbone."), name
+
+
 def test_a_static_detector_has_one_loss() -> None:
     detector = random_detector("mobilenet_v1")
     stage = WidthsStage(detector, WidthsConfig())

@@ -28,14 +28,20 @@ class WidthsConfig(Typed):
 
     Args:
         paths: Number of random sub-networks trained in each step, besides the widest and the slimmest.
+        slimmest: Train the slimmest in each step. Otherwise it is drawn like the others, which takes less time.
+        backbone: Train the weights of the backbone, too. Otherwise only projections, neck and heads learn.
         momentum: Momentum of the moving average of the weights, which is what is saved.
     """
 
     paths: int = 1
+    slimmest: bool = True
+    backbone: bool = True
     momentum: float = 0.99
 
     def __post_init__(self) -> None:
         must("widths.paths", self.paths, self.paths >= 0, "be at least 0")
+        if not self.slimmest:
+            must("widths.paths", self.paths, self.paths >= 1, "be at least 1 where widths.slimmest is false")
         must("widths.momentum", self.momentum, 0 <= self.momentum < 1, "lie in [0, 1)")
 
 
@@ -73,6 +79,8 @@ class WidthsStage(Stage[Detector]):
         """keep_gates: Freeze whole gates, not just their slimming heads, which may share a layer with the attention."""
         super().__init__()
         self.net, self.config = net, config
+        if not config.backbone:
+            net.backbone.requires_grad_(False)
         for gate in net.backbone.modules():
             if isinstance(gate, Gate) and gate.slimming is not None:
                 (gate if keep_gates else gate.slimming).requires_grad_(False)
@@ -82,16 +90,17 @@ class WidthsStage(Stage[Detector]):
         space = self.net.space
         if space.size == 1:
             return [space.widest]
-        ends = [space.widest, space.slimmest]
-        between = (path for path in iter(lambda: space.sample(rng), None) if path not in ends)
-        return [*ends, *islice(between, self.config.paths if space.size > 2 else 0)]
+        always = [space.widest, space.slimmest] if self.config.slimmest else [space.widest]
+        others = (path for path in iter(lambda: space.sample(rng), None) if path not in always)
+        return [*always, *islice(others, self.config.paths if space.size > len(always) else 0)]
 
     def forward(
         self, images: Tensor, objects: Tensor, paths: Sequence[WidthPath], average: Detector
     ) -> dict[str, Tensor]:
         targets = match_all(objects, self.net.priors)
         losses = [loss_of(answer, targets).total for answer in self.net.forward_paths(images, paths)]
-        names = ["widest", "slimmest", *(f"random{number}" for number in range(1, len(paths) - 1))]
+        always = ["widest", "slimmest"] if self.config.slimmest else ["widest"]
+        names = [*always, *(f"random{number}" for number in range(1, len(paths)))]
         return dict(zip(names, losses, strict=False))  # a static detector has the widest only
 
 
