@@ -50,6 +50,8 @@ LATER: Keys = {  # keys by their endings that were added later. At these values 
     "model.image_size": None,
     "model.sizes": None,
     "ieb.only": None,
+    "widths.slimmest": True,
+    "widths.backbone": True,
     "ieb.weight": 1.0,
     "ieb.mixup": 0.0,
     "ieb.class_weights": "none",
