@@ -329,7 +329,7 @@ def test_bench_of_a_file_fills_the_same_table_and_compares_routers(
     assert all(row["score"] is not None and not row["computed"] for row in deployed["rows"])
     alone = Path(shutil.copy(run / "model.onnx", tmp_path / "alone.onnx"))
     assert main(["bench", str(alone), "--repeats", "3"]) == 0  # there are no images beside it
-    text = f"{' '.join(capsys.readouterr().out.split())} "  # titles and notes wrap at the width of the table
+    text = f"{' '.join(capsys.readouterr().out.split())} "  # notes wrap
     assert text.count(" * ") == 5 + 1
     assert " * computed" in text
     runner = open_runner(alone, threads=1)

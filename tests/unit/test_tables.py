@@ -14,6 +14,7 @@ from dsnet.report.tables import (
     classes_table,
     human,
     paths_table,
+    print_table,
     routes_table,
     show_evaluation,
     summary_table,
@@ -152,3 +153,11 @@ def test_published_pages_are_written_from_their_json(name: str, tmp_path: Path) 
     export(result, tmp_path / name, sheet=sheet if sheet.exists() else None)
     assert (tmp_path / f"{name}.md").read_text() == file.with_suffix(".md").read_text()
     assert (tmp_path / f"{name}.json").read_bytes() == file.read_bytes()
+
+
+def test_titles_and_notes_are_as_wide_as_the_console(capsys: pytest.CaptureFixture[str]) -> None:
+    title, note = "A title that is longer than its table is wide", "A note that is longer than its table is wide."
+    print_table(title, ["<a", "b"], [[1, 2]], note=note)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].strip() == title
+    assert lines[-1].strip() == note

@@ -38,19 +38,16 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     from rich.table import Table as Drawn
     from rich.text import Text
 
-    table = Drawn(
-        title=Text(title),
-        box=SIMPLE_HEAD,
-        title_justify="left",
-        caption=Text(note) if note else None,
-        caption_justify="left",
-    )
+    table = Drawn(box=SIMPLE_HEAD)
     for column in columns:
         left = column.startswith("<")
         table.add_column(column.removeprefix("<"), justify="left" if left else "right", overflow="fold")
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else 140, highlight=False, markup=False).print(table)
+    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False, markup=False)
+    for part in (title, table, note):  # words are as wide as the console, however narrow the table is
+        if part:
+            console.print(part, style="italic" if part is title else None)
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
