@@ -11,9 +11,10 @@ import torch
 
 from dsnet.data.batches import plain_batches
 from dsnet.data.voc import DetectionDataConfig, open_detection_data
-from dsnet.manifest import Policy, RouterSpec
+from dsnet.manifest import Policy
 from dsnet.models import eager, route
 from dsnet.prediction.answers import Detections
+from dsnet.routers import RouterSpec
 from dsnet.routing.calibration import calibrate
 from dsnet.routing.traces import Traces
 from dsnet.runs.evaluate import evaluate_dynamic, row_of

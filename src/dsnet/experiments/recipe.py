@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dsnet.config import RunConfig, flat, nested, packaged, read_yaml
-from dsnet.manifest import former
+from dsnet.routers import former
 from dsnet.space import WidthPath
 from dsnet.tasks import config_from
 from dsnet.tasks.classification.config import ClassificationConfig

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dsnet.limits import allow
-from dsnet.manifest import RouterSpec
 from dsnet.models.build import Features, Modules, Segment
 from dsnet.models.network import Network, Tap
 from dsnet.models.ops import OPS
@@ -24,6 +23,7 @@ from dsnet.nn.gate import Gate, GateSpec
 from dsnet.nn.maps import Mask, Shuffle, SlicePReLU, Take
 from dsnet.nn.norm import SliceBatchNorm2d, SliceGroupNorm
 from dsnet.nn.slicing import GlobalPool, Sliceable, SliceConv2d, SliceLinear, Width
+from dsnet.routers import RouterSpec
 from dsnet.schema import Typed
 from dsnet.space import Channels, WidthPath
 

@@ -1,6 +1,5 @@
 """Layers and blocks that run at a width. They know nothing about networks."""
 
-from dsnet.manifest import RouterSpec
 from dsnet.nn.blocks import Block, Bottleneck, ConvBlock, DepthwiseSeparable, InvertedResidual, MaxPool
 from dsnet.nn.gate import Gate, GateSpec, SlimmingHead
 from dsnet.nn.norm import NormSpec, SliceBatchNorm2d, SliceGroupNorm, SliceNorm
@@ -16,6 +15,7 @@ from dsnet.nn.slicing import (
     StandardLinear,
     Width,
 )
+from dsnet.routers import RouterSpec
 
 __all__ = [
     "Block",

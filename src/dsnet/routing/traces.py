@@ -9,8 +9,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from dsnet.cost import PathCosts
-from dsnet.manifest import Manifest, Policy, Router
+from dsnet.manifest import Manifest, Policy
 from dsnet.results import Difference, Example, Metric
+from dsnet.routers import Router
 from dsnet.routing.parts import Outputs, Routed, as_array
 from dsnet.routing.policy import Prices, decide
 from dsnet.routing.route import combined

@@ -14,7 +14,7 @@ from dsnet.config import RunConfig
 from dsnet.data.dataset import Data
 from dsnet.errors import RoutingError
 from dsnet.hull import concave, straight
-from dsnet.manifest import Caps, Policy, Router
+from dsnet.manifest import Caps, Policy
 from dsnet.results import (
     BudgetRow,
     Dynamic,
@@ -25,6 +25,7 @@ from dsnet.results import (
     Stat,
     made,
 )
+from dsnet.routers import Router
 from dsnet.routing.budgets import parse_budget, policy_for
 from dsnet.routing.traces import Outcome, Traces, auc, by_path, widest_gain
 from dsnet.routing.windows import name_of_window, parse_window, trained_windows, window_text

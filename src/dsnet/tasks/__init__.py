@@ -18,6 +18,7 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, overloa
 import torch
 from torch import nn
 
+from dsnet.card import Card, Preprocessing
 from dsnet.checkpoint import (
     MODEL,
     WEIGHTS,
@@ -35,7 +36,7 @@ from dsnet.data.batches import Batches, PlainImages, TrainBatches
 from dsnet.data.dataset import Data
 from dsnet.data.own import Datasets
 from dsnet.errors import CheckpointError
-from dsnet.manifest import Card, Manifest, Preprocessing
+from dsnet.manifest import Manifest
 from dsnet.models import Supernet, eager
 from dsnet.models.devices import find_device
 from dsnet.nn import ThresholdHead
