@@ -43,7 +43,8 @@ from dsnet.nn import ThresholdHead
 from dsnet.results import Metric
 from dsnet.routing.budgets import policy_for
 from dsnet.routing.calibration import calibrate, fit_threshold
-from dsnet.routing.traces import Scorer, Traces
+from dsnet.routing.scorer import Scorer
+from dsnet.routing.traces import Traces
 from dsnet.runtime.runner import Runner
 from dsnet.schema import parse, plain, shortened
 from dsnet.space import WidthPath
