@@ -14,7 +14,7 @@ from dsnet.report.classes import losses_table, matrices, pairs_table, scores_tab
 from dsnet.report.figures import draw
 from dsnet.results import ClassRow, ClassScore, Evaluation, Metric, Stat
 from dsnet.routers import Router, RouterSpec
-from dsnet.runs.evaluate import health
+from dsnet.runs.dynamic import health
 from dsnet.runs.routes import judged
 from dsnet.space import WidthSpace
 from dsnet.tasks.classification.accuracy import AccuracyScorer

@@ -15,7 +15,9 @@ from dsnet.results import BudgetRow, Point, Stat
 from dsnet.routers import Router, RouterSpec
 from dsnet.routing.calibration import calibrate
 from dsnet.routing.traces import auc
-from dsnet.runs.evaluate import budget_row, difficulties, evaluate_dynamic, health, histograms, hull, oracle, oracle_at
+from dsnet.runs.dynamic import budget_row, evaluate_dynamic, health
+from dsnet.runs.references import hull, oracle, oracle_at
+from dsnet.runs.routes import difficulties, histograms
 from dsnet.space import WidthSpace
 from support.networks import EARLY, ROUTERS, router_net, traces_on
 

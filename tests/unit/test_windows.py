@@ -24,7 +24,7 @@ from dsnet.routers import Budget, Router
 from dsnet.routing.budgets import policy_for
 from dsnet.routing.calibration import calibrate, row_at
 from dsnet.routing.windows import window_text
-from dsnet.runs.evaluate import evaluate_dynamic, policy_of
+from dsnet.runs.dynamic import evaluate_dynamic, policy_of
 from dsnet.schema import parse_json, to_json
 from dsnet.space import WidthSpace
 from support.networks import prices_of, router_net, side, traces_on, varied
