@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dsnet.nn.slicing import GridPool, Shape, SliceLinear, StandardLinear
+from dsnet.nn.layers import GridPool, SliceLinear, StandardLinear
+from dsnet.nn.slicing import Shape
 from dsnet.routers import RouterSpec
 from dsnet.space import Channels
 
