@@ -12,7 +12,7 @@ import torch
 
 from dsnet.data.batches import PlainImages
 from dsnet.data.config import DataConfig
-from dsnet.data.dataset import open_dataset
+from dsnet.data.labelled import open_dataset
 from dsnet.models import Supernet, eager
 from dsnet.nn import RouterSpec
 from dsnet.routing.calibration import calibrate
