@@ -37,7 +37,8 @@ from dsnet.config import merged, packaged, read_yaml
 from dsnet.data.augment import AugmentConfig, to_tensor
 from dsnet.data.batches import TrainBatches, raw_batches
 from dsnet.data.config import DataConfig
-from dsnet.data.dataset import Loader, Split, open_dataset
+from dsnet.data.dataset import Split
+from dsnet.data.labelled import Loader, open_dataset
 from dsnet.data.packing import pack
 from dsnet.data.shards import Shards
 from dsnet.images import ImageFile

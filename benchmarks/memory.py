@@ -26,7 +26,8 @@ from torch.utils._pytree import tree_leaves
 from dsnet.config import packaged, read_yaml
 from dsnet.data.batches import TrainBatches
 from dsnet.data.config import DataConfig
-from dsnet.data.dataset import Batch, Loader, Split
+from dsnet.data.dataset import Batch, Split
+from dsnet.data.labelled import Loader
 from dsnet.data.sources import Arrays
 from dsnet.models import Supernet
 from dsnet.tasks import config_from

@@ -32,7 +32,8 @@ from torch import Tensor
 
 from dsnet import images
 from dsnet.data.config import DataConfig
-from dsnet.data.dataset import Data, open_dataset
+from dsnet.data.dataset import Data
+from dsnet.data.labelled import open_dataset
 from dsnet.images import ImageFile, centre_crop
 from dsnet.models import Supernet, create_model
 

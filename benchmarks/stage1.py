@@ -22,7 +22,8 @@ from torch import Tensor
 
 from dsnet.data.augment import AugmentConfig
 from dsnet.data.config import DataConfig
-from dsnet.data.dataset import Batch, Loader, Split
+from dsnet.data.dataset import Batch, Split
+from dsnet.data.labelled import Loader
 from dsnet.data.sources import Arrays
 from dsnet.models import Supernet, create_model
 from dsnet.training import EMA, IEB, Drawn, IEBConfig, OptimConfig, make_optimizer

@@ -25,10 +25,10 @@ from turns import write_page
 
 from dsnet import export_onnx, quantisation, slim
 from dsnet.latency.timing import Call, interleaved, machine
-from dsnet.manifest import Budget, RouterSpec
 from dsnet.models import Supernet
 from dsnet.nn.router import ScoringHead
 from dsnet.report.tables import markdown_table
+from dsnet.routers import Budget, RouterSpec
 from dsnet.runtime.engine import open_session
 from dsnet.runtime.onnx import IMAGE, FileRunner, knobs
 from dsnet.slimming.pretrained import PRETRAINED

@@ -30,7 +30,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsnet.data.batches import TrainBatches
 from dsnet.data.config import DataConfig
-from dsnet.data.dataset import Loader, Split
+from dsnet.data.dataset import Split
+from dsnet.data.labelled import Loader
 from dsnet.data.sources import Arrays
 from dsnet.latency.timing import machine
 from dsnet.models import create_model

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from dsnet.card import Card
 from dsnet.errors import CheckpointError
 from dsnet.files import (
     digest,
@@ -30,7 +31,7 @@ from dsnet.files import (
     write_whole,
 )
 from dsnet.limits import allow
-from dsnet.manifest import Card, present
+from dsnet.routers import present
 from dsnet.schema import clipped, parse, plain, shortened
 from dsnet.version import __version__
 

@@ -13,11 +13,11 @@ from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 
 from dsnet.checkpoint import MODEL, WEIGHTS
 from dsnet.errors import CheckpointError, ResultError
-from dsnet.manifest import Budget
 from dsnet.models import Supernet
 from dsnet.models.count import count
 from dsnet.report.tables import budgets_table, filled, human, markdown_table, paths_table, windows_table
 from dsnet.results import Evaluation, read
+from dsnet.routers import Budget
 from dsnet.routing.windows import window_text
 from dsnet.tasks import load, save
 

@@ -22,8 +22,9 @@ from dsnet.errors import CheckpointError
 from dsnet.export.bundle import export_bundle
 from dsnet.export.dynamic import export_onnx
 from dsnet.export.int8 import quantisation
-from dsnet.manifest import Policy, RouterSpec
+from dsnet.manifest import Policy
 from dsnet.models.narrow import narrowed
+from dsnet.routers import RouterSpec
 from dsnet.runtime import seal
 from support.counted import Counted
 from support.detectors import random_detector

@@ -14,7 +14,7 @@ import torch
 import dsnet
 from dsnet.cli import main
 from dsnet.data.config import DataConfig
-from dsnet.data.dataset import open_dataset
+from dsnet.data.labelled import open_dataset
 from dsnet.results import as_json
 from dsnet.tasks import load as load_detector
 from support.counted import Counted

@@ -29,7 +29,7 @@ import json, pickle, resource, sys, time
 import torch
 from dsnet.data.batches import TrainBatches
 from dsnet.data.config import DataConfig
-from dsnet.data.dataset import open_dataset
+from dsnet.data.labelled import open_dataset
 
 def held():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 / 1e6

@@ -13,7 +13,7 @@ import pytest
 
 import dsnet
 from dsnet.cli import main
-from dsnet.data.dataset import open_dataset
+from dsnet.data.labelled import open_dataset
 from dsnet.errors import CheckpointError
 from dsnet.runs import dry
 from dsnet.runs import train as runs_train

@@ -16,8 +16,8 @@ from PIL import Image
 
 import dsnet
 from dsnet.errors import TRAIN
-from dsnet.manifest import Budget, RouterSpec
 from dsnet.models import count
+from dsnet.routers import Budget, RouterSpec
 from dsnet.training.sgs import with_fresh_router
 from support.networks import randomised
 from support.results import compared

@@ -22,7 +22,7 @@ import pytest
 from PIL import Image
 
 import dsnet
-from dsnet.manifest import RouterSpec
+from dsnet.routers import RouterSpec
 from dsnet.runtime.bundle import BundleRunner
 from dsnet.runtime.runner import Runner
 from dsnet.serve import engine, ladder

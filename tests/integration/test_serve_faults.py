@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 
 import dsnet
-from dsnet.manifest import RouterSpec
+from dsnet.routers import RouterSpec
 from dsnet.runtime.runner import Runner
 from dsnet.serve import ladder
 from support.counted import Counted

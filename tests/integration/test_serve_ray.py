@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import dsnet
-from dsnet.manifest import RouterSpec
+from dsnet.routers import RouterSpec
 from support.counted import Counted
 from support.networks import calibrated
 

@@ -14,7 +14,7 @@ import dsnet
 from dsnet.cli import main
 from dsnet.config import CONFIG
 from dsnet.data.config import DataConfig
-from dsnet.data.dataset import open_dataset
+from dsnet.data.labelled import open_dataset
 from dsnet.tasks import read_config
 from dsnet.tasks.classification.transfer import adapted_stem, transferred
 from support.folders import make_folder

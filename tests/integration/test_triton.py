@@ -14,7 +14,7 @@ import dsnet
 from dsnet import export_onnx
 from dsnet.cli import main
 from dsnet.export.triton import for_batches, model_file, write_config
-from dsnet.manifest import RouterSpec
+from dsnet.routers import RouterSpec
 from support.detectors import random_detector
 from support.networks import calibrated
 

@@ -22,13 +22,14 @@ import torch
 
 import dsnet
 from dsnet import checkpoint
+from dsnet.card import Card
 from dsnet.checkpoint import read_model
 from dsnet.errors import CheckpointError
 from dsnet.export.bundle import export_bundle
 from dsnet.export.dynamic import export_onnx
 from dsnet.files import contents, locked, write_whole
-from dsnet.manifest import Card, RouterSpec
 from dsnet.models import Supernet
+from dsnet.routers import RouterSpec
 from dsnet.runs.folder import MARKS, empty, is_run
 from support.counted import Counted
 from support.faults import killed_at

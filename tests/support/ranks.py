@@ -17,7 +17,7 @@ import torch
 
 from dsnet.data.batches import TrainBatches
 from dsnet.data.config import DataConfig
-from dsnet.data.dataset import open_dataset
+from dsnet.data.labelled import open_dataset
 from dsnet.errors import TrainingError
 from dsnet.models import Supernet, model_spec
 from dsnet.training import IEB, IEBConfig, Loop, OptimConfig, start

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dsnet import export_bundle, export_onnx, open_runner
-from dsnet.manifest import RouterSpec
 from dsnet.models import Supernet
+from dsnet.routers import RouterSpec
 from dsnet.runtime.runner import Runner
 from dsnet.slimming.network import slim
 from dsnet.space import WidthPath

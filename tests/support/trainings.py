@@ -11,7 +11,8 @@ import torch
 
 from dsnet.data.batches import Batches, TrainBatches
 from dsnet.data.config import DataConfig
-from dsnet.data.dataset import Loader, Split
+from dsnet.data.dataset import Split
+from dsnet.data.labelled import Loader
 from dsnet.data.sources import Arrays
 from dsnet.models import create_model
 from dsnet.training import IEB, SGS, IEBConfig, Loop, OptimConfig, SGSConfig, with_fresh_router

@@ -11,9 +11,10 @@ import torch
 
 from dsnet import DynamicRunner, export_bundle, export_onnx
 from dsnet.latency import pieces as measuring
-from dsnet.manifest import Policy, RouterSpec
+from dsnet.manifest import Policy
 from dsnet.models import Supernet
 from dsnet.results import Setting
+from dsnet.routers import RouterSpec
 from dsnet.routing.pieces import SIZES, Costs, Group, PartTime, PieceTimes, cut, filled, makespan, rounded, times_of
 from dsnet.routing.policy import decide
 from dsnet.runtime.bundle import BundleRunner

@@ -13,7 +13,8 @@ import torch
 
 from dsnet.data.batches import TrainBatches
 from dsnet.data.config import AugmentConfig, DataConfig
-from dsnet.data.dataset import Data, Split, open_dataset
+from dsnet.data.dataset import Data, Split
+from dsnet.data.labelled import open_dataset
 from dsnet.errors import DataError
 from dsnet.models import Supernet, model_spec
 from dsnet.nn import RouterSpec

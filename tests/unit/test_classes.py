@@ -10,11 +10,11 @@ import torch
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 import dsnet
-from dsnet.manifest import Router, RouterSpec
 from dsnet.report.classes import losses_table, matrices, pairs_table, scores_table, worst
 from dsnet.report.figures import draw
 from dsnet.results import ClassRow, ClassScore, Evaluation, Metric, Stat
-from dsnet.runs.evaluate import health
+from dsnet.routers import Router, RouterSpec
+from dsnet.runs.dynamic import health
 from dsnet.runs.routes import judged
 from dsnet.space import WidthSpace
 from dsnet.tasks.classification.accuracy import AccuracyScorer

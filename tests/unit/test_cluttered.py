@@ -12,7 +12,8 @@ from PIL import Image
 from dsnet.data import cluttered, sources
 from dsnet.data.cluttered import PIECES, SIDE, Drawings, cluttered_digits
 from dsnet.data.config import DataConfig
-from dsnet.data.dataset import by_group, open_dataset
+from dsnet.data.labelled import open_dataset
+from dsnet.data.splits import by_group
 from dsnet.errors import DataError
 
 

@@ -10,7 +10,7 @@ import torch
 from dsnet.data.augment import normalise, to_float, to_pixels
 from dsnet.data.config import DataConfig
 from dsnet.data.corrupt import CORRUPTIONS, Corruption, corrupted
-from dsnet.data.dataset import open_dataset
+from dsnet.data.labelled import open_dataset
 from support.folders import make_folder
 
 

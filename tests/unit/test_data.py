@@ -21,8 +21,9 @@ from dsnet.data import augment
 from dsnet.data.augment import Augment, AugmentConfig
 from dsnet.data.batches import TrainBatches, plain_batches
 from dsnet.data.config import DataConfig
-from dsnet.data.dataset import Loader, open_dataset, stratified
+from dsnet.data.labelled import Loader, open_dataset
 from dsnet.data.sources import FASHION_MNIST, Arrays
+from dsnet.data.splits import stratified
 from dsnet.errors import DataError
 from dsnet.images import normalise, prepare, read_image
 from support.folders import make_folder
@@ -297,7 +298,7 @@ FOLLOWED = """
 import multiprocessing, sys
 from dsnet.data.batches import plain_batches
 from dsnet.data.config import DataConfig
-from dsnet.data.dataset import open_dataset
+from dsnet.data.labelled import open_dataset
 
 data = open_dataset(DataConfig("folder", root=sys.argv[1], image_size=20))
 batches = plain_batches(data.train, 1, workers=2)

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from dsnet import DynamicRunner, export_bundle, export_onnx, open_runner
+from dsnet.card import Card
 from dsnet.errors import RoutingError
-from dsnet.manifest import Budget, Card, Policy, RouterSpec
+from dsnet.manifest import Policy
 from dsnet.models import count, eager, extract, route
+from dsnet.routers import Budget, RouterSpec
 from dsnet.runtime.runner import Runner
 from dsnet.tasks.detection.detector import Detector
 from support.detectors import pictures, random_detector

@@ -11,12 +11,14 @@ import torch
 
 from dsnet.data.batches import plain_batches
 from dsnet.data.voc import DetectionDataConfig, open_detection_data
-from dsnet.manifest import Policy, RouterSpec
+from dsnet.manifest import Policy
 from dsnet.models import eager, route
 from dsnet.prediction.answers import Detections
+from dsnet.routers import RouterSpec
 from dsnet.routing.calibration import calibrate
 from dsnet.routing.traces import Traces
-from dsnet.runs.evaluate import evaluate_dynamic, row_of
+from dsnet.runs.dynamic import evaluate_dynamic
+from dsnet.runs.evaluate import row_of
 from dsnet.tasks.detection.scorer import PrecisionScorer
 from dsnet.tasks.detection.stages import GatesConfig, GatesStage, WidthsConfig, WidthsStage, goals, median_gap
 from dsnet.training import OptimConfig, learning_rate

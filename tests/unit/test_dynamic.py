@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 
 from dsnet.hull import concave
-from dsnet.manifest import Policy, Router, RouterSpec
+from dsnet.manifest import Policy
 from dsnet.results import BudgetRow, Point, Stat
+from dsnet.routers import Router, RouterSpec
 from dsnet.routing.calibration import calibrate
 from dsnet.routing.traces import auc
-from dsnet.runs.evaluate import budget_row, difficulties, evaluate_dynamic, health, histograms, hull, oracle, oracle_at
+from dsnet.runs.dynamic import budget_row, evaluate_dynamic, health
+from dsnet.runs.references import hull, oracle, oracle_at
+from dsnet.runs.routes import difficulties, histograms
 from dsnet.space import WidthSpace
 from support.networks import EARLY, ROUTERS, router_net, traces_on
 

@@ -17,7 +17,8 @@ from dsnet.data.augment import AugmentConfig
 from dsnet.data.batches import PlainImages
 from dsnet.data.check import check_files, damaged_files
 from dsnet.data.config import DataConfig
-from dsnet.data.dataset import Data, open_dataset
+from dsnet.data.dataset import Data
+from dsnet.data.labelled import open_dataset
 from dsnet.data.voc import DetectionDataConfig
 from dsnet.errors import DataError
 from dsnet.images import MAX_PIXELS, ImageError, check_image, read_image

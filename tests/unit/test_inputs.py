@@ -26,7 +26,7 @@ from dsnet.pictures import as_batch
 from dsnet.routing.budgets import policy_for
 from dsnet.routing.policy import Prices, decide
 from dsnet.routing.traces import Traces
-from dsnet.runs.evaluate import evaluate_dynamic
+from dsnet.runs.dynamic import evaluate_dynamic
 from dsnet.tasks.classification.accuracy import AccuracyScorer
 from support.detectors import random_detector
 from support.networks import ROUTERS, calibrated, load_from, randomised, side, traces_on, varied

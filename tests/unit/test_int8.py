@@ -17,9 +17,10 @@ from dsnet import export_bundle, export_onnx, open_runner, quantisation
 from dsnet.export import int8 as room
 from dsnet.export.int8 import Int8, with_bias
 from dsnet.export.ranges import covering, steps_of
-from dsnet.manifest import Policy, RouterSpec
+from dsnet.manifest import Policy
 from dsnet.models import Supernet, eager
 from dsnet.nn import SliceBatchNorm2d
+from dsnet.routers import RouterSpec
 from dsnet.routing.policy import decide
 from dsnet.runtime.onnx import knobs
 from dsnet.space import WidthSpace

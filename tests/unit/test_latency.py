@@ -14,11 +14,12 @@ import pytest
 from dsnet import export_onnx, latency, open_runner
 from dsnet.errors import RoutingError
 from dsnet.latency.measure import deployed, measure, noise, routed_calls
-from dsnet.manifest import Budget, Manifest, Policy
+from dsnet.manifest import Manifest, Policy
 from dsnet.models import DynamicRunner, Supernet, eager
 from dsnet.models.parts import weights_digest
 from dsnet.nn import RouterSpec
 from dsnet.results import Latency, Made, PathTime, Setting, Times
+from dsnet.routers import Budget
 from dsnet.routing.calibration import calibrate
 from dsnet.space import WidthPath
 from support.networks import router_net, side, traces_on, varied

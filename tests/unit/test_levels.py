@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import dsnet
 from dsnet.errors import RoutingError
-from dsnet.manifest import Policy, RouterSpec
+from dsnet.manifest import Policy
+from dsnet.routers import RouterSpec
 from dsnet.serve import ladder
 from dsnet.serve import model as model_room
 from dsnet.serve.ladder import Level, frontier, place_of

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsnet.manifest import RouterSpec
+from dsnet.routers import RouterSpec
 from dsnet.routing.parts import Routed
 from dsnet.serve import protocol
 from dsnet.serve.limits import Limits

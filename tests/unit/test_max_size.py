@@ -13,9 +13,10 @@ import torch
 from dsnet import BudgetTracker, DynamicRunner, export_onnx, open_runner
 from dsnet.errors import RoutingError
 from dsnet.latency import policy_in, size_for
-from dsnet.manifest import Budget, Caps, Policy, RouterSpec, from_metadata
+from dsnet.manifest import Caps, Policy, from_metadata
 from dsnet.models import Supernet, eager
 from dsnet.results import Latency, Made, PathTime, Setting, Times
+from dsnet.routers import Budget, RouterSpec
 from dsnet.routing.traces import Traces
 from dsnet.runtime.onnx import FileRunner
 from dsnet.serve.ladder import Level

@@ -24,10 +24,11 @@ from dsnet.cli.info import channels_of
 from dsnet.config import packaged, read_yaml
 from dsnet.files import with_digest
 from dsnet.images import check_image
-from dsnet.manifest import KEY, Manifest, RouterSpec, from_metadata, to_metadata
+from dsnet.manifest import KEY, Manifest, from_metadata, to_metadata
 from dsnet.models import ModelSpec, StageSpec, Supernet
 from dsnet.nn import GateSpec
 from dsnet.pictures import as_batch
+from dsnet.routers import RouterSpec
 from dsnet.routing.budgets import policy_for
 from dsnet.routing.policy import Prices, decide
 from dsnet.runtime.bundle import BUNDLE

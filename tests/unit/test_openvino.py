@@ -11,8 +11,9 @@ import torch
 from dsnet import export_bundle, export_onnx, open_runner
 from dsnet.cli import main
 from dsnet.errors import CheckpointError, NotInstalledError
-from dsnet.manifest import Budget, Policy, RouterSpec
+from dsnet.manifest import Policy
 from dsnet.models import Supernet, count, eager
+from dsnet.routers import Budget, RouterSpec
 from dsnet.runtime import openvino as room
 from support.networks import EARLY, ROUTERS, assert_close, routed_net, side, varied
 

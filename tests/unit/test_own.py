@@ -14,7 +14,8 @@ from torch.utils.data import Dataset, IterableDataset
 from dsnet.data.augment import AugmentConfig
 from dsnet.data.batches import TrainBatches, plain_batches
 from dsnet.data.config import DataConfig
-from dsnet.data.dataset import Data, open_dataset
+from dsnet.data.dataset import Data
+from dsnet.data.labelled import open_dataset
 from dsnet.data.own import Datasets
 from dsnet.errors import DataError
 

@@ -15,13 +15,15 @@ from PIL import Image
 
 import dsnet
 from dsnet import export_onnx, open_runner
+from dsnet.card import Preprocessing
 from dsnet.errors import DataError
 from dsnet.export import raw
 from dsnet.export.check import difference
 from dsnet.export.dynamic import finish
 from dsnet.export.writer import FLOAT, Graph, Model
-from dsnet.manifest import Manifest, Preprocessing, RouterSpec
+from dsnet.manifest import Manifest
 from dsnet.pictures import as_batch
+from dsnet.routers import RouterSpec
 from dsnet.routing.tracking import BudgetTracker
 from support.detectors import random_detector
 from support.networks import ROUTERS, calibrated, randomised, side

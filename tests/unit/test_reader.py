@@ -14,7 +14,7 @@ from PIL import ExifTags, Image
 from dsnet import images, pictures, prediction
 from dsnet.data.augment import AugmentConfig
 from dsnet.data.config import DataConfig
-from dsnet.data.dataset import open_dataset
+from dsnet.data.labelled import open_dataset
 from dsnet.images import FILTERS, GAP, ImageFile, centre_crop, random_crop, read_image, squeeze
 from dsnet.manifest import Policy
 from dsnet.models import create_model, eager

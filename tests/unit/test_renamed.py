@@ -18,8 +18,9 @@ from dsnet.experiments import SCALES
 from dsnet.experiments.catalogue.networks import CHEAP_FIRST, MBNET
 from dsnet.experiments.recipe import cell_of
 from dsnet.files import with_digest
-from dsnet.manifest import KINDS, RENAMED, Manifest, RouterSpec, former, present
+from dsnet.manifest import Manifest
 from dsnet.models.parts import weights_digest
+from dsnet.routers import KINDS, RENAMED, RouterSpec, former, present
 from dsnet.runtime.seal import sealed
 from dsnet.schema import parse, parse_json, plain, to_json
 from dsnet.tasks import config_from, load, save

@@ -23,7 +23,8 @@ from dsnet.data import remote
 from dsnet.data.augment import AugmentConfig
 from dsnet.data.batches import TrainBatches, plain_batches
 from dsnet.data.config import DataConfig
-from dsnet.data.dataset import Batch, open_dataset
+from dsnet.data.dataset import Batch
+from dsnet.data.labelled import open_dataset
 from dsnet.data.packing import expanded, index_shards, pack
 from dsnet.data.shards import HEAD, STREAMS, Shards, drawn
 from dsnet.errors import DataError

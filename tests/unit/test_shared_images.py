@@ -12,11 +12,12 @@ import torch
 
 from dsnet.data.batches import PlainImages
 from dsnet.data.config import DataConfig
-from dsnet.data.dataset import open_dataset
+from dsnet.data.labelled import open_dataset
 from dsnet.models import Supernet, eager
 from dsnet.nn import RouterSpec
 from dsnet.routing.calibration import calibrate
-from dsnet.routing.traces import Alone, Team, Traces
+from dsnet.routing.survey import Alone, Team
+from dsnet.routing.traces import Traces
 from dsnet.schema import plain
 from dsnet.tasks.classification.accuracy import AccuracyScorer
 from dsnet.training import recalibrate

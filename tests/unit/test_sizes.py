@@ -19,13 +19,14 @@ import dsnet
 from dsnet import DynamicRunner, export_bundle, export_onnx, open_runner, quantisation
 from dsnet.cli import main
 from dsnet.errors import RoutingError, SlimError
-from dsnet.manifest import Policy, RouterSpec
+from dsnet.manifest import Policy
 from dsnet.models import GraphSpec, count, create_model, eager
 from dsnet.models.narrow import narrowed
 from dsnet.models.sizes import at_sizes
 from dsnet.nn import SliceBatchNorm2d
 from dsnet.nn.resize import Resize
 from dsnet.report.tables import human
+from dsnet.routers import RouterSpec
 from dsnet.slimming.network import slim
 from dsnet.space import WidthPath, WidthSpace
 from dsnet.tasks import load, save

@@ -17,9 +17,10 @@ import dsnet
 from dsnet import DynamicRunner, export_onnx, open_runner, quantisation
 from dsnet.errors import RoutingError
 from dsnet.latency import size_for
-from dsnet.manifest import Policy, RouterSpec
+from dsnet.manifest import Policy
 from dsnet.models import Supernet, count, create_model, eager
 from dsnet.results import Latency, PathTime, Setting, Times
+from dsnet.routers import RouterSpec
 from dsnet.space import EXIT, WidthPath, WidthSpace, path_name
 from dsnet.tasks import load, save
 from dsnet.tasks.classification.config import ClassificationConfig, ModelConfig

@@ -14,8 +14,8 @@ import torch
 
 from dsnet import DynamicRunner, export_bundle, export_onnx, open_runner, quantisation
 from dsnet.errors import RoutingError
-from dsnet.manifest import RouterSpec
 from dsnet.models import Supernet, eager
+from dsnet.routers import RouterSpec
 from dsnet.runtime.openvino import openvino
 from dsnet.runtime.runner import EXTREME, Runner
 from support.counted import Counted

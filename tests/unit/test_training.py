@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsnet.data.batches import TrainBatches
 from dsnet.data.config import DataConfig
-from dsnet.data.dataset import open_dataset
+from dsnet.data.labelled import open_dataset
 from dsnet.errors import TrainingError
 from dsnet.models import Supernet, create_model, eager, model_spec
 from dsnet.models.parts import uncalibrated

@@ -10,19 +10,21 @@ import pytest
 import torch
 
 import dsnet
+from dsnet.card import Card
 from dsnet.errors import RoutingError
 from dsnet.export.bundle import export_bundle
 from dsnet.export.dynamic import export_onnx
-from dsnet.manifest import Budget, Card, Manifest, Policy, Router, from_metadata, to_metadata
+from dsnet.manifest import Manifest, Policy, from_metadata, to_metadata
 from dsnet.models import route
 from dsnet.nn import RouterSpec
 from dsnet.opening import open_runner
 from dsnet.report.charts import accuracy
 from dsnet.report.tables import budgets_table, windows_table
+from dsnet.routers import Budget, Router
 from dsnet.routing.budgets import policy_for
 from dsnet.routing.calibration import calibrate, row_at
 from dsnet.routing.windows import window_text
-from dsnet.runs.evaluate import evaluate_dynamic, policy_of
+from dsnet.runs.dynamic import evaluate_dynamic, policy_of
 from dsnet.schema import parse_json, to_json
 from dsnet.space import WidthSpace
 from support.networks import prices_of, router_net, side, traces_on, varied

@@ -169,8 +169,8 @@ def without_places(words: list[str]) -> list[str]:
 
 def network(name: str) -> Any:
     """A saved network, or a new one. A new one with gates gets a router, so that its decisions are timed too."""
-    from dsnet.manifest import RouterSpec
     from dsnet.models import list_models, model_spec
+    from dsnet.routers import RouterSpec
     from dsnet.tasks import load
 
     if name not in list_models() and Path(name).exists():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dsnet.cli.arguments import Parser
 
 if TYPE_CHECKING:
-    from dsnet.manifest import Preprocessing
+    from dsnet.card import Preprocessing
     from dsnet.slimming.report import SlimReport
 
 
@@ -114,7 +114,7 @@ def share_or_name(text: str | None) -> str | float | None:
 
 
 def normalised(args: Namespace) -> Preprocessing:
-    from dsnet.manifest import Preprocessing
+    from dsnet.card import Preprocessing
 
     usual = Preprocessing.for_channels(args.in_channels)
     mean, std = tuple(args.mean or usual.mean), tuple(args.std or usual.std)

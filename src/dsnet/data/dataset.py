@@ -1,33 +1,25 @@
 """Datasets with three splits: train, calibration and test. Each split is a list of sample numbers of a source.
 
-Images with labels and images with boxes share these types. This file opens the former, `voc` the latter.
+Images with labels and images with boxes share these types. `labelled` opens the former, `voc` the latter.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
-import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from dsnet.data.augment import Augment, network_input, to_tensor
-from dsnet.data.config import DataConfig, Reading
-from dsnet.data.opening import open_raw
-from dsnet.data.own import Datasets, Own, Stream
+from dsnet.data.augment import network_input, to_tensor
+from dsnet.data.config import Reading
 from dsnet.data.shards import Shards, drawn
-from dsnet.data.sources import Arrays, Images, statistics
-from dsnet.errors import DamagedError, DataError
-from dsnet.images import Fit, ImageError, ImageFile, Interpolation, centre_crop, random_crop, to_array
+from dsnet.errors import DamagedError
+from dsnet.images import Fit, ImageError, ImageFile, Interpolation
 
-TRUSTED = 100  # calibration images; fewer leave an uncertainty of more than 6 points at an accuracy of 90 %
 SKIPPING = "--data.on_corrupt skip passes over files that are damaged or have more than data.max_pixels pixels"
 
 
@@ -202,175 +194,3 @@ def read_files(
         read.append(number)
     pixels = torch.stack(images) if images else torch.zeros(0, 3, size, size, dtype=torch.uint8)
     return pixels, torch.tensor(read, dtype=torch.long), tuple(skipped)
-
-
-@dataclass(frozen=True)
-class Loader:
-    """Decodes, crops and augments images with labels. A batch depends only on sample numbers and seed."""
-
-    source: Images
-    config: DataConfig
-    size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def __call__(self, ids: Tensor, seed: int | None) -> Batch:
-        source, skipped = self.source, tuple[str, ...]()
-        if isinstance(source, Arrays):
-            images = source.images[ids]
-            if seed is not None and (self.augment.by_picture or self.config.augment.crop == "resized"):
-                images = torch.stack([self.changed(image, int(n), seed) for image, n in zip(images, ids, strict=True)])
-        else:
-            images, ids, skipped = read_files(ids, source, partial(self.fitted, seed), self.config, self.size)
-        if seed is not None and len(images):
-            images = self.augment.batch(images, seed)
-        labels = source.labels_of(ids) if isinstance(source, Stream) else source.labels[ids]
-        return Batch(images[:, : len(self.mean)], labels, ids, skipped)
-
-    @property
-    def augment(self) -> Augment:
-        return Augment(self.config.augment, self.size, self.mean, self.std)
-
-    def changed(self, pixels: Tensor, number: int, seed: int) -> Tensor:
-        """An augmented image [C, S, S] of an array; a grey one is coloured for as long as that takes."""
-        image = Image.fromarray(pixels.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
-        return torch.tensor(to_array(self.fitted(seed, number, image), len(pixels)))
-
-    def fitted(self, seed: int | None, number: int, image: Image.Image | ImageFile) -> Image.Image:
-        """A square of the image, cropped at full resolution. What is random depends on the seed and sample number."""
-        config, interpolation = self.config, self.config.interpolation
-        if seed is None:
-            return centre_crop(image, self.size, crop=config.crop_ratio, interpolation=interpolation)
-        rng = random.Random(f"{seed}/{number}")
-        if config.augment.crop == "resized":
-            scale = config.augment.scale
-            square = random_crop(image, self.size, scale=scale, rng=rng, interpolation=interpolation)
-        elif isinstance(self.source, Arrays) and isinstance(image, Image.Image):
-            square = image
-        else:
-            square = centre_crop(image, self.size, crop=config.crop_ratio, interpolation=interpolation)
-        return self.augment.picture(square, rng)
-
-
-def open_dataset(config: DataConfig, default_size: int = 224, own: Datasets | None = None) -> Data:
-    """Open images with labels as three splits. Only evaluation reads the test images.
-
-    own: The datasets of a run on data from Python.
-    """
-    raw = open_raw(config, own)
-    size = config.image_size or raw.size or default_size
-    if isinstance(raw.train, Own | Stream) and raw.size == size:
-        config = replace(config, crop_ratio=1.0)  # the images are what the network sees
-    train, held, test = (
-        source.resized(size) if isinstance(source, Arrays) else source
-        for source in (raw.train, raw.calibration, raw.test)
-    )
-    assert train is not None
-    ids = torch.arange(len(train))
-    known = None if isinstance(train, Stream) else train.labels
-    if not raw.classes:  # nothing is tested
-        test, test_ids = train, ids[:0]
-    elif test is None:
-        ids, test_ids = stratified(known, ids, 0.2, seed=0, names=raw.classes)
-        test = train
-    else:
-        test_ids = torch.arange(len(test))
-    share: float | None = config.calibration
-    if held is not None:
-        if config.kind != "shards":
-            config.refuse(["calibration", "split_seed"], "the data brings its own calibration images")
-        train_ids, held_ids, share = ids, torch.arange(len(held)), None
-    elif raw.groups is not None and known is not None:
-        train_ids, held_ids = by_group(known, raw.groups, config.calibration, seed=config.split_seed)
-    else:
-        split = stratified(known, ids, config.calibration, seed=config.split_seed, names=raw.classes)
-        train_ids, held_ids = split
-    held = train if held is None else held
-    mean, std = normalisation(config, train, train_ids, raw.channels)
-    return Data(
-        Split(Loader(train, config, size, mean, std), train_ids),
-        Split(Loader(held, config, size, mean, std), held_ids),
-        Split(Loader(test, config, size, mean, std), test_ids),
-        classes=raw.classes,
-        channels=raw.channels,
-        image_size=size,
-        mean=mean,
-        std=std,
-        fit="crop",
-        crop=1.0 if isinstance(train, Arrays) else config.crop_ratio,
-        interpolation=config.interpolation,
-        name=config.name,
-        counts=() if known is None else tuple(known[train_ids].bincount(minlength=len(raw.classes)).tolist()),
-        warnings=(*raw.warnings, *few_to_calibrate(len(held_ids), len(ids), share, key="data.calibration")),
-    )
-
-
-def normalisation(
-    config: DataConfig, source: Images, ids: Tensor, channels: int
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel that inputs are normalised with."""
-    if config.mean is None or config.std is None:
-        mean, std = statistics(source, ids)
-        return mean[:channels], std[:channels]  # ImageNet's have three
-    if len(config.mean) != channels:
-        raise ValueError(
-            f"data.mean has {len(config.mean)} numbers but the images have {channels} channels; give one per channel"
-        )
-    return config.mean, config.std
-
-
-def few_to_calibrate(count: int, images: int, share: float | None, *, key: str) -> list[str]:
-    """A warning if there are too few calibration images to trust.
-
-    images: Number of images that calibration images are taken from. share: Share of them that is taken, which the
-    option `key` sets, or None where the data brings its own calibration images.
-    """
-    if count >= TRUSTED:
-        return []
-    error = 100 * 1.96 * (0.9 * 0.1 / max(1, count)) ** 0.5
-    enough = math.ceil(100 * TRUSTED / images) / 100
-    remedy = "add images to it" if share is None else "add training images"
-    if share is not None and enough <= 0.5:
-        remedy = f"set --{key} {max(enough, share):g}, or {remedy}"
-    return [
-        f"only {count} images calibrate: they choose the best epoch and the budgets, and an accuracy of 90 % on them "
-        f"is uncertain by {error:.0f} points; {remedy}"
-    ]
-
-
-def stratified(
-    labels: Tensor | None, ids: Tensor, share: float, *, seed: int, names: Sequence[str] = ()
-) -> tuple[Tensor, Tensor]:
-    """Set aside a share of every class, with at least one sample of each.
-
-    labels: Classes of all samples, or None where images have no single class. names: Names of the classes.
-    Returns the remaining ids and those set aside, both in rising order.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    groups = {"the training split": ids}
-    if labels is not None:
-        present, counts = labels[ids].unique(return_counts=True)
-        sorted_ids = ids[labels[ids].argsort(stable=True)]
-        groups = {
-            f"the class {names[label] if names else label}": group
-            for label, group in zip(present.tolist(), sorted_ids.split(counts.tolist()), strict=True)
-        }
-    taken = []
-    for name, group in groups.items():
-        count = max(1, round(len(group) * share))
-        if count >= len(group):
-            raise DataError(
-                f"{name} has only {len(group)} image{'s'[: len(group) != 1]} to split; at least 3 are needed for "
-                f"training, calibration and test"
-            )
-        taken.append(group[torch.randperm(len(group), generator=generator)[:count]])
-    aside = torch.cat(taken).sort().values
-    return ids[~torch.isin(ids, aside)], aside
-
-
-def by_group(labels: Tensor, groups: Tensor, share: float, *, seed: int) -> tuple[Tensor, Tensor]:
-    """`stratified` for images that come in groups, each of one class. The images of a group stay together."""
-    first = torch.from_numpy(np.unique(groups.numpy(), return_index=True)[1])
-    _, taken = stratified(labels, first, share, seed=seed)
-    aside = torch.isin(groups, groups[taken])
-    return (~aside).nonzero().flatten(), aside.nonzero().flatten()

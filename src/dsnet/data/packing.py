@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from dsnet.data.config import DataConfig
-from dsnet.data.dataset import SKIPPING, Data, open_dataset
+from dsnet.data.dataset import SKIPPING, Data
+from dsnet.data.labelled import open_dataset
 from dsnet.data.remote import is_url, stream_of, tried
 from dsnet.data.shards import BLOCK, HEAD, ROW, Index, Kind, Part, Shard
 from dsnet.data.sources import Files

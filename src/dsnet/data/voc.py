@@ -16,8 +16,9 @@ from torch import Tensor
 
 from dsnet.data.boxes import BoxAugmentConfig, augment, inside, padded, resized
 from dsnet.data.config import Reading
-from dsnet.data.dataset import Batch, Data, Split, few_to_calibrate, read_files, stratified
+from dsnet.data.dataset import Batch, Data, Split, read_files
 from dsnet.data.sources import IMAGENET_MEAN, IMAGENET_STD
+from dsnet.data.splits import few_to_calibrate, stratified
 from dsnet.errors import DataError, must
 from dsnet.images import MAX_PIXELS, ImageFile, Interpolation
 from dsnet.limits import allow

@@ -15,10 +15,10 @@ from dsnet import results
 from dsnet.experiments.grid import Finished
 from dsnet.experiments.paired import MORE, ONE_SEED, RULE, SEEDS_ONLY, WITHOUT, direction
 from dsnet.experiments.recipe import Recipe, Scale
-from dsnet.manifest import present
 from dsnet.paired import of_samples
 from dsnet.report.tables import human
 from dsnet.results import Bench, Figure, Made
+from dsnet.routers import present
 
 MISSING, OUTSIDE = "not run", "out of range"
 Measure = Callable[[Finished], float]

@@ -12,8 +12,9 @@ from dsnet.cost import PathCosts
 from dsnet.export.int8 import Int8
 from dsnet.export.parts import PartWriter
 from dsnet.export.writer import FLOAT, INT, Graph
-from dsnet.manifest import Budget, Manifest, Policy
+from dsnet.manifest import Manifest, Policy
 from dsnet.models.parts import LiveParts
+from dsnet.routers import Budget
 from dsnet.routing.budgets import lambdas
 from dsnet.routing.policy import Prices
 from dsnet.runtime.onnx import BUDGET, MAX_SIZE, MAX_WIDTH, PIN

@@ -12,9 +12,10 @@ from torch import fx, nn
 from dsnet.export.functions import ELEMENTWISE, FUNCTIONS
 from dsnet.export.writer import Count, Graph, array, counted
 from dsnet.nn import Fixed, Gate, SliceBatchNorm2d, SliceConv2d, SliceGroupNorm, SliceLinear
+from dsnet.nn.layers import GlobalPool, GridPool, StandardLinear
 from dsnet.nn.maps import Mask, Shuffle, SlicePReLU, Take
 from dsnet.nn.resize import Resize
-from dsnet.nn.slicing import GlobalPool, GridPool, StandardLinear, leading
+from dsnet.nn.slicing import leading
 from dsnet.nn.tracing import trace
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from dsnet.card import Preprocessing
 from dsnet.export.writer import FLOAT, INT, Graph
-from dsnet.manifest import Manifest, Preprocessing
+from dsnet.manifest import Manifest
 from dsnet.runtime.onnx import IMAGE
 
 BYTE, DOUBLE = TensorProto.UINT8, TensorProto.DOUBLE

@@ -20,8 +20,9 @@ import numpy as np
 from dsnet.cost import PathCosts
 from dsnet.errors import ResultError, RoutingError
 from dsnet.files import digest, write_whole
-from dsnet.manifest import Budget, Caps, Manifest, Policy
+from dsnet.manifest import Caps, Manifest, Policy
 from dsnet.results import Latency, PathTime, Setting, Times
+from dsnet.routers import Budget
 from dsnet.routing.budgets import GAP, policy_for, read_latency
 from dsnet.schema import parse_json, to_json
 from dsnet.space import WidthPath, is_exit

@@ -1,6 +1,6 @@
 """Model families. A model is a spec plus a registered name; a family is one file."""
 
-from dsnet.manifest import Budget, Card, Preprocessing
+from dsnet.card import Card, Preprocessing
 from dsnet.models import convnet, efficientnet, mobilenet, resnet
 from dsnet.models.cached import DynamicRunner
 from dsnet.models.count import count
@@ -11,6 +11,7 @@ from dsnet.models.parts import eager, route
 from dsnet.models.registry import create_model, describe, list_models, model_spec, register
 from dsnet.models.spec import ModelSpec, StageSpec
 from dsnet.models.supernet import Choose, Entered, Supernet
+from dsnet.routers import Budget
 
 __all__ = [
     "Budget",

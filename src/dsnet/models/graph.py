@@ -14,16 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dsnet.limits import allow
-from dsnet.manifest import RouterSpec
 from dsnet.models.build import Features, Modules, Segment
 from dsnet.models.network import Network, Tap
 from dsnet.models.ops import OPS
 from dsnet.models.taps import graph_taps
 from dsnet.nn.blocks import Block
 from dsnet.nn.gate import Gate, GateSpec
+from dsnet.nn.layers import GlobalPool, SliceConv2d, SliceLinear
 from dsnet.nn.maps import Mask, Shuffle, SlicePReLU, Take
 from dsnet.nn.norm import SliceBatchNorm2d, SliceGroupNorm
-from dsnet.nn.slicing import GlobalPool, Sliceable, SliceConv2d, SliceLinear, Width
+from dsnet.nn.slicing import Sliceable, Width
+from dsnet.routers import RouterSpec
 from dsnet.schema import Typed
 from dsnet.space import Channels, WidthPath
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from dsnet.errors import must
 from dsnet.limits import allow
-from dsnet.manifest import RouterSpec
+from dsnet.manifest import must_have_channels, must_reach
 from dsnet.nn.gate import GateSpec
+from dsnet.routers import RouterSpec
 from dsnet.schema import Typed
 from dsnet.space import Channels, WidthPath, WidthSpace, is_exit
 
@@ -184,21 +185,13 @@ class Network(Typed):
 
     def check_input(self, shape: Sequence[int]) -> None:
         """Refuse inputs of a shape that the network does not take."""
-        if len(shape) != 4 or shape[1] != self.in_channels:
-            raise ValueError(
-                f"input has shape {tuple(shape)} but {self.name!r} takes [batch, {self.in_channels}, height, width]; "
-                f"reshape it, or create the model with other in_channels"
-            )
+        must_have_channels(self.name, shape, self.in_channels)
         self.check_size(*shape[2:])
 
     def check_size(self, *sides: int) -> None:
         for side in sides:
             allow("image_size", side, f"the image size of {self.name!r} is")
-            if side < self.stride:
-                raise ValueError(
-                    f"image size {side} is too small for {self.name!r}, which divides it by {self.stride}; "
-                    f"use at least {self.stride} pixels"
-                )
+            must_reach(self.name, side, self.stride)
 
     def without_router(self) -> Self:
         return replace(self, router=None)  # type: ignore[type-var]

@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dsnet.card import Card
 from dsnet.cost import PathCosts, SizedCosts
-from dsnet.manifest import Card, Manifest, Policy, Router, WidthRow, former
+from dsnet.manifest import Manifest, Policy, WidthRow
 from dsnet.models.count import count, count_parts, sized_tables
 from dsnet.models.devices import words_for
 from dsnet.nn.norm import SliceBatchNorm2d
 from dsnet.nn.router import link
+from dsnet.routers import Router, former
 from dsnet.routing.budgets import default_policy
 from dsnet.routing.parts import Fork, Outputs, Routed, Step
 from dsnet.runtime.runner import GroupedRunner

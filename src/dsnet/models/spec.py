@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dsnet.errors import must
 from dsnet.limits import allow
-from dsnet.manifest import RouterSpec
 from dsnet.models.network import Network, Tap
 from dsnet.nn.gate import ACTIVATIONS, Activation, GateSpec
+from dsnet.nn.layers import out_side
 from dsnet.nn.norm import NormSpec
-from dsnet.nn.slicing import out_side
+from dsnet.routers import RouterSpec
 from dsnet.schema import Typed
 from dsnet.space import Channels, WidthPath, WidthSpace
 

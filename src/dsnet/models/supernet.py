@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dsnet.manifest import Card, Manifest, Preprocessing
+from dsnet.card import Card, Preprocessing
+from dsnet.manifest import Manifest
 from dsnet.models.build import Features, Segment
 from dsnet.models.count import FRONT, HEAD
 from dsnet.models.network import Network

@@ -1,21 +1,12 @@
 """Layers and blocks that run at a width. They know nothing about networks."""
 
-from dsnet.manifest import RouterSpec
 from dsnet.nn.blocks import Block, Bottleneck, ConvBlock, DepthwiseSeparable, InvertedResidual, MaxPool
 from dsnet.nn.gate import Gate, GateSpec, SlimmingHead
+from dsnet.nn.layers import Fixed, GlobalPool, SliceConv2d, SliceDepthwise, SliceLinear, StandardLinear
 from dsnet.nn.norm import NormSpec, SliceBatchNorm2d, SliceGroupNorm, SliceNorm
 from dsnet.nn.router import EarlyClassifier, EarlyRouter, ScoringHead, ThresholdHead, early_router, link, probe_head
-from dsnet.nn.slicing import (
-    Fixed,
-    GlobalPool,
-    Mix,
-    Sliceable,
-    SliceConv2d,
-    SliceDepthwise,
-    SliceLinear,
-    StandardLinear,
-    Width,
-)
+from dsnet.nn.slicing import Mix, Sliceable, Width
+from dsnet.routers import RouterSpec
 
 __all__ = [
     "Block",

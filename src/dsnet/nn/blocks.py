@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dsnet.nn.gate import ACTIVATIONS, Gate
+from dsnet.nn.layers import SliceConv2d, SliceDepthwise
 from dsnet.nn.norm import NormSpec, SliceNorm
-from dsnet.nn.slicing import SliceConv2d, SliceDepthwise, Width
+from dsnet.nn.slicing import Width
 from dsnet.space import Channels
 
 PARTS = ("enter", "attend", "body")

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dsnet.errors import must
-from dsnet.nn.slicing import GlobalPool, Shape, SliceLinear, StandardLinear, Width
+from dsnet.nn.layers import GlobalPool, SliceLinear, StandardLinear
+from dsnet.nn.slicing import Shape, Width
 from dsnet.nn.tracing import materialise
 from dsnet.schema import Typed
 from dsnet.space import Channels

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dsnet.manifest import RouterSpec
-from dsnet.nn.slicing import GridPool, Shape, SliceLinear, StandardLinear
+from dsnet.nn.layers import GridPool, SliceLinear, StandardLinear
+from dsnet.nn.slicing import Shape
+from dsnet.routers import RouterSpec
 from dsnet.space import Channels
 
 SIDE = 4  # the early classifier reads the means of a grid of this side

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from dsnet.errors import ResultError
 from dsnet.files import read_limited, write_whole
-from dsnet.results.base import Made, Measure, Metric, Stat, made
+from dsnet.results.base import Difference, Made, Measure, Metric, Stat, made
 from dsnet.results.bench import (
     Bench,
     DeployedTime,
@@ -31,23 +31,17 @@ from dsnet.results.bench import (
     WidthTime,
     WidthTimes,
 )
+from dsnet.results.dynamic import BudgetRow, ClassRow, Dynamic, Gate, Group, Point
 from dsnet.results.evaluation import (
     Answers,
     Box,
-    BudgetRow,
-    ClassRow,
     ClassScore,
-    Difference,
     Drift,
     DriftBudget,
-    Dynamic,
     Evaluation,
     Evaluations,
     Example,
-    Gate,
-    Group,
     PathRow,
-    Point,
 )
 from dsnet.results.experiment import Claim, Experiment, Table
 from dsnet.results.figures import Bar, BarGroup, Bars, Chart, Dot, Figure, Matrix, Series

@@ -1,4 +1,4 @@
-"""What all results share: numbers with a spread, metrics, and how a result was made."""
+"""What all results share: numbers with a spread, differences, metrics, and how a result was made."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import platform
 import time
 from dataclasses import dataclass
+from statistics import fmean
 
 from dsnet.schema import Measured
 from dsnet.version import __version__, commit
@@ -17,6 +18,31 @@ class Stat(Measured):
 
     mean: float
     std: float | None = None
+
+
+@dataclass(frozen=True)
+class Difference(Measured):
+    """A difference of two scores on the same images, with the ends of its 95 % paired interval for each seed."""
+
+    mean: float
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The ends of the interval, averaged over seeds. Seeds do not make it narrower: they see the same images, and
+        what is hard for one of them is hard for the others."""
+        return fmean(self.low), fmean(self.high)
+
+    @property
+    def sign(self) -> int:
+        """1 or -1 if every seed lies on that side of zero and the interval excludes zero; 0 if the scores are called
+        equal."""
+        low, high = self.interval
+        middles = [ends[0] + ends[1] for ends in zip(self.low, self.high, strict=True)]
+        if low > 0 and min(middles) > 0:
+            return 1
+        return -1 if high < 0 and max(middles) < 0 else 0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ import numpy as np
 
 from dsnet.cost import PathCosts
 from dsnet.errors import RoutingError
-from dsnet.manifest import Budget, Manifest, Policy, Router
+from dsnet.manifest import Manifest, Policy
+from dsnet.routers import Budget, Router
 from dsnet.routing.windows import parse_window, trained_windows
 from dsnet.schema import clipped, shortened
 from dsnet.space import Window

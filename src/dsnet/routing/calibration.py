@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from dsnet.manifest import Budget, Policy
+from dsnet.manifest import Policy
+from dsnet.routers import Budget
 from dsnet.routing.traces import Outcome, Traces, by_path
 from dsnet.routing.windows import trained_windows
 from dsnet.space import WidthPath, Window

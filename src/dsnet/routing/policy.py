@@ -8,7 +8,8 @@ import numpy as np
 
 from dsnet.cost import CostTable, PathCosts, SizedCosts
 from dsnet.errors import RoutingError
-from dsnet.manifest import Policy, Router
+from dsnet.manifest import Policy
+from dsnet.routers import Router
 from dsnet.space import WidthPath
 
 

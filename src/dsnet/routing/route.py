@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from dsnet.manifest import Policy, Router
+from dsnet.manifest import Policy
+from dsnet.routers import Router
 from dsnet.routing.batch import Batch, Piece
 from dsnet.routing.parts import Fork, Outputs, Parts, Routed, Step
 from dsnet.routing.pieces import Costs, rounded

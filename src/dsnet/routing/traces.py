@@ -4,136 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from dsnet.cost import PathCosts
-from dsnet.manifest import Manifest, Policy, Router
-from dsnet.results import Difference, Example, Metric
-from dsnet.routing.parts import Outputs, Routed, as_array
+from dsnet.manifest import Manifest, Policy
+from dsnet.routers import Router
+from dsnet.routing.parts import as_array
 from dsnet.routing.policy import Prices, decide
 from dsnet.routing.route import combined
+from dsnet.routing.scorer import Scorer
+from dsnet.routing.survey import Alone, Batch, Seen, Surveyed, Team, Went
 from dsnet.space import EXIT, WidthPath
-
-T = TypeVar("T")
-
-
-class Team(Protocol):
-    """The processes that share the images of some traces. All of them make the same traces and ask the same of them."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def world(self) -> int: ...
-
-    def gathered(self, mine: Sequence[T]) -> list[T]:
-        """The items of all processes."""
-        ...
-
-
-class Alone:
-    """One process."""
-
-    rank, world = 0, 1
-
-    def gathered(self, mine: Sequence[T]) -> list[T]:
-        return list(mine)
-
-
-class Batch(Protocol):
-    """Images [B, C, S, S], labels [B, ...] and sample numbers [B]."""
-
-    @property
-    def images(self) -> Any: ...
-
-    @property
-    def labels(self) -> Any: ...
-
-    @property
-    def ids(self) -> Any: ...
-
-
-class Scorer(Protocol):
-    """Records what the metric of a task needs, for each path and image."""
-
-    @property
-    def metric(self) -> Metric:
-        """The task's metric, with the further measures that are meaningful for this network."""
-        ...
-
-    def take(self, outputs: Outputs, labels: Any) -> Any:
-        """What the metric needs of some outputs: little, because processes send it to each other."""
-        ...
-
-    def add(self, path: WidthPath, rows: np.ndarray, taken: Any, labels: np.ndarray) -> None:
-        """Record what `take` took of the outputs of a path; `rows` are the images' positions among all images."""
-        ...
-
-    def of(self, path: WidthPath) -> dict[str, float]:
-        """The metric, then the further measures, with every image along one path."""
-        ...
-
-    def along(self, paths: np.ndarray) -> float:
-        """The metric with every image along its own path [N, points]."""
-        ...
-
-    def difference(self, paths: np.ndarray, others: np.ndarray) -> Difference | None:
-        """The metric along some paths [N, points] minus that along others, with its 95 % paired interval. None if the
-        interval would take too long."""
-        ...
-
-    def resample(self, paths: np.ndarray) -> np.ndarray | None:
-        """The metric along some paths [N, points], then over sets of images that are drawn again [1 + R]. None if this
-        would take too long."""
-        ...
-
-    def right(self, path: WidthPath) -> np.ndarray | None:
-        """Which images [N] a path gets right; None if the metric is not a mean over images."""
-        ...
-
-    def each(self, paths: np.ndarray) -> dict[str, tuple[int, float]] | None:
-        """The number of objects and the score of every class, by name, with every image along its own path. None if
-        classes are judged by labels."""
-        ...
-
-    def answered(self, paths: np.ndarray) -> np.ndarray | None:
-        """The class that every image [N] is given along its own path; None if images have no single class."""
-        ...
-
-    @property
-    def labels(self) -> np.ndarray | None:
-        """The class of every image [N]; None if images have no single class."""
-        ...
-
-    def budgets(self, traces: Traces) -> dict[str, float]:
-        """The budgets in average MAdds at which a dynamic network is evaluated, by name."""
-        ...
-
-    @property
-    def objects(self) -> int | None:
-        """The number of annotated objects; None if images have class labels instead."""
-        ...
-
-    def examples(self, traces: Traces, outcome: Outcome | None) -> tuple[Example, ...]:
-        """A few images with their predictions. outcome: the routes at the best budget; None without a router."""
-        ...
-
-
-class Surveyed(Protocol):
-    """The part of a runner's interface that traces use."""
-
-    @property
-    def manifest(self) -> Manifest: ...
-
-    def survey(self, x: Any, paths: Sequence[WidthPath]) -> tuple[list[Outputs], Any]: ...
-
-    def run(self, x: Any, policy: Policy) -> Routed: ...
-
-    def prices(self, image_size: int) -> Prices: ...
-
-    def table(self, image_size: int) -> PathCosts: ...
 
 
 @dataclass(frozen=True)
@@ -151,33 +33,6 @@ class Outcome:
     def spent(self) -> float:
         """Average MAdds."""
         return float(self.madds.astype(np.float64).mean())
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What a batch of images left behind: its number among all batches, and sample numbers and labels of its images.
-
-    taken: What the scorer took of the outputs, by path. scores: Scores of the first decision [B, R].
-    """
-
-    number: int
-    ids: np.ndarray
-    labels: np.ndarray
-    taken: dict[WidthPath, Any]
-    scores: np.ndarray | None
-
-
-@dataclass(frozen=True)
-class Went:
-    """What images of one batch left behind that took the same path under a policy: their rows and labels, what the
-    scorer took of their outputs, and the scores of every decision."""
-
-    number: int
-    path: WidthPath
-    rows: np.ndarray
-    labels: np.ndarray
-    taken: Any
-    scores: list[np.ndarray]
 
 
 class Traces:

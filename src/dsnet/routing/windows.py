@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from dsnet.errors import RoutingError
-from dsnet.manifest import Router
+from dsnet.routers import Router
 from dsnet.space import Window
 
 NAMES = ("S", "M", "L")

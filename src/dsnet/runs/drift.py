@@ -16,7 +16,7 @@ from dsnet.manifest import Policy
 from dsnet.results import Drift, DriftBudget, Evaluation, Stat
 from dsnet.routing.traces import Outcome, Traces
 from dsnet.routing.tracking import BudgetTracker
-from dsnet.runs.evaluate import policy_of
+from dsnet.runs.dynamic import policy_of
 from dsnet.runtime.runner import Runner
 from dsnet.tasks import Task, traces_of
 

@@ -7,8 +7,9 @@ from math import isnan
 
 import numpy as np
 
-from dsnet.manifest import Policy, Router
+from dsnet.manifest import Policy
 from dsnet.results import Answers, ClassRow, ClassScore, Dynamic, Gate, Group
+from dsnet.routers import Router
 from dsnet.routing.traces import Outcome, Traces
 from dsnet.space import EXIT, WidthPath
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from dsnet.card import Preprocessing
 from dsnet.errors import NotInstalledError
-from dsnet.manifest import Preprocessing
 from dsnet.slimming.sources import load_weights
 
 LITE = Preprocessing(mean=(127 / 255,) * 3, std=(128 / 255,) * 3, interpolation="bicubic")

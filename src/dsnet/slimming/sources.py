@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dsnet.card import Preprocessing
 from dsnet.errors import CheckpointError, SlimError
 from dsnet.images import ImageFile, prepare
-from dsnet.manifest import Preprocessing
 from dsnet.pictures import image_files
 from dsnet.weights.files import read_tensors
 

@@ -18,6 +18,7 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, overloa
 import torch
 from torch import nn
 
+from dsnet.card import Card, Preprocessing
 from dsnet.checkpoint import (
     MODEL,
     WEIGHTS,
@@ -35,14 +36,15 @@ from dsnet.data.batches import Batches, PlainImages, TrainBatches
 from dsnet.data.dataset import Data
 from dsnet.data.own import Datasets
 from dsnet.errors import CheckpointError
-from dsnet.manifest import Card, Manifest, Preprocessing
+from dsnet.manifest import Manifest
 from dsnet.models import Supernet, eager
 from dsnet.models.devices import find_device
 from dsnet.nn import ThresholdHead
 from dsnet.results import Metric
 from dsnet.routing.budgets import policy_for
 from dsnet.routing.calibration import calibrate, fit_threshold
-from dsnet.routing.traces import Scorer, Traces
+from dsnet.routing.scorer import Scorer
+from dsnet.routing.traces import Traces
 from dsnet.runtime.runner import Runner
 from dsnet.schema import parse, plain, shortened
 from dsnet.space import WidthPath

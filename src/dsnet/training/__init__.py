@@ -2,7 +2,8 @@
 
 from dsnet.training.average import EMA
 from dsnet.training.ieb import IEB, Drawn, IEBConfig, Stage, balanced
-from dsnet.training.loop import Interrupted, Loop
+from dsnet.training.interruption import Interrupted
+from dsnet.training.loop import Loop
 from dsnet.training.optim import OptimConfig, learning_rate, make_optimizer
 from dsnet.training.recalibration import recalibrate
 from dsnet.training.sgs import SGS, with_fresh_router

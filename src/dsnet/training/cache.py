@@ -23,8 +23,8 @@ from dsnet.data.dataset import Batch, Split
 from dsnet.errors import DataError
 from dsnet.files import one_at_a_time
 from dsnet.models import Entered, Supernet
+from dsnet.nn.layers import GridPool
 from dsnet.nn.router import SIDE, of_router
-from dsnet.nn.slicing import GridPool
 from dsnet.schema import to_json
 from dsnet.space import WidthPath, is_exit
 from dsnet.training import distributed

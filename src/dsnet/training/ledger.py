@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,9 +9,9 @@ import torch
 from torch import Tensor
 
 from dsnet.training import distributed
+from dsnet.training.interruption import SIGNALS
 
 NEVER = -1
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True)

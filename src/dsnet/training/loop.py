@@ -10,14 +10,12 @@ from __future__ import annotations
 import copy
 import json
 import random
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from types import FrameType
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
@@ -28,50 +26,22 @@ from dsnet.data.batches import Batches, seed_of
 from dsnet.data.dataset import Batch
 from dsnet.errors import TrainingError
 from dsnet.files import write_whole
-from dsnet.models.build import Segment
 from dsnet.models.devices import tuned
-from dsnet.nn import Block
-from dsnet.nn.norm import SliceNorm, counted_at_once
+from dsnet.nn.norm import counted_at_once
 from dsnet.training import distributed
 from dsnet.training.average import EMA
+from dsnet.training.compilation import compile_blocks
 from dsnet.training.display import Display
 from dsnet.training.ieb import Stage
+from dsnet.training.interruption import Interrupted, caught_signals
 from dsnet.training.ledger import NEVER, Entry, Ledger
 from dsnet.training.optim import OptimConfig, learning_rate, make_optimizer
-from dsnet.training.state import load_state, random_state, save_state, set_random_state
+from dsnet.training.state import Progress, load_state, random_state, save_state, set_random_state
 
 N = TypeVar("N", bound=nn.Module)
 MAX_SKIPS = 10
 READS = 50  # steps on a GPU
 Validate = Callable[[N], dict[str, float]]
-
-
-class Interrupted(Exception):
-    """A signal stopped the training, after its state was saved."""
-
-    def __init__(self, number: int, folder: Path) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}, state saved; continue with --resume {folder}")
-        self.number, self.exit_code = number, 128 + number
-
-
-@dataclass
-class Progress:
-    """The position of a run. `batch` is the next batch of `epoch`; `sums` are losses over this epoch's batches so far.
-
-    `skips` counts consecutive steps without a finite gradient, `skipped` lists damaged files, `stale` counts the epochs
-    since the best score.
-    """
-
-    epoch: int = 0
-    batch: int = 0
-    step: int = 0
-    sums: dict[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
-    skips: int = 0
-    best: float = -1.0
-    stale: int = 0
-    skipped: list[str] = field(default_factory=list)
-    history: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Loop(Generic[N]):
@@ -366,47 +336,3 @@ class Loop(Generic[N]):
         if number:
             self.save()
             raise Interrupted(number, self.folder)
-
-
-def compile_blocks(net: nn.Module, backend: str) -> None:
-    """Compile every block separately, and those that start a segment in their three parts, because paths that share a
-    beginning part there. Each width needs its own graph, so the limits on recompilation are raised."""
-    import torch._dynamo
-
-    backends = torch._dynamo.list_backends(exclude_tags=())
-    if backend not in backends:
-        raise ValueError(f"optim.compile {backend!r} is unknown; choose from {', '.join(backends)}")
-    widths = max((len(norm.channels) for norm in net.modules() if isinstance(norm, SliceNorm)), default=1)
-    limit = 4 * widths * widths
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, limit)
-    torch._dynamo.config.accumulated_recompile_limit = max(
-        torch._dynamo.config.accumulated_recompile_limit, 3 * limit * sum(isinstance(m, Block) for m in net.modules())
-    )
-    starting = {module.first for module in net.modules() if isinstance(module, Segment)}
-    for module in net.modules():
-        if module in starting:
-            module.compile_parts(backend=backend, dynamic=False)
-        elif isinstance(module, Block):
-            module.compile(backend=backend, dynamic=False)
-
-
-@contextmanager
-def caught_signals() -> Iterator[list[int]]:
-    """Collect SIGTERM and SIGINT instead of ending. A second signal of the same kind ends the process as usual."""
-    caught: list[int] = []
-    before: dict[int, Any] = {}
-
-    def note(number: int, frame: FrameType | None) -> None:
-        caught.append(number)
-        signal.signal(number, before[number])
-
-    try:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            before[number] = signal.signal(number, note)
-    except ValueError:  # only the main thread may handle signals
-        before.clear()
-    try:
-        yield caught
-    finally:
-        for caught_number, handler in before.items():
-            signal.signal(caught_number, handler)

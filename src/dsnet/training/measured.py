@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dsnet.data.dataset import Batch
-from dsnet.manifest import Router
 from dsnet.models import Supernet
 from dsnet.nn import ScoringHead, StandardLinear
+from dsnet.routers import Router
 from dsnet.space import WidthSpace
 from dsnet.training import distributed
 from dsnet.training.cache import Moments, Read, compared, maps_of, placed

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from dsnet.errors import must
-from dsnet.manifest import RENAMED, present
 from dsnet.nn import RouterSpec
+from dsnet.routers import RENAMED, present
 from dsnet.schema import Typed, reads
 
 TWO_ENDED = ("try_best", "give_up")  # only the slimmest and the widest width are compared

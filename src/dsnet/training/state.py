@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,26 @@ from dsnet.errors import CheckpointError
 from dsnet.files import write_whole
 
 MAGIC = b"dsnet training state 1\n"
+
+
+@dataclass
+class Progress:
+    """The position of a run. `batch` is the next batch of `epoch`; `sums` are losses over this epoch's batches so far.
+
+    `skips` counts consecutive steps without a finite gradient, `skipped` lists damaged files, `stale` counts the epochs
+    since the best score.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    skips: int = 0
+    best: float = -1.0
+    stale: int = 0
+    skipped: list[str] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
 
 
 def save_state(file: Path, state: dict[str, Any]) -> None:

@@ -27,8 +27,8 @@ from dsnet.results import Chart, Claim
 from dsnet.results import Table as ResultTable
 from dsnet.routing.budgets import policy_for
 from dsnet.routing.traces import Traces
-from dsnet.runs.evaluate import hull
 from dsnet.runs.folder import RunFolder
+from dsnet.runs.references import hull
 from dsnet.runtime.engine import open_session
 from dsnet.runtime.onnx import IMAGE, FileRunner, knobs
 from dsnet.space import WidthPath

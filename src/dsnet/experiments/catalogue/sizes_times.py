@@ -14,7 +14,8 @@ from PIL import Image
 
 from dsnet.bench.candidates import Artefacts
 from dsnet.bench.timing import interleaved
-from dsnet.data.dataset import Data, open_dataset
+from dsnet.data.dataset import Data
+from dsnet.data.labelled import open_dataset
 from dsnet.experiments.catalogue.alternatives import file_call
 from dsnet.experiments.catalogue.compared import Compared
 from dsnet.experiments.catalogue.sizes_points import pinned_label

@@ -13,7 +13,8 @@ import torch
 from dsnet.bench.candidates import Artefacts
 from dsnet.bench.timing import interleaved
 from dsnet.data.batches import plain_batches
-from dsnet.data.dataset import Data, open_dataset
+from dsnet.data.dataset import Data
+from dsnet.data.labelled import open_dataset
 from dsnet.experiments.catalogue.alternatives import IMAGES, ROUNDS, file_call, session_call, traced
 from dsnet.experiments.grid import Finished
 from dsnet.export.dynamic import export_onnx

@@ -16,10 +16,11 @@ from torch import Tensor
 from dsnet.data.batches import Batches, TrainBatches, plain_batches
 from dsnet.data.config import DataConfig
 from dsnet.data.dataset import Batch, Data
-from dsnet.manifest import Policy, Router
+from dsnet.manifest import Policy
 from dsnet.models import Supernet, eager
 from dsnet.nn import ScoringHead, link
 from dsnet.nn.router import SIDE
+from dsnet.routers import Router
 from dsnet.routing.fitting import fit_combination, fit_margins
 from dsnet.routing.parts import as_array
 from dsnet.routing.traces import auc, slimmest_score, widest_gain

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from dsnet.data.batches import TrainBatches, load_all, plain_batches
-from dsnet.data.dataset import Batch, Data, open_dataset
+from dsnet.data.dataset import Batch, Data
+from dsnet.data.labelled import open_dataset
 from dsnet.data.own import Datasets
 from dsnet.data.splits import SPLITS, check_data
 from dsnet.manifest import Manifest

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dsnet.manifest import Card, Manifest
+from dsnet.card import Card
+from dsnet.manifest import Manifest
 from dsnet.models import Supernet
 from dsnet.models.build import Features
 from dsnet.models.count import FRONT

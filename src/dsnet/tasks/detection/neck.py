@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dsnet.nn.slicing import Fixed, out_side
+from dsnet.nn.layers import Fixed, out_side
 from dsnet.tasks.detection.spec import GROUP, RATIOS, SCALES, DetectorSpec
 
 

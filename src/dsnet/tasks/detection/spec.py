@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from dsnet.errors import must
-from dsnet.manifest import RouterSpec
 from dsnet.models import GraphSpec, ModelSpec, Network
 from dsnet.models.network import Tap
-from dsnet.nn.slicing import out_side
+from dsnet.nn.layers import out_side
+from dsnet.routers import RouterSpec
 from dsnet.schema import Typed
 from dsnet.space import WidthSpace
 
