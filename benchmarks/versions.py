@@ -1,4 +1,4 @@
-"""Steps of both stages beside those of an older version, in processor time.
+"""Steps of both stages beside those of an older version: processor time, and the operators of stage I.
 
     git worktree add ../dsnet-0.1 b5ae144        # the last commit of 0.1
     python benchmarks/versions.py ../dsnet-0.1 [--repeats 15] [--out docs/results/bench_versions.json]
@@ -10,13 +10,20 @@ the C library's memory (`dsnet.training.memory`). Ratios are medians over the ro
 that the older version had, and all candidates start from the same seed: `same losses` says whether their losses are
 equal to the last bit in every step. Those of gates are not: since 0.1 their guidance is added up over the gates, where
 it was averaged, and rounded differently.
+
+`operators` counts the calls of PyTorch's operators in a step of stage I, without those that only look at a tensor in
+another way: in the losses and their gradients, and in the whole step, which on a GPU now reads its losses later and
+has a fused optimiser. What a sliced or padded gradient takes counts twice: it is filled with zeros, then copied to.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import inspect
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -31,6 +38,9 @@ from typing import Any
 MODELS = {"ds_mobilenet_v1_tiny": (128, 32), "ds_mobilenet_v1_small": (32, 96), "ds_resnet_tiny": (64, 32)}
 STAGES = ("stage I", "stage II, gate", "stage II, slim_first")
 CANDIDATES = ("older", "now", "now, memory given back", "older again")
+COUNTED = ("ds_mobilenet_v1", "ds_resnet50")
+VIEWS = ("view", "slice", "alias", "detach", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze", "select")
+TWICE = ("slice_backward", "constant_pad_nd")
 WARM = 2  # steps that are not counted
 HERE = Path(__file__).parents[1]
 
@@ -61,6 +71,41 @@ def serve(stage: str, model: str, name: str) -> None:
             spent = time.process_time() - began
             told = {"ms": 1000 * spent, "losses": {name: float(loss).hex() for name, loss in losses.items()}}
             print(json.dumps(told), flush=True)
+
+
+def count(model: str) -> None:
+    """Print the numbers of operators of a step of stage I. Runs in both versions."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from dsnet.training import Loop, OptimConfig
+
+    class Operators(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name = func.overloadpacket.__name__
+            self.calls += 0 if name in VIEWS else 2 if name in TWICE else 1
+            return func(*args, **(kwargs or {}))
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    stage = stage_of("stage I", model).train()
+    teacher = copy.deepcopy(stage.net).eval()
+    images, labels = torch.randn(2, 3, 64, 64), torch.tensor([0, 1])
+    with Operators() as losses:
+        found = stage(images, labels, stage.draw(random.Random(0)), teacher)
+        torch.stack(list(found.values())).sum().backward()
+    one: Any = SimpleNamespace(images=images, labels=labels, skipped=[])
+    seldom = {"reads": 50} if "reads" in inspect.signature(Loop.__init__).parameters else {}
+    with tempfile.TemporaryDirectory() as folder:
+        epoch: Any = range(100)
+        options: dict[str, Any] = {"folder": Path(folder), "seed": 0, "momentum": 0.99, **seldom}
+        loop: Any = Loop(stage, epoch, OptimConfig(epochs=1000), **options)
+        loop.step(one)  # makes the optimiser's state
+        with Operators() as whole:
+            loop.step(one)
+    print(json.dumps({"losses and gradients": losses.calls, "whole step": whole.calls}))
 
 
 def stage_of(stage: str, model: str) -> Any:
@@ -120,12 +165,25 @@ def compared(older: Path, stage: str, model: str, repeats: int) -> dict[str, Any
     return {"older, ms": round(median(one["older"]["ms"] for one in counted), 1), **ratios, "same losses": same}
 
 
+def said(checkout: Path, *words: str) -> str:
+    """What Python prints with the version in `checkout`."""
+    environment = {**os.environ, "PYTHONPATH": str(checkout.resolve() / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *words], env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return done.stdout.strip()
+
+
 def version_of(checkout: Path) -> str:
     """Version and commit of the sources in a folder."""
-    code = "from dsnet.version import __version__, commit; print(__version__, commit())"
-    environment = {**os.environ, "PYTHONPATH": str(checkout.resolve() / "src")}
-    words = [sys.executable, "-c", code]
-    return subprocess.run(words, env=environment, check=True, capture_output=True, text=True).stdout.strip()
+    return said(checkout, "-c", "from dsnet.version import __version__, commit; print(__version__, commit())")
+
+
+def counted(older: Path, model: str) -> dict[str, Any]:
+    """The operators of a step in both versions."""
+    before, now = (json.loads(said(place, __file__, str(place), "--count", model)) for place in (older, HERE))
+    return {
+        name: {"older": calls, "now": now[name], "now / older": round(now[name] / calls, 3)}
+        for name, calls in before.items()
+    }
 
 
 def main() -> None:
@@ -135,7 +193,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--serve", nargs=3, metavar=("STAGE", "MODEL", "NAME"), help=argparse.SUPPRESS)
+    parser.add_argument("--count", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.count:
+        count(args.count)
+        return
     if args.serve:
         serve(*args.serve)
         return
@@ -150,6 +212,7 @@ def main() -> None:
         for stage in STAGES
         for model in args.models
     }
+    result["operators"] = {model: counted(args.older, model) for model in COUNTED}
     result["machine"] = plain(machine())
     print(json.dumps(result, indent=1))
     if args.out:

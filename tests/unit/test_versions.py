@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -79,3 +80,23 @@ def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stage", ["stage I", "stage II, gate"])
 def test_a_version_has_the_losses_of_itself(versions: ModuleType, stage: str) -> None:
     assert versions.compared(ROOT, stage, MODEL, 1)["same losses"]
+
+
+def test_operators_are_counted_in_both_versions(versions: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The older version is asked in its own checkout."""
+    calls = {Path("older"): 200, ROOT: 150}
+    monkeypatch.setattr(
+        versions, "said", lambda place, *words: f'{{"whole step": {calls[place]}}}' if "--count" in words else ""
+    )
+    expected = {"whole step": {"older": 200, "now": 150, "now / older": 0.75}}
+    assert versions.counted(Path("older"), MODEL) == expected
+
+
+@pytest.mark.slow
+def test_a_step_on_a_gpu_has_fewer_operators_than_in_the_first_version(versions: ModuleType) -> None:
+    """Those that docs/results tells of."""
+    told = json.loads((ROOT / "docs" / "results" / "bench_versions.json").read_text())["operators"]
+    for model in versions.COUNTED:
+        now = json.loads(versions.said(ROOT, str(FILE), str(ROOT), "--count", model))
+        for name, found in now.items():
+            assert found <= told[model][name]["now"] < told[model][name]["older"]
