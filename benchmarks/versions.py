@@ -1,15 +1,15 @@
 """Steps of both stages beside those of an older version: processor time, and the operators of stage I.
 
     git worktree add ../dsnet-0.1 b5ae144        # the last commit of 0.1
-    python benchmarks/versions.py ../dsnet-0.1 [--repeats 15] [--out docs/results/bench_versions.json]
+    python benchmarks/versions.py ../dsnet-0.1 [--repeats 30] [--out docs/results/bench_versions.json]
 
 A step is all that the training loop does with a batch: losses, gradients, optimiser, moving average. Every candidate
 lives in a process of its own with one thread, and the processes take their steps in turns. `older again` is a second
-process of the older version; its ratio shows the noise. `now, memory given back` leaves out what a training does with
-the C library's memory (`dsnet.training.memory`). Ratios are medians over the rounds. Routers learn with the options
-that the older version had, and all candidates start from the same seed: `same losses` says whether their losses are
-equal to the last bit in every step. Those of gates are not: since 0.1 their guidance is added up over the gates, where
-it was averaged, and rounded differently.
+process of the older version; its ratio shows the noise, and others are compared with the mean of both. `now, memory
+given back` leaves out what a training does with the C library's memory (`dsnet.training.memory`). Ratios are medians
+over the rounds. Routers learn with the options that the older version had, and all candidates start from the same seed:
+`same losses` says whether their losses are equal to the last bit in every step. Those of gates are not: since 0.1 their
+guidance is added up over the gates, where it was averaged, and rounded differently.
 
 `operators` counts the calls of PyTorch's operators in a step of stage I, without those that only look at a tensor in
 another way: in the losses and their gradients, and in the whole step, which on a GPU now reads its losses later and
@@ -156,13 +156,15 @@ def compared(older: Path, stage: str, model: str, repeats: int) -> dict[str, Any
     finally:
         for process in processes.values():
             process.communicate()
-    counted = rounds[WARM:]
+    times = [{name: found["ms"] for name, found in one.items()} for one in rounds[WARM:]]
+    both = [(one["older"] + one["older again"]) / 2 for one in times]
     ratios = {
-        f"{name} / older": round(median(one[name]["ms"] / one["older"]["ms"] for one in counted), 3)
-        for name in CANDIDATES[1:]
+        f"{name} / older": round(median(one[name] / older for one, older in zip(times, both, strict=True)), 3)
+        for name in ("now", "now, memory given back")
     }
+    ratios["older again / older"] = round(median(one["older again"] / one["older"] for one in times), 3)
     same = all(found["losses"] == one["older"]["losses"] for one in rounds for found in one.values())
-    return {"older, ms": round(median(one["older"]["ms"] for one in counted), 1), **ratios, "same losses": same}
+    return {"older, ms": round(median(both), 1), **ratios, "same losses": same}
 
 
 def said(checkout: Path, *words: str) -> str:
@@ -190,7 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("older", type=Path, help="checkout of the older version")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--serve", nargs=3, metavar=("STAGE", "MODEL", "NAME"), help=argparse.SUPPRESS)
     parser.add_argument("--count", help=argparse.SUPPRESS)
