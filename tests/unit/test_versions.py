@@ -93,7 +93,7 @@ def test_operators_are_counted_in_both_versions(versions: ModuleType, monkeypatc
 
 
 @pytest.mark.slow
-def test_a_step_on_a_gpu_has_fewer_operators_than_in_the_first_version(versions: ModuleType) -> None:
+def test_a_step_as_on_a_gpu_has_fewer_operators_than_in_the_first_version(versions: ModuleType) -> None:
     """Those that docs/results tells of."""
     told = json.loads((ROOT / "docs" / "results" / "bench_versions.json").read_text())["operators"]
     for model in versions.COUNTED:
