@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -11,7 +11,8 @@ import yaml
 
 from dsnet.config import config_file, flat, from_text, merged, nested, packaged, read_run, read_yaml, resolve
 from dsnet.schema import Flag, Typed, flags
-from dsnet.tasks import read_config
+from dsnet.tasks import config_from, read_config
+from dsnet.training.sgs_config import BEFORE
 
 
 @dataclass(frozen=True)
@@ -207,3 +208,19 @@ def test_runs_of_older_versions_go_on_as_they_began(tmp_path: Path) -> None:
         assert sgs.weights == ((1.0, 0.5, 1.0) if as_before else (1.0, 1.0, 1.0))
         assert (sgs.cache == 0, sgs.balanced, sgs.spec.windows) == (as_before, not as_before, None if as_before else 3)
         assert sgs.spec.bound is not as_before
+
+
+@pytest.mark.parametrize("name", [name for name in packaged() if name.startswith("imagenet_")])
+def test_imagenet_recipes_name_the_options_of_the_papers_gates(name: str) -> None:
+    """The options that a recipe names turn off all that routing.md calls ours, and nothing else."""
+    text = packaged()[name].read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith("# --sgs.")]
+    words = line.removeprefix("# ").split()
+    keys = {key.removeprefix("--"): yaml.safe_load(value) for key, value in zip(words[::2], words[1::2], strict=True)}
+    recipe = read_yaml(packaged()[name])
+    ours, papers = (config_from(merged(recipe, layer)).sgs for layer in ({}, nested(keys)))
+    assert (papers.spec.windows, papers.spec.bound, papers.weights) == (None, False, (1.0, 0.5, 1.0))
+    changed = {f"sgs.{field}" for field, value in asdict(ours).items() if value != getattr(papers, field)}
+    assert changed == set(keys)
+    old = {key: value for key, value in BEFORE.items() if key not in ("squares", "cache")}
+    assert {key: getattr(papers, key) for key in old} == old

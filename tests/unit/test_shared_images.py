@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 from dsnet.data.batches import PlainImages
 from dsnet.data.config import DataConfig
+from dsnet.data.dataset import Batch
 from dsnet.data.labelled import open_dataset
 from dsnet.models import Supernet, eager
 from dsnet.nn import RouterSpec
@@ -115,6 +117,50 @@ def test_ranks_share_whole_batches_and_kept_images_are_not_decoded_again() -> No
     few = PlainImages(data.test, 50, name="test", keep=1)
     with pytest.raises(TypeError, match="not callable"):
         list(few.load(again))
+
+
+class Counting:
+    """A loader that notes the samples that it is asked for, of which one is damaged."""
+
+    def __init__(self, loader: Any, damaged: int) -> None:
+        self.loader, self.damaged, self.asked = loader, damaged, list[int]()
+        self.mean, self.std, self.source = loader.mean, loader.std, loader.source
+
+    def __call__(self, ids: torch.Tensor, seed: int | None) -> Batch:
+        self.asked += ids.tolist()
+        if self.damaged not in ids:
+            return self.loader(ids, seed)
+        return replace(self.loader(ids[ids != self.damaged], seed), skipped=("damaged.jpg",))
+
+
+def test_only_images_that_are_not_kept_are_decoded_again() -> None:
+    """Half of them fit; batches are those of a process that keeps nothing, in any order of the numbers."""
+    data = open_dataset(DataConfig())
+    order = torch.randperm(len(data.test), generator=torch.Generator().manual_seed(0))
+    parts = [part.numpy() for part in data.test.ids[order].split(40)] + [data.test.ids[:9].numpy()]
+    damaged = int(data.test.ids[-1])
+    loader = Counting(data.test.loader, damaged)
+    object.__setattr__(data.test, "loader", loader)
+    one = next(PlainImages(data.test, 50, name="test").batches())
+    pixels = data.test.loader(one.ids, None).images.nbytes
+    some = PlainImages(data.test, 50, name="test", keep=3 * pixels, max_skipped=0.5)
+    list(some.batches())
+    expected = list(PlainImages(data.test, 50, name="test").load(parts))
+    loader.asked.clear()
+    found = list(some.load(parts))
+    assert sorted(loader.asked) == sorted(data.test.ids[150:].tolist())
+    for mine, other in zip(found, expected, strict=True):
+        assert torch.equal(mine.images, other.images)
+        assert torch.equal(mine.labels, other.labels)
+        assert torch.equal(mine.ids, other.ids)
+        assert mine.skipped == other.skipped
+    several = PlainImages(data.test, 50, name="test", keep=3 * pixels, max_skipped=0.5, workers=2)
+    list(several.batches())
+    for _ in range(2):  # the loading processes are free again
+        assert all(torch.equal(a.images, b.images) for a, b in zip(several.load(parts), expected, strict=True))
+    assert len(data.test.pools) == 1
+    assert sum(damaged in batch.ids for batch in found) == 0
+    assert sum(len(batch.skipped) for batch in found) == 1
 
 
 class Means:

@@ -7,7 +7,8 @@ import os
 import signal
 import threading
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol
@@ -171,15 +172,22 @@ class PlainImages:
         return skipped
 
     def load(self, parts: Sequence[np.ndarray]) -> Iterator[Batch]:
-        """Batches of the samples with these numbers: those that are kept, or else loaded again."""
-        if all(number in self.kept for part in parts for number in part.tolist()):
-            for part in parts:
-                images, labels = zip(*(self.kept[number] for number in part.tolist()), strict=True)
-                batch = Batch(torch.stack(images), torch.stack(labels), torch.from_numpy(part))
-                yield self.split.finished(batch, self.device)
-        else:
-            jobs: list[Job] = [(torch.from_numpy(part), None) for part in parts]
-            yield from load_all(self.split, jobs, self.workers, self.device)
+        """Batches of the samples with these numbers. Only those that are not kept are loaded again."""
+        absent = [[number for number in part.tolist() if number not in self.kept] for part in parts]
+        jobs: list[Job] = [(torch.tensor(numbers), None) for numbers in absent if numbers]
+        with closing(raw_batches(self.split, jobs, self.workers)) as loaded:
+            for part, numbers in zip(parts, absent, strict=True):
+                fresh = [next(loaded)] if numbers else []
+                whole = fresh[0] if len(numbers) == len(part) else self.joined(part, fresh)
+                yield self.split.finished(whole, self.device)
+
+    def joined(self, part: np.ndarray, fresh: Sequence[Batch]) -> Batch:
+        """One batch of kept and loaded samples, in the order of their numbers in `part`, without damaged ones."""
+        new = {number: row for batch in fresh for row, number in enumerate(batch.ids.tolist())}
+        ids = [number for number in part.tolist() if number in new or number in self.kept]
+        rows = [(fresh[0].images[new[n]], fresh[0].labels[new[n]]) if n in new else self.kept[n] for n in ids]
+        images, labels = (torch.stack(column) for column in zip(*rows, strict=True))
+        return Batch(images, labels, torch.tensor(ids), tuple(file for batch in fresh for file in batch.skipped))
 
 
 Job = tuple[Tensor, int | None]
@@ -191,7 +199,7 @@ def load_all(split: Split, jobs: list[Job], workers: int, device: torch.device |
         yield split.finished(batch, device)
 
 
-def raw_batches(split: Split, jobs: list[Job], workers: int) -> Iterator[Batch]:
+def raw_batches(split: Split, jobs: list[Job], workers: int) -> Generator[Batch, None, None]:
     """`load_all`, but with the images as pixels."""
     workers = min(workers, 1) if isinstance(split.source, Stream) else workers  # each would read the whole stream
     yield from Pool.of(split, workers).batches(jobs) if workers else (split.loader(ids, seed) for ids, seed in jobs)
