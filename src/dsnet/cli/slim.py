@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
@@ -83,6 +84,9 @@ def run(args: Namespace) -> None:
         load_weights(model, args.weights)
     images = None if args.images is None else read_images(args.images, args.in_channels, size, preprocessing)
     example = torch.zeros(1, args.in_channels, size, size)
+    if images is not None:
+        text = f"{name}: {len(images)} images of {args.images} tell which channels matter, which may take a minute"
+        print(text, file=sys.stderr, flush=True)
     try:
         net, report = slim_with_report(
             model,
