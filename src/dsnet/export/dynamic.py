@@ -194,8 +194,7 @@ class DynamicWriter(GateWriter):
         elif self.space.sized:
             outputs = self.write_settings(x) if self.router is None else self.write_exits(x)
         else:
-            names = self.front(self.graph, x)
-            outputs = self.write_once(names) if single else self.write_gates(names)
+            outputs = self.write_once(self.front(self.graph, x)) if single else self.write_gates(x)
         scores = len(self.router.candidates) if self.router is not None and single else sum(map(len, self.choices))
         shapes = {"path": [self.manifest.points], "madds": [], "router_scores": [1, scores]}
         shapes |= {name: [1, *shape] for name, shape in self.manifest.outputs.items()}

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 
 import numpy as np
-from onnx import TensorProto
 
 from dsnet.export.decision import DecisionWriter
 from dsnet.export.parts import Branch
@@ -22,8 +20,10 @@ class GateWriter(DecisionWriter):
     are written, which saves nodes, and only one map goes from a segment to the next.
     """
 
-    def write_gates(self, names: list[str]) -> dict[str, str]:
+    def write_gates(self, x: str) -> dict[str, str]:
         graph = self.graph
+        self.pins = self.written_pins()
+        names = self.front(graph, x) if self.points == 1 else self.front_apart(x)
         maps, scores = self.fork_of(names, 0)
         position = self.position(graph, 0, 0, scores)
         positions, seen, left = [position], [scores] if scores is not None else [], self.left_of(0, names)
@@ -44,6 +44,18 @@ class GateWriter(DecisionWriter):
         if seen and self.prices is not None:
             outputs["router_scores"] = seen[0] if len(seen) == 1 else graph.op("Concat", *seen, axis=1)
         return outputs
+
+    def front_apart(self, x: str) -> list[str]:
+        """The front in a branch of its own, so that the segments get the memory of its maps, which are large: a graph
+        keeps its memory until it ends. Both branches are the same, because runtimes remove a branch that always runs.
+        """
+
+        def write(branch: Graph) -> list[str]:
+            branch.lone = True
+            return self.front(branch, x)
+
+        is_pinned, _ = self.pins[0]
+        return self.graph.either(is_pinned, write, write, [FLOAT] * len(self.given(0)))
 
     @property
     def kinds(self) -> list[int]:
@@ -68,66 +80,36 @@ class GateWriter(DecisionWriter):
 
         return write
 
-    def position(self, graph: Graph, point: int, w_in: int, scores: str | None) -> str:
-        """The position of the width [1] that is pinned or chosen behind a segment of width `w_in`."""
-        if scores is None or self.prices is None:
-            pin = (
-                PIN
-                if self.points == 1
-                else self.graph.op("Slice", PIN, *map(self.graph.constant, ([point], [point + 1])))
-            )
-            return self.place(self.graph, pin, point)
-        values = graph.op("Sub", graph.op("Cast", scores, to=TensorProto.DOUBLE), self.costs[point, w_in])
-        return graph.op("ArgMax", values, axis=1, keepdims=0)
-
-    @cached_property
-    def costs(self) -> dict[tuple[int, int], str]:
-        """What is subtracted from the scores of a choice point, by the point and the width before it: lambda times
-        price, and infinity for widths that must not run.
-
-        The main graph computes all of it at once. A node in a branch finds neither its code nor its values in the cache
-        of the processor, so decisions there have as few nodes as possible.
-        """
-        assert self.prices is not None
-        graph, (lam, _), inputs = self.graph, self.asked, [(0,), *self.choices[:-1]]
-        keys = [(point, w_in) for point, widths in enumerate(inputs) for w_in in widths]
-        cells = [(point, position) for point, _ in keys for position in range(len(self.choices[point]))]
-        points, positions = zip(*cells, strict=True)
-        pins = graph.op("Gather", PIN, graph.constant([points]))  # [1, cells]
-        free = graph.op("Less", pins, graph.constant(0))
-        pinned = graph.op("Equal", self.places(points, pins, free), graph.constant(positions))
-        masks = [self.allowed(point) for point, _ in keys]
-        mask = masks[0] if len(masks) == 1 else graph.op("Concat", *masks, axis=0)
-        prices = graph.constant(np.concatenate([self.prices.at(*key) for key in keys]), np.float64)
-        spent, never = graph.op("Mul", lam, prices), graph.constant(np.inf, np.float64)
-        sides = (graph.op("Where", runs, spent, never) for runs in (mask, pinned))
-        costs = graph.op("Where", free, *sides)
-        if len(keys) == 1:
-            return {keys[0]: costs}
-        sizes = graph.constant([len(self.choices[point]) for point, _ in keys])
-        return dict(zip(keys, graph.ops("Split", costs, sizes, outputs=len(keys), axis=1), strict=True))
-
-    def places(self, points: Sequence[int], pins: str, free: str) -> str:
-        """The position of each pinned width among those of its choice point. It fails if the file does not hold it."""
-        graph, most = self.graph, max(map(len, self.choices))
-        columns = [self.listed(point, most) for point in points]
-        rows = max(map(len, columns))
-        table = np.array([column + [most] * (rows - len(column)) for column in columns]).T
-        places = graph.op("GatherElements", graph.constant(table), pins, axis=0)
-        if (table == most).any():
-            places = graph.op("Gather", graph.constant(range(most)), graph.op("Where", free, graph.constant(0), places))
-        return places
+    def written_pins(self) -> list[tuple[str, str]]:
+        """For each choice point, whether it is pinned [1] and the position of the pinned width [1]."""
+        graph, points = self.graph, len(self.choices)
+        pins = [PIN] if points == 1 else graph.ops("Split", PIN, outputs=points, axis=0, num_outputs=points)
+        zero = graph.constant(0)
+        return [
+            (graph.op("GreaterOrEqual", pin, zero), self.place(graph, pin, point)) for point, pin in enumerate(pins)
+        ]
 
     def place(self, graph: Graph, pin: str, point: int) -> str:
         """The position of a pinned width among the allowed widths, out of range if it is none of them; without a
         router, -1 is the widest."""
-        return graph.op("Gather", graph.constant(self.listed(point, len(self.choices[point]))), pin)
+        allowed = self.choices[point]
+        places = [len(allowed)] * len(self.table.whole.steps[point][0])
+        for position, width in enumerate(allowed):
+            places[width] = position
+        return graph.op("Gather", graph.constant(places), pin)
 
-    def listed(self, point: int, missing: int) -> list[int]:
-        """The position of every width of the network among the allowed widths of a point."""
-        allowed = list(self.choices[point])
-        widths = range(len(self.table.whole.steps[point][0]))
-        return [allowed.index(width) if width in allowed else missing for width in widths]
+    def position(self, graph: Graph, point: int, w_in: int, scores: str | None) -> str:
+        """The position of the width [1] that is pinned or chosen behind a segment of width `w_in`."""
+        is_pinned, pinned = self.pins[point]
+        if self.prices is None:
+            return pinned
+        assert scores is not None
+        prices = graph.constant(self.prices.at(point, w_in), np.float64)
+        place = graph.op("Where", is_pinned, pinned, self.decision(graph, scores, prices, point))
+        allowed = self.choices[point]
+        if len(allowed) < len(self.table.whole.steps[point][0]):  # pinning a width that is not in the file fails here
+            place = graph.op("Gather", graph.constant(list(range(len(allowed)))), place)
+        return place
 
     def path(self, positions: Sequence[str]) -> str:
         graph, starts = self.graph, np.cumsum([0, *map(len, self.choices)])
