@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from onnx import TensorProto, helper
+from onnx import helper
 from torch import nn
 
 from dsnet.export.gates import GateWriter
@@ -194,8 +194,7 @@ class DynamicWriter(GateWriter):
         elif self.space.sized:
             outputs = self.write_settings(x) if self.router is None else self.write_exits(x)
         else:
-            names = self.front(self.graph, x)
-            outputs = self.write_once(names) if single else self.write_gates(names)
+            outputs = self.write_once(self.front(self.graph, x)) if single else self.write_gates(x)
         scores = len(self.router.candidates) if self.router is not None and single else sum(map(len, self.choices))
         shapes = {"path": [self.manifest.points], "madds": [], "router_scores": [1, scores]}
         shapes |= {name: [1, *shape] for name, shape in self.manifest.outputs.items()}
@@ -299,11 +298,6 @@ class DynamicWriter(GateWriter):
         alike = sum(self.space.size_of(path) == looked for path in candidates)
         names = self.front(graph, x, looked) if alike > 1 else None
         is_pinned = self.is_pinned(graph, 0)
-        position = (
-            self.pinned_path(graph, candidates)
-            if self.space.sized
-            else self.place(graph.op("Gather", PIN, graph.constant(0)), 0)
-        )
 
         def written(branch: Graph, path: WidthPath) -> dict[str, str]:
             if names is None or self.space.size_of(path) != looked:
@@ -311,33 +305,35 @@ class DynamicWriter(GateWriter):
             return self.follow(branch, path, names)
 
         def probe(branch: Graph) -> list[str]:
+            self.deciding = branch
             left = written(branch, candidates[0])
             logits = self.finish(branch, left, self.last_widths(candidates[:1]))["logits"]
             scores = self.probe_scores(branch, logits)
             prices = branch.constant(free, np.float64)
-            return [branch.op("Squeeze", self.decision(branch, scores, prices, 0)), logits, scores]
+            chosen = branch.op("Squeeze", self.decision(branch, scores, prices, 0))
+            return [chosen, logits, scores, branch.op("Gather", branch.constant(spent[0]), chosen)]
 
         def pinned(branch: Graph) -> list[str]:
             nothing = [np.zeros((1, count)) for count in (self.manifest.num_classes, len(candidates))]
-            return [position, *(branch.constant(zeros, np.float32) for zeros in nothing)]
+            answer = (branch.constant(zeros, np.float32) for zeros in nothing)
+            position = (
+                self.pinned_path(branch, candidates)
+                if self.space.sized
+                else self.place(branch, branch.op("Gather", PIN, branch.constant(0)), 0)
+            )
+            return [position, *answer, branch.op("Gather", branch.constant(spent[1]), position)]
 
-        position, answer, scores = self.graph.choose(
-            graph.op("Cast", is_pinned, to=TensorProto.INT64), [probe, pinned], [INT, FLOAT, FLOAT]
-        )
+        spent = [[table.madds(path, dynamic=dynamic) for path in candidates] for dynamic in (True, False)]
+        position, answer, scores, madds = graph.either(is_pinned, pinned, probe, [INT, FLOAT, FLOAT, INT])
         goes_on = graph.op("Or", is_pinned, graph.op("Greater", position, graph.constant(0)))
 
         def go_on(branch: Graph) -> list[str]:
             left = self.from_image(branch, candidates, position, written)
             return [self.finish(branch, left, self.last_widths(candidates), position)["logits"]]
 
-        (logits,) = graph.choose(
-            graph.op("Cast", goes_on, to=TensorProto.INT64), [lambda branch: [answer], go_on], [FLOAT]
-        )
-        spent = [[table.madds(path, dynamic=dynamic) for path in candidates] for dynamic in (True, False)]
-        row = graph.op("Gather", graph.constant(spent), graph.op("Cast", is_pinned, to=TensorProto.INT64))
+        (logits,) = graph.either(goes_on, go_on, lambda branch: [answer], [FLOAT])
         path = graph.op("Gather", graph.constant(candidates), position)
-        outputs = {"logits": logits, "path": path, "madds": graph.op("Gather", row, position)}
-        return {**outputs, "router_scores": scores}
+        return {"logits": logits, "path": path, "madds": madds, "router_scores": scores}
 
     def write_exits(self, x: str) -> dict[str, str]:
         """Run an exit of a network with several image sizes. Keep its answer, or run the chosen other candidate: a full

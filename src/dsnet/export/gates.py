@@ -20,9 +20,10 @@ class GateWriter(DecisionWriter):
     are written, which saves nodes, and only one map goes from a segment to the next.
     """
 
-    def write_gates(self, names: list[str]) -> dict[str, str]:
+    def write_gates(self, x: str) -> dict[str, str]:
         graph = self.graph
         self.pins = self.written_pins()
+        names = self.front(graph, x) if self.points == 1 else self.front_apart(x)
         maps, scores = self.fork_of(names, 0)
         position = self.position(graph, 0, 0, scores)
         positions, seen, left = [position], [scores] if scores is not None else [], self.left_of(0, names)
@@ -43,6 +44,18 @@ class GateWriter(DecisionWriter):
         if seen and self.prices is not None:
             outputs["router_scores"] = seen[0] if len(seen) == 1 else graph.op("Concat", *seen, axis=1)
         return outputs
+
+    def front_apart(self, x: str) -> list[str]:
+        """The front in a branch of its own, so that the segments get the memory of its maps, which are large: a graph
+        keeps its memory until it ends. Both branches are the same, because runtimes remove a branch that always runs.
+        """
+
+        def write(branch: Graph) -> list[str]:
+            branch.lone = True
+            return self.front(branch, x)
+
+        is_pinned, _ = self.pins[0]
+        return self.graph.either(is_pinned, write, write, [FLOAT] * len(self.given(0)))
 
     @property
     def kinds(self) -> list[int]:
@@ -72,12 +85,14 @@ class GateWriter(DecisionWriter):
         graph, points = self.graph, len(self.choices)
         pins = [PIN] if points == 1 else graph.ops("Split", PIN, outputs=points, axis=0, num_outputs=points)
         zero = graph.constant(0)
-        return [(graph.op("GreaterOrEqual", pin, zero), self.place(pin, point)) for point, pin in enumerate(pins)]
+        return [
+            (graph.op("GreaterOrEqual", pin, zero), self.place(graph, pin, point)) for point, pin in enumerate(pins)
+        ]
 
-    def place(self, pin: str, point: int) -> str:
+    def place(self, graph: Graph, pin: str, point: int) -> str:
         """The position of a pinned width among the allowed widths, out of range if it is none of them; without a
         router, -1 is the widest."""
-        graph, allowed = self.graph, self.choices[point]
+        allowed = self.choices[point]
         places = [len(allowed)] * len(self.table.whole.steps[point][0])
         for position, width in enumerate(allowed):
             places[width] = position

@@ -39,7 +39,8 @@ def write_classifier(
 
 def product(graph: Graph, layer: SliceLinear, x: str, start: int, stop: int) -> str:
     """What some columns of features add to the logits. The first of them bring the bias."""
-    part = graph.op("Slice", x, *map(graph.constant, ([start], [stop], [1])))
+    whole = start == 0 and stop == layer.cin.max
+    part = str(x) if whole else graph.op("Slice", x, *map(graph.constant, ([start], [stop], [1])))
     columns: Count = stop if start == 0 else list(range(start, stop))
     if isinstance(x, Quantised):
         return quantised_product(graph, layer, Quantised(part, x.scale, x.zero), columns, bias=start == 0)

@@ -87,6 +87,8 @@ def open_session(
     options = ort.SessionOptions()
     options.log_severity_level = 4  # what goes wrong is raised
     options.intra_op_num_threads = threads
+    # Two plans share memory between maps. The one that this turns off makes the other one worse, see docs/deploy.md.
+    options.enable_mem_reuse = False
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if not file.is_file():
         raise CheckpointError(f"{file} does not exist; give an ONNX file or a bundle that `dsnet export` wrote")
