@@ -1,4 +1,5 @@
-"""What a network meant for a clock looks like: DS-MBNet with SiLU, hard-swish and ReLU, with many gates and with one.
+"""What a network meant for a clock looks like: DS-MBNet with SiLU, hard-swish and ReLU, with many gates and with one,
+with and without activations behind depthwise convolutions.
 
     python benchmarks/clock.py [--repeats 60] [--root data --seeds 0 1 --epochs 6] [--export docs/results/clock]
 
@@ -20,7 +21,7 @@ import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,13 +49,24 @@ DRAWS = 1000
 WIDTHS = (0, 7, 13)
 PLAIN = {0: 0.5, 7: 0.75, 13: 1.0}  # width multipliers of MobileNetV1 with similar MAdds
 ALL, ONE = GateSpec(attention="sigmoid"), GateSpec(blocks="choose")
-FORMS: dict[str, tuple[Activation, GateSpec]] = {
-    "SiLU, all gates": ("silu", ALL),
-    "SiLU, one gate": ("silu", ONE),
-    "hard-swish, all gates": ("hardswish", ALL),
-    "hard-swish, one gate": ("hardswish", ONE),
-    "ReLU, all gates": ("relu", ALL),
-    "ReLU, one gate": ("relu", ONE),
+
+
+class Form(NamedTuple):
+    activation: Activation
+    gate: GateSpec
+    active: bool = True  # behind depthwise convolutions
+
+
+FORMS = {
+    "SiLU, all gates": Form("silu", ALL),
+    "SiLU, one gate": Form("silu", ONE),
+    "SiLU, one gate, linear depthwise": Form("silu", ONE, active=False),
+    "hard-swish, all gates": Form("hardswish", ALL),
+    "hard-swish, one gate": Form("hardswish", ONE),
+    "hard-swish, one gate, linear depthwise": Form("hardswish", ONE, active=False),
+    "ReLU, all gates": Form("relu", ALL),
+    "ReLU, one gate": Form("relu", ONE),
+    "ReLU, one gate, linear depthwise": Form("relu", ONE, active=False),
 }
 SHORT = {"silu": "silu", "hardswish": "hswish", "relu": "relu"}
 PRECISIONS = ("fp32", "int8")
@@ -62,18 +74,18 @@ PLAINLY = "plain MobileNetV1"
 
 
 def form(label: str, model: str, **options: Any) -> ModelSpec:
-    activation, gate = FORMS[label]
+    activation, gate, active = FORMS[label]
     spec = model_spec(model)
     stages = spec.stages
     if gate is ONE:  # the hidden sizes of the released network belong to its many gates
         stages = tuple(replace(stage, hidden=None) for stage in stages)
-    return replace(spec, stages=stages, activation=activation, gate=gate, **options)
+    return replace(spec, stages=stages, activation=activation, depthwise_activation=active, gate=gate, **options)
 
 
 def small_name(label: str) -> str:
     """The name of the small DS-MBNet in a form, such as clock_hswish_one."""
-    activation, gate = FORMS[label]
-    return f"clock_{SHORT[activation]}_{'one' if gate is ONE else 'all'}"
+    activation, gate, active = FORMS[label]
+    return f"clock_{SHORT[activation]}_{'one' if gate is ONE else 'all'}{'' if active else '_linear'}"
 
 
 def register_small(label: str) -> None:

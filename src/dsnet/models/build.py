@@ -166,6 +166,7 @@ def build_block(
             return MaxPool(stride)
         case "depthwise":
             options = {"kernel": stage.kernel, "stride": stride, "skip": spec.skip and same}
+            options["active"] = spec.depthwise_activation
             gate = build_gate(spec, stage, cin, cin.max, starts=starts)
             block = DepthwiseSeparable(cin, cout, gate=gate, **options, **common)  # type: ignore[arg-type]
         case "bottleneck":

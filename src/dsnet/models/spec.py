@@ -66,6 +66,8 @@ class ModelSpec(Network):
 
     Args:
         widths: Number of widths at each choice point.
+        depthwise_activation: Whether depthwise-separable blocks have an activation behind the depthwise convolution,
+            besides the one behind the pointwise convolution. Without it a network is faster.
         gate: How gates are built; None for networks without gates.
         skip: Whether depthwise-separable blocks of stride 1 whose input and output have the same shape get identity
             skips.
@@ -81,6 +83,7 @@ class ModelSpec(Network):
     widths: tuple[int, ...] = ()
     norm: NormSpec = field(default_factory=NormSpec)
     activation: Activation = "relu"
+    depthwise_activation: bool = True
     gate: GateSpec | None = None
     skip: bool = False
     zero_init: bool = False

@@ -25,6 +25,10 @@ from dsnet.space import Channels
 PARTS = ("enter", "attend", "body")
 
 
+def unchanged(x: Tensor) -> Tensor:
+    return x
+
+
 class Block(nn.Module):
     """Base class of the blocks that networks are built from. `skip` adds the block's input to its output."""
 
@@ -95,7 +99,7 @@ class MaxPool(Block):
 
 
 class DepthwiseSeparable(Block):
-    """MobileNetV1: depthwise | gate | pointwise."""
+    """MobileNetV1: depthwise | gate | pointwise. active: whether an activation follows the depthwise convolution."""
 
     def __init__(
         self,
@@ -108,8 +112,10 @@ class DepthwiseSeparable(Block):
         kernel: int = 3,
         stride: int = 1,
         skip: bool = False,
+        active: bool = True,
     ) -> None:
         super().__init__(activation, gate, skip=skip)
+        self.between = self.activation if active else unchanged
         self.depthwise = SliceDepthwise(cin, kernel, stride=stride)
         self.norm1 = norm.build(cin)
         self.pointwise = SliceConv2d(cin, cout)
@@ -120,7 +126,7 @@ class DepthwiseSeparable(Block):
         return self.depthwise.channels
 
     def enter(self, x: Tensor, w_in: Width) -> Tensor:
-        return self.activation(self.norm1(self.depthwise(x, w_in), w_in))
+        return self.between(self.norm1(self.depthwise(x, w_in), w_in))
 
     def body(self, x: Tensor, scaled: Tensor, w_in: Width, w_out: Width) -> Tensor:
         return self.activation(self.norm2(self.pointwise(scaled, w_in, w_out), w_out))

@@ -25,13 +25,17 @@ def import_as(
 ) -> tuple[Supernet, Account]:
     """A registered model with the weights of a trained network, including the classifier if the class counts agree.
 
-    The model takes the activation that the weights were trained with.
+    The model takes the activations that the weights were trained with.
     """
     old = source.net.spec
     check_blocks(old)
     inputs = {"in_channels": old.in_channels, "image_size": old.image_size}
     spec = model_spec(name, num_classes=old.num_classes if num_classes is None else num_classes, **inputs)
-    net, account = transfer(source.net, replace(spec, activation=old.activation), names=source.names, sort=sort)
+    trained = {"activation": old.activation, "depthwise_activation": old.depthwise_activation}
+    net, account = transfer(source.net, replace(spec, **trained), names=source.names, sort=sort)
+    if old.depthwise_activation != spec.depthwise_activation:
+        article = "an" if old.depthwise_activation else "no"
+        account.notes.append(f"{article} activation follows depthwise convolutions, as the weights were trained")
     if old.activation != spec.activation:
         account.notes.append(
             f"the activation is {old.activation}, with which the weights were trained; {name} has {spec.activation}"
@@ -156,6 +160,8 @@ class _Carrier:
             account.limits.append(f"layers of the source that {spec.name} lacks are left out")
         if spec.activation != self.source.spec.activation:
             account.limits.append(f"the source was trained with {self.source.spec.activation}, not {spec.activation}")
+        if spec.depthwise_activation != self.source.spec.depthwise_activation:
+            account.limits.append("the source and the network differ in activations behind depthwise convolutions")
         if any(reason.endswith("sigmoid") for reason in account.fresh.values()):
             account.limits.append("fresh sigmoid attention scales every channel by about one half")
         if spec.norm.kind != self.source.spec.norm.kind:
