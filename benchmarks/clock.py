@@ -10,7 +10,8 @@ networks have fresh weights, and the ranges of INT8 come from noise.
 
 With --root, the folder of cifar-10-batches-bin, it also trains the small DS-MBNet on CIFAR-10 in these forms, and
 compares every width on the test images with that of the first form, paired by image. --forms leaves some of them out.
-Writes PREFIX.json and PREFIX.md. Accuracies that are there are kept without --root, and times with --repeats 0.
+Writes PREFIX.json and PREFIX.md. Accuracies that are there are kept without --root, and times with --repeats 0. With
+--root those of other forms are kept if seeds and epochs are the same and the first form has the same accuracies again.
 """
 
 from __future__ import annotations
@@ -193,6 +194,17 @@ def trained(root: str, forms: list[str], seeds: list[int], epochs: int, runs: Pa
     }
 
 
+def joined(before: dict[str, Any] | None, found: dict[str, Any]) -> dict[str, Any]:
+    """The accuracies, with those of other forms that were trained before, if the first form came out the same."""
+    first = next(iter(found["top1"]))
+    if before is None or any(before[key] != found[key] for key in ("seeds", "epochs")):
+        return found
+    if before["top1"].get(first) != found["top1"][first]:
+        return found
+    both = {key: {**before[key], **found[key]} for key in ("top1", "differences")}
+    return {**found, **{key: {label: rows[label] for label in FORMS if label in rows} for key, rows in both.items()}}
+
+
 def time_lines(rows: list[dict[str, Any]]) -> list[str]:
     found = {(row["network"], row["width"], row["precision"]): row for row in rows}
     labels = dict.fromkeys((row["network"], row["width"]) for row in rows)
@@ -249,7 +261,8 @@ def main() -> None:
     if "times" in results:
         lines += time_lines(results["times"])
     if args.root is not None:
-        results["accuracy"] = trained(args.root, args.forms, args.seeds, args.epochs, args.runs)
+        found = trained(args.root, args.forms, args.seeds, args.epochs, args.runs)
+        results["accuracy"] = joined(results.get("accuracy"), found)
     if "accuracy" in results:
         lines += accuracy_lines(results["accuracy"])
     about = machine()

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dsnet.models import ModelSpec, StageSpec, create_model, model_spec
-from dsnet.nn import Bottleneck, InvertedResidual
+from dsnet.models import ModelSpec, StageSpec, Supernet, create_model, model_spec
+from dsnet.nn import Bottleneck, DepthwiseSeparable, InvertedResidual
 from dsnet.schema import parse, parse_json, plain, to_json
 from support.networks import CHOOSING, MODELS
 
@@ -78,6 +78,20 @@ def test_residual_branches_start_at_zero() -> None:
     ]
     assert skips
     assert all(norm.weight.abs().sum() == 0 for norm in skips)
+
+
+@pytest.mark.parametrize("active", [True, False])
+def test_depthwise_convolutions_are_linear_without_their_activation(active: bool) -> None:
+    """Doubling what enters a block doubles what its pointwise convolution reads, but for the constant of the norm."""
+    spec = replace(model_spec("ds_mobilenet_v1_tiny"), activation="hardswish", depthwise_activation=active)
+    blocks = [block for block in Supernet(spec).front.modules() if isinstance(block, DepthwiseSeparable)]
+    assert blocks
+    for block in blocks:
+        x = torch.randn(2, block.depthwise.channels.max, 8, 8)
+        block.eval()
+        with torch.no_grad():
+            nothing, once, twice = (block.enter(times * x, 0) for times in (0.0, 1.0, 2.0))
+        assert torch.allclose(twice - nothing, 2 * (once - nothing), atol=1e-5) is not active
 
 
 @pytest.mark.parametrize("name", CHOOSING)

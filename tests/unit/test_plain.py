@@ -150,6 +150,14 @@ def test_every_tensor_of_both_sides_is_accounted_for(make: Callable[..., Tensors
     assert load(tmp_path).spec == net.spec
 
 
+def test_depthwise_activations_are_those_of_the_weights() -> None:
+    net, account = import_as("ds_mobilenet_v1_fast", read_plain(mobilenet(dtype=torch.float32)))
+    assert net.spec.depthwise_activation
+    assert any("activation follows depthwise convolutions" in note for note in account.notes)
+    _, account = transfer(net, model_spec("ds_mobilenet_v1_fast"))
+    assert any("behind depthwise convolutions" in limit for limit in account.limits)
+
+
 def test_cutting_takes_leading_slices_and_what_is_wider_stays_fresh() -> None:
     tensors = mobilenet(dtype=torch.float32)
     net, account = import_as("ds_mobilenet_v1", read_plain(tensors))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from dsnet.models.registry import equispaced, ladder, register, scaled
 from dsnet.models.spec import ModelSpec, StageSpec
 from dsnet.nn import GateSpec
 
 Out = int | tuple[int, ...]
+FAST: dict[str, Any] = {"activation": "hardswish", "depthwise_activation": False, "gate": GateSpec(blocks="choose")}
 
 
 def depthwise(
@@ -65,13 +69,12 @@ def ds_mobilenet_v1_18() -> ModelSpec:
 
 @register
 def ds_mobilenet_v1_fast() -> ModelSpec:
-    """DS-MBNet for a clock: the channels, 14 widths and SiLU of ds_mobilenet_v1 with a single gate, at the choice."""
+    """DS-MBNet for a clock: ds_mobilenet_v1's channels, hard-swish behind pointwise convolutions only, one gate."""
     return ModelSpec(
         name="ds_mobilenet_v1_fast",
         stages=thirteen_blocks((16, 32, 48, 48, 96, 96), equispaced(224, 32, 14), equispaced(736, 32, 14), (None,) * 6),
         widths=(14,),
-        activation="silu",
-        gate=GateSpec(blocks="choose"),
+        **FAST,
     )
 
 
@@ -94,6 +97,12 @@ def ds_mobilenet_v1_tiny() -> ModelSpec:
         num_classes=10,
         image_size=32,
     )
+
+
+@register
+def ds_mobilenet_v1_fast_tiny() -> ModelSpec:
+    """Small DS-MBNet for 32-pixel images and a clock: ds_mobilenet_v1_tiny in the form of ds_mobilenet_v1_fast."""
+    return replace(ds_mobilenet_v1_tiny(), name="ds_mobilenet_v1_fast_tiny", **FAST)
 
 
 @register
