@@ -10,7 +10,7 @@ from dsnet.models.spec import ModelSpec, StageSpec
 from dsnet.nn import GateSpec
 
 Out = int | tuple[int, ...]
-FAST: dict[str, Any] = {"activation": "hardswish", "depthwise_activation": False, "gate": GateSpec(blocks="choose")}
+FAST: dict[str, Any] = {"activation": "relu", "depthwise_activation": False, "gate": GateSpec(blocks="choose")}
 
 
 def depthwise(
@@ -69,7 +69,7 @@ def ds_mobilenet_v1_18() -> ModelSpec:
 
 @register
 def ds_mobilenet_v1_fast() -> ModelSpec:
-    """DS-MBNet for a clock: ds_mobilenet_v1's channels, hard-swish behind pointwise convolutions only, one gate."""
+    """DS-MBNet for a clock: ds_mobilenet_v1's channels, ReLU behind pointwise convolutions only, one gate."""
     return ModelSpec(
         name="ds_mobilenet_v1_fast",
         stages=thirteen_blocks((16, 32, 48, 48, 96, 96), equispaced(224, 32, 14), equispaced(736, 32, 14), (None,) * 6),
