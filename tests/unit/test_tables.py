@@ -155,7 +155,7 @@ def test_published_pages_are_written_from_their_json(name: str, tmp_path: Path) 
     assert (tmp_path / f"{name}.json").read_bytes() == file.read_bytes()
 
 
-def test_titles_and_notes_are_as_wide_as_the_console(capsys: pytest.CaptureFixture[str]) -> None:
+def test_titles_and_notes_may_be_wider_than_their_table(capsys: pytest.CaptureFixture[str]) -> None:
     title, note = "A title that is longer than its table is wide", "A note that is longer than its table is wide."
     print_table(title, ["<a", "b"], [[1, 2]], note=note)
     lines = capsys.readouterr().out.splitlines()

@@ -23,6 +23,7 @@ from dsnet.results import (
 from dsnet.routing.windows import window_text
 from dsnet.schema import plain
 
+WORDS = 80  # columns that titles and notes may take beside a narrower table
 FEW = 3  # up to this many classes are columns; more classes get a separate table
 RULES = {"area": "area under the curve", "11point": "VOC 2007's 11 points"}
 SIZES = "S, M, L: a quarter, a half, three quarters of the way from the slimmest to the widest width's MAdds."
@@ -45,9 +46,10 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
     console = Console(width=None if sys.stdout.isatty() else 140, highlight=False, markup=False)
-    for part in (title, table, note):  # words are as wide as the console, however narrow the table is
+    wide = min(console.width, max(WORDS, console.measure(table).maximum))
+    for part in (title, table, note):
         if part:
-            console.print(part, style="italic" if part is title else None)
+            console.print(part, style="italic" if part is title else None, width=wide)
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
