@@ -171,12 +171,12 @@ def test_a_base_says_only_what_its_config_does_not(scale: str, base: str) -> Non
 
 
 PAGES = sorted((ROOT / "docs" / "results" / "paper").glob("*.json"))
-OLD = {"supernet", "losses", "sgs", "gate_design", "gate_distribution", "transfer", "main", "universal"}
+OLD = {"supernet", "sgs", "gate_design", "transfer", "main-longer2", "universal"}
 """Experiments whose rows have changed since their pages were made."""
 
 
 @pytest.mark.parametrize(
-    "file", [file for file in PAGES if file.stem.partition("-")[0] not in OLD], ids=lambda file: file.stem
+    "file", [file for file in PAGES if not {file.stem, file.stem.partition("-")[0]} & OLD], ids=lambda file: file.stem
 )
 def test_runs_behind_the_published_results_keep_their_names(file: Path) -> None:
     """Finished runs are found by their names; whatever changes a digest loses all of them. Routers, which are trained
