@@ -123,6 +123,18 @@ def test_kept_features_serve_every_router_on_the_same_network(digits: Data, net:
     assert file.exists()
 
 
+def test_a_gate_with_a_code_of_its_own_shares_no_features_with_others(digits: Data, tmp_path: Path) -> None:
+    batches, gate = some(digits, 40), RouterSpec("gate", "try_best")
+    spec = model_spec("ds_resnet_tiny", in_channels=1, image_size=16)
+    supernet = Supernet(spec)
+    assert spec.gate is not None
+    for shared in (True, False):
+        net = with_fresh_router(supernet, replace(spec, router=gate, gate=replace(spec.gate, shared=shared))).eval()
+        alone = make_cache(net, batches, 1, display=False)
+        kept = make_cache(net, batches, 1, display=False, folder=tmp_path)
+        assert torch.equal(alone.rows, kept.rows)
+
+
 def test_features_are_shared_wherever_the_data_is() -> None:
     data = DataConfig("cifar10", "here")
     assert data_words(data) == data_words(replace(data, root="there", workers=2))

@@ -213,9 +213,12 @@ def everything(net: Supernet, images: Tensor) -> Tensor:
 
 
 def digest_of(net: Supernet, batches: TrainBatches, views: int, about: str) -> str:
-    """The name of a network's features: other weights, images, augmentation, seed or views give another name."""
-    split = batches.split
+    """The name of a network's features: other weights, images, augmentation, seed or views give another name, and so
+    does a gate that reads another code."""
+    split, gate = batches.split, net.spec.gate
     found = hashlib.sha256(to_json(net.spec.layers).encode())
+    if gate is not None and not gate.shared:
+        found.update(b"a code of its own")
     found.update(repr((views, batches.seed, batches.rank, batches.world, compared(net), about)).encode())
     found.update(split.source.identity() + split.ids.numpy().tobytes())
     for name, tensor in sorted(net.state_dict().items()):
