@@ -23,7 +23,7 @@ from dsnet.experiments.grid import RESULT, Finished, in_order
 from dsnet.experiments.layout import Claim, Column, Row, Table, interval_of, judged, laid_out, routers
 from dsnet.experiments.measures import interpolate
 from dsnet.experiments.paired import interval, verdict
-from dsnet.experiments.recipe import LINKS, PLACES, Cell, Recipe, cell_of
+from dsnet.experiments.recipe import LINKS, PLACES, Cell, Keys, Recipe, cell_of
 from dsnet.experiments.run import cells_of, flat_list
 from dsnet.paired import resampled_means
 from dsnet.results import BudgetRow, Dynamic, Evaluation, Gate, Made, PathRow, Stat, write
@@ -151,7 +151,9 @@ def test_a_base_is_the_config_that_we_publish(scale: str, base: str) -> None:
     """But for the router, which the recipe names."""
     file = packaged()[SCALES[scale].bases[base].config]
     published = read_config(file)
-    gates = {"sgs.router": "gate", "sgs.targets": "try_best"} if scale == "paper" and base != "detector" else {}
+    gates: Keys = {"sgs.router": "gate", "sgs.targets": "try_best"} if scale == "paper" and base != "detector" else {}
+    if isinstance(published, ClassificationConfig) and published.sgs.windows is not None:
+        gates["sgs.windows"] = SCALES[scale].window
     ours = cell(Recipe(base, gates), scale=scale).config
     different = {
         key: (value, flat(ours.to_dict())[key])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from dsnet.experiments.catalogue import alternatives, networks, routers, sizes, slim, uses
+from dsnet.experiments.catalogue import alternatives, networks, reading, routers, sizes, slim, uses
 from dsnet.experiments.layout import Experiment
 from dsnet.experiments.simulated import latency, motivation
 
@@ -75,6 +75,15 @@ EXPERIMENTS = {
                 partial(routers.supernet_plots, name=name),
             )
             for name, supernet, paper in (("DS-MBNet", networks.MBNET, 0.8), ("DS-ResNet", networks.RESNET, 1.2))
+        ),
+        *(
+            Experiment(
+                f"gate_reading_{supernet.base}",
+                f"What a gate reads: {name}",
+                "What limits gates with the paper's targets: what they read, how wide a window is, and who decides.",
+                partial(reading.reading_tables, name=name, supernet=supernet),
+            )
+            for name, supernet in (("DS-MBNet", networks.MBNET), ("DS-ResNet", networks.RESNET))
         ),
         Experiment(
             "latency", "Latency", "Ways to run a part of the channels, and milliseconds of each width.", measure=latency
