@@ -32,10 +32,11 @@ test-lowest:
 # DATA is the folder of cifar-10-batches-bin, imagenette and BCCD.
 results: $(VENV)/installed
 	@test -n "$(DATA)" || { echo "give the folder of cifar-10-batches-bin, imagenette and BCCD: make results DATA=folder"; exit 2; }
-	$(BIN)/dsnet reproduce motivation latency main ieb temperature losses sgs gate_design gate_distribution supernet_mbnet supernet_resnet transfer \
+	$(BIN)/dsnet reproduce motivation latency main ieb temperature losses sgs gate_design gate_distribution \
+	  supernet_mbnet supernet_resnet gate_reading_mbnet gate_reading_resnet transfer efficientnet \
 	  --root "$(DATA)" --workers 2 --export docs/results/paper
 	$(BIN)/dsnet reproduce universal detection --seeds 0 --root "$(DATA)" --workers 2 --export docs/results/paper
-	$(BIN)/dsnet reproduce main supernet_mbnet supernet_resnet sgs gate_design --longer 2 --seeds 0 --root "$(DATA)" --workers 2 --export docs/results/paper
+	$(BIN)/dsnet reproduce main --longer 2 --seeds 0 --root "$(DATA)" --workers 2 --export docs/results/paper
 	for model in ds_mobilenet_v1_tiny ds_resnet_tiny; do \
 	  for seed in 0 1; do \
 	    $(BIN)/dsnet train --config cifar10_$$model --data.root "$(DATA)" --seed $$seed \
