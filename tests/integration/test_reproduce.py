@@ -64,20 +64,28 @@ def test_rows_without_finished_runs_are_left_out_of_a_comparison(tmp_path: Path)
     for said in (
         "widths only at 0.5",
         "static, trained for 12 px INT8",
+        "dynamic at 0.35",
+        "with exits at 0.45",
+        "8px:exit of with exits",
+        "sizes and widths, equal steps at 0.5 over sizes and widths at 0.5",
+        "| 0.0001 | 0 |",
         "ms at 32 px",
         "640 x 480",
         "dynamic / static",
     ):
         assert said in page
-    for run in [*(tmp_path / "runs").glob("slim-*"), *(tmp_path / "runs").glob("sizes_both-gate-*")]:
-        shutil.rmtree(run)
+    for gone in ("slim-*", "sizes_both*-gate-*", "sizes-gate-exit_first-*", "sizes_sweep-0-0.0001-*"):
+        found = list((tmp_path / "runs").glob(gone))
+        assert found
+        for run in found:
+            shutil.rmtree(run)
     (tmp_path / "sizes.json").unlink()
     assert main([*words, "--finished"]) == 0
     check_result(tmp_path, "sizes")
     page = (tmp_path / "sizes.md").read_text()
     assert "dynamic at 0.5" in page
-    assert "widths only at" not in page
-    assert "sizes and widths at" not in page
+    for left_out in ("widths only at", "sizes and widths at", "equal steps at", "with exits at", "| 0.0001 | 0 |"):
+        assert left_out not in page
 
 
 @pytest.mark.parametrize("name", SMOKE)

@@ -212,3 +212,15 @@ class Branches(nn.Module):
         weights = self.weigh(both.sum(1).mean((2, 3))).view(-1, 2, 16).softmax(1)[..., None, None]
         top, bottom = (both * weights).sum(1).chunk(2, 2)
         return self.norm(self.fc(self.hidden(top - bottom))).mean((2, 3))
+
+
+class Narrow(nn.Module):
+    """So few channels that none can be slimmed. It is no law of the conversion, which slims."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU())
+        self.fc = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.layers(x).mean((2, 3)))

@@ -203,9 +203,9 @@ def test_words_and_commands() -> None:
     fixed = compared([-0.001, 0.0], [(0.5, 0.0)])
     assert "A fixed width is as good here: deploy width 0:" in paragraph(fixed, None, "run")
     (width,) = (option for option in advised(fixed).options if option.name == "width 0")
-    assert command(width, "run") == "dsnet export run --path 0"
-    assert command(width, "m.onnx", "file", [(0,)]) == "dsnet predict m.onnx PHOTOS --path 0"
-    assert command(width, "m.onnx", "file", [(1,)]) == "dsnet export RUN --path 0"
+    assert command(width, fixed, "run") == "dsnet export run --path 0"
+    assert command(width, fixed, "m.onnx", "file", [(0,)]) == "dsnet predict m.onnx PHOTOS --path 0"
+    assert command(width, fixed, "m.onnx", "file", [(1,)]) == "dsnet export RUN --path 0"
     lossy = compared([-0.2, -0.1], [(0.3, -0.008)])
     assert "At a loss of 0.80 points: the dynamic network at budget 0.3" in paragraph(lossy, None, "r")
 

@@ -175,6 +175,11 @@ def test_a_base_says_only_what_its_config_does_not(scale: str, base: str) -> Non
 PAGES = sorted((ROOT / "docs" / "results" / "paper").glob("*.json"))
 OLD = {"supernet", "sgs", "gate_design", "transfer", "main-longer2", "universal"}
 """Experiments whose rows have changed since their pages were made."""
+ADDED = {
+    "sizes": {"with exits", "sizes and widths, equal steps", "static, learning rate 0.0001"},
+    "slim": {"static, learning rate 0.0001"},
+}
+"""Rows that were added since, whose runs may be missing."""
 
 
 @pytest.mark.parametrize(
@@ -187,10 +192,12 @@ def test_runs_behind_the_published_results_keep_their_names(file: Path) -> None:
     longer = int(file.stem.partition("-longer")[2] or 1)
     scale = replace(SCALES[result["scale"]], seeds=tuple(result["seeds"]), few={}, longer=longer)
     cells = cells_of(EXPERIMENTS[result["experiment"]], scale, Path("o"), "d")
-    assert cells.keys() == result["runs"].keys()
-    for label, mine in cells.items():
-        names = result["runs"][label]
-        assert 0 < len(names) <= len(mine)  # some rows have fewer seeds than the page
+    known = {label: names for label, names in result["runs"].items() if names}
+    assert known.keys() <= cells.keys()
+    assert cells.keys() - known.keys() <= ADDED.get(result["experiment"], set())
+    for label, names in known.items():
+        mine = cells[label]
+        assert len(names) <= len(mine)  # some rows have fewer seeds than the page
         for cell, name in zip(mine, names, strict=False):
             assert cell.name == name or getattr(cell.config, "routes", False), label
 

@@ -11,7 +11,6 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -24,7 +23,7 @@ from dsnet.models import GraphSpec, count, create_model, eager
 from dsnet.models.narrow import narrowed
 from dsnet.models.sizes import at_sizes
 from dsnet.nn import SliceBatchNorm2d
-from dsnet.nn.resize import Resize
+from dsnet.pictures import as_batch
 from dsnet.report.tables import human
 from dsnet.routers import RouterSpec
 from dsnet.slimming.network import slim
@@ -35,6 +34,7 @@ from dsnet.tasks.classification.looks import Known, chosen_settings
 from dsnet.tasks.detection.spec import DetectorSpec
 from dsnet.training import IEB, IEBConfig, SGSConfig, recalibrate
 from support.networks import assert_close, randomised
+from support.pictures import snapshots
 from support.sizes import SIZES, everywhere, pictures, routed, settings, sized
 
 NETWORKS = ["ds_mobilenet_v1_tiny", "ds_resnet_tiny", "ds_efficientnet_tiny", "mobilenet_v1_tiny", "resnet_tiny"]
@@ -51,15 +51,6 @@ class Small(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.body(self.stem(x)).mean((2, 3)))
-
-
-@pytest.mark.parametrize("target", [7, 16, 48, 80, 111])
-def test_resizing_is_torchs_antialiased_interpolation(target: int) -> None:
-    x = torch.randn(2, 3, 112, 112)
-    ours = Resize((target, 112))(x, 0)
-    theirs = F.interpolate(x, (target, target), mode="bilinear", antialias=True, align_corners=False)
-    assert (ours - theirs).abs().max() < 1e-4
-    assert (ours - F.interpolate(x, (target, target), mode="bilinear")).abs().max() > 1e-2  # and not the plain one
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -224,18 +215,20 @@ def test_without_a_router_a_file_holds_all_settings(name: str, tmp_path: Path) -
             assert_close(bundle.run_path(x, path).logits, net(x, path), 1e-4)
 
 
-@pytest.mark.slow
 def test_int8_settings_are_close_to_floats_in_every_file(tmp_path: Path) -> None:
     net = routed("ds_mobilenet_v1_tiny", ((0, 5), (1, 5), (2, 5)))
-    x = pictures(12, torch.float32, seed=2)
+    x, photos = pictures(12, torch.float32, seed=2), snapshots(4)
     int8 = quantisation(net, x)
     file, bundle = everywhere(net, tmp_path, int8=int8)
+    whole = open_runner(export_onnx(net, tmp_path / "raw.onnx", raw=True, int8=int8), threads=1)
     for path in net.candidates:
         static = open_runner(export_onnx(net, tmp_path / "path.onnx", path=path, int8=int8), threads=1)
         expected, floats = static.run_path(x, path).logits, net(x, path)
         assert ((expected - floats).square().mean().sqrt() / floats.std()) < 0.3
         assert_close(file.run_path(x, path).logits, expected, 1e-4)
         assert_close(bundle.run_path(x, path).logits, expected, 1e-4)
+        seen = file.run_path(as_batch(photos, file.manifest), path).logits
+        assert np.allclose(whole.run_path(photos, path).logits, seen, atol=1e-4 * seen.std())
 
 
 def test_a_second_look_pays_for_both() -> None:

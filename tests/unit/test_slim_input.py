@@ -13,7 +13,7 @@ from dsnet.errors import CheckpointError, SlimError
 from dsnet.slimming.network import slim, slim_with_report
 from dsnet.slimming.sources import load_weights, model_from
 from dsnet.slimming.widths import read_share
-from support.cnns import CNNS, SIZE, Residual
+from support.cnns import CNNS, SIZE, Narrow, Residual
 
 EXAMPLE = torch.zeros(1, 3, SIZE, SIZE)
 
@@ -36,16 +36,6 @@ class Double(Residual):  # type: ignore[misc, valid-type]
 class Blending(Residual):  # type: ignore[misc, valid-type]
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x - x.mean())
-
-
-class Narrow(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU())
-        self.fc = nn.Linear(4, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.layers(x).mean((2, 3)))
 
 
 def needy(width: int) -> nn.Module:

@@ -37,7 +37,8 @@ def bench_widths(artefacts: Artefacts, config: BenchConfig) -> WidthTimes:
     paths = paths_of(config, manifest, manifest.space.uniform if router is None else router.candidates)
     held = PartWriter(net.parts(), manifest).pinnable if manifest.points else [()]
     if missing := [path for path in paths if path not in held]:
-        raise ValueError(f"path {missing[0]} is not one that the router of {manifest.model!r} can choose; leave it out")
+        name = manifest.name_of(missing[0])
+        raise ValueError(f"path {name} is not one that the router of {manifest.model!r} can choose; leave it out")
     others = {name: static_model(name, manifest) for name in config.against}
     rows: list[WidthTime] = []
     against: list[StaticTime] = []
@@ -54,7 +55,7 @@ def bench_widths(artefacts: Artefacts, config: BenchConfig) -> WidthTimes:
         for name, other in statics.items():
             spent = summary(times.pop((name, ())))
             against.append(StaticTime(name, "static onnx", batch, threads, other.table.madds(()), spent))
-        rows += rows_of(times, artefacts.table, batch, threads)
+        rows += rows_of(times, manifest, batch, threads)
     files = artefacts.weigh() if "onnx" in config.runtimes and manifest.points else None
     return WidthTimes(
         model=manifest.model,

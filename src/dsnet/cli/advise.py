@@ -38,7 +38,7 @@ def run(args: Namespace) -> None:
         raise ValueError(f"{args.place} has a single width, so there is nothing to choose")
 
     def how(option: Option) -> str:
-        return command(option, args.place, "run" if pinnable is None else "file", pinnable)
+        return command(option, result, args.place, "run" if pinnable is None else "file", pinnable)
 
     if args.json:
         print_json(as_json(advice, result, args.place, how))

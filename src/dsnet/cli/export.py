@@ -27,7 +27,8 @@ def add_arguments(parser: Parser) -> None:
         "File or folder to write (default: RUN/model.onnx or RUN/bundle; options that change the network "
         "add to the name, as in model-int8.onnx).",
     )
-    parser.add("--path", "Export this path alone, such as 3, 0,1,2,3 or exit. The file takes batches of any size.")
+    path = "Export this path alone, such as 3, 0,1,2,3, exit, or 80px:3 of several image sizes. The file takes batches."
+    parser.add("--path", path)
     parser.add(
         "--triton",
         "Write a model repository for NVIDIA Triton: the dynamic network, and each width for batches.",

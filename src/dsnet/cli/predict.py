@@ -42,7 +42,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add("--budget_tracking", tracking, action="store_true")
     rounding = "Run images of small groups at a wider width where that is faster (for bundles; costs more MAdds)."
     parser.add("--round_up", rounding, action="store_true")
-    parser.add("--path", "Run this path for every image instead of routing, such as 3, 0,1,2,3 or exit.")
+    path = "Run this path for every image, such as 3, 0,1,2,3, exit, or 80px:3 of several image sizes."
+    parser.add("--path", path)
     parser.add("--draw", "Folder for copies of the images with the detected boxes drawn on them.", metavar="FOLDER")
     parser.add("--confidence", "Least confidence of the detections that are shown (default: 0.5).", type=float)
     batch = "Number of images that run together (default: 64; a latency is of one image at a time)."

@@ -56,6 +56,7 @@ SMOKE = Scale(
         **{name: Base("pretrained", {**TINY_SIZES, "model.widths": [1]}) for name in ("sizes", *SIZES_ALONE)},
         "sizes_small": Base("pretrained", {**TINY_SIZES, "model.widths": [1], "model.sizes": None}),
         "sizes_both": Base("pretrained", TINY_SIZES),
+        "sizes_both_equal": Base("pretrained", {**TINY_SIZES, "ieb.paths": 2}),
     },
     folders={"folder": "digits", "detector": "digits-voc"},
     widths=(0.5, 1.0),
@@ -87,6 +88,7 @@ ALONE: Keys = {**SIZED, "ieb.weight": 1.0, "optim.epochs": 11}  # a step costs 1
 SIZES: Mapping[str, Base] = {
     "sizes": Base("pretrained", SIZED),
     "sizes_both": Base("pretrained", {**SIZED, "model.widths": [2], "ieb.paths": 2}),
+    "sizes_both_equal": Base("pretrained", {**SIZED, "model.widths": [2], "ieb.paths": 3}),
     "sizes_static": Base("pretrained", ALONE),
     "sizes_sweep": Base("pretrained", ALONE),
     "sizes_small": Base("pretrained", {**ALONE, "model.sizes": None}),
@@ -113,7 +115,7 @@ CPU = Scale(
         ),
         "slim": 2,
         **dict.fromkeys(
-            ("slim_narrow", *SLIM_TRANSFER, "sizes_both", "sizes_sweep", "sizes_small", *tiny("", "", [])), 1
+            ("slim_narrow", *SLIM_TRANSFER, "sizes_both", "sizes_both_equal", "sizes_small", *tiny("", "", [])), 1
         ),
     },
     bases={
@@ -148,7 +150,9 @@ CPU = Scale(
         "ImageNet to CIFAR-10. Learning rate 0.05, from scratch 0.1.",
         "sizes": "Caltech-101 (100 classes, 4,150 training, 790 calibration and 3,302 test images) at 112 px. The "
         "network has ImageNet weights and learns 6 epochs, in every step at 112 px, one size in between and 48 px. "
-        "Static networks learn 11 epochs, which take as long. All layers learn.",
+        "Static networks learn 11 epochs, which take as long. All layers learn. With sizes and widths, a step trains "
+        "both ends and two of the eight settings in between, or three of them in the row with equal steps: there each "
+        "of the eight learns 2.25 epochs, as with sizes alone each of the three between the ends learns 2.",
         "slim": "Caltech-101 (100 classes, 4,150 training, 790 calibration and 3,302 test images) at 112 px. The "
         "network has ImageNet weights and the widths 0.35/0.5, 0.5/0.75, 0.75/0.75 and 1 of its hidden and residual "
         "channels; residual channels are principal components, and every width has its own scale and shift. All widths "

@@ -14,7 +14,6 @@ from dsnet.models import Supernet, model_spec
 from dsnet.nn import RouterSpec
 from dsnet.report.tables import human
 from dsnet.results import Bench, Chart, Claim, Dot, Series, StaticTime, Table, WidthTime, WidthTimes
-from dsnet.space import path_name
 
 EASY, HARD = 0.6, 3.0  # compute at which accuracy reaches 1 - 1/e, relative to the static network
 SCHEMES = 20
@@ -130,7 +129,7 @@ def width_rows(found: WidthTimes) -> tuple[tuple[str, ...], ...]:
     def cells(name: str, row: WidthTime | StaticTime, ratio: float | None = None) -> tuple[str, ...]:
         return name, row.runtime, human(row.madds), f"{row.times.p50:.2f}", f"{ratio:.2f}" if ratio else ""
 
-    widths = [cells(path_name(row.path), row, row.ratio) for row in found.rows]
+    widths = [cells(row.words, row, row.ratio) for row in found.rows]
     return (*widths, *(cells(row.model, row) for row in found.against))
 
 

@@ -14,7 +14,7 @@ from dsnet.export.writer import Count, Graph, array, counted
 from dsnet.nn import Fixed, Gate, SliceBatchNorm2d, SliceConv2d, SliceGroupNorm, SliceLinear
 from dsnet.nn.layers import GlobalPool, GridPool, StandardLinear
 from dsnet.nn.maps import Mask, Shuffle, SlicePReLU, Take
-from dsnet.nn.resize import Resize
+from dsnet.nn.resize import Dense, InBlocks, Resize
 from dsnet.nn.slicing import leading
 from dsnet.nn.tracing import trace
 
@@ -243,12 +243,21 @@ def shuffle(graph: Graph, x: str, groups: int, channels: int) -> str:
 
 
 def resized(graph: Graph, layer: Resize, x: str, size: int) -> str:
-    """Two products with the matrix of the size, as in the network itself."""
-    if size == len(layer.sizes) - 1:
-        return x
-    matrix = array(layer.matrix(size))
-    x = graph.op("MatMul", graph.constant(matrix, np.float32), x)
-    return graph.op("MatMul", x, graph.constant(matrix.T, np.float32))
+    """The same operations as in the network itself."""
+    match layer.ways[size]:
+        case InBlocks() as way:
+            rows, columns, factors = (
+                graph.constant(array(each), np.float32) for each in (way.rows, way.columns, way.factors)
+            )
+            step, reach = way.step, way.reach
+            x = graph.op("Conv", x, rows, strides=[step, 1], pads=[reach, 0] * 2, group=way.groups[0])
+            x = graph.op("Conv", x, columns, strides=[1, step], pads=[0, reach] * 2, group=way.groups[1])
+            x = x if way.block == 1 else graph.op("DepthToSpace", x, blocksize=way.block, mode="CRD")
+            return graph.op("Mul", x, factors)
+        case Dense() as way:
+            x = graph.op("MatMul", graph.constant(array(way.matrix), np.float32), x)
+            return graph.op("MatMul", x, graph.constant(array(way.matrix.t()), np.float32))
+    return x
 
 
 def grid_pool(graph: Graph, layer: GridPool, x: str) -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from dsnet.cost import PathCosts
 from dsnet.latency import threads_text
 from dsnet.latency.measure import Timed, budgets_of, deployed, measure, noise, time_policies, uniform_paths
 from dsnet.latency.timing import interleaved, machine, ratio, summary
@@ -95,7 +94,7 @@ def bench_file(
             x = noise(manifest, batch)
             calls = {(str(manifest.kind), path): partial(runner.run_path, x, path) for path in paths}
             times = interleaved(calls, config.repeats, what=f"{len(paths)} paths, batch {batch}")
-            rows += rows_of(times, manifest.table, batch, threads)
+            rows += rows_of(times, manifest, batch, threads)
         table = measure(runner, repeats=config.repeats, images=images, what=f"every width, {threads_text(threads)}")
         tables.append(table)
         ways.append(bench_budgets(runner, table, config, images=images, evaluation=evaluation))
@@ -127,10 +126,10 @@ def bench_budgets(
 
 
 def rows_of(
-    times: Mapping[tuple[str, WidthPath], list[float]], table: PathCosts, batch: int, threads: int
+    times: Mapping[tuple[str, WidthPath], list[float]], manifest: Manifest, batch: int, threads: int
 ) -> list[WidthTime]:
     """One row per runtime and path: times, throughput, ratio to the ideal, and the ideal's ratio to itself."""
-    rows = []
+    rows, table = [], manifest.table
     for (runtime, path), found in times.items():
         if runtime.endswith(AGAIN):
             continue
@@ -147,6 +146,7 @@ def rows_of(
                 images_per_second=batch / spent.p50 * 1e3,
                 ratio=None if ideal == runtime else ratio(found, times[ideal, path]),
                 noise=None if again is None else ratio(again, times[ideal, path]),
+                name=manifest.name_of(path) if table.space.sized else "",
             )
         )
     return rows

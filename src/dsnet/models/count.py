@@ -57,7 +57,7 @@ def count(model: Any, image_size: int | None = None) -> PathCosts:
 
 def sized_tables(spec: Any) -> tuple[CostTable, ...]:
     """The table of each image size. Its front contains the resizing."""
-    one, resize, tables = spec.at_one_size(), Resize(spec.sizes), list[CostTable]()
+    one, resize, tables = spec.at_one_size(), Resize(spec.sizes, spec.in_channels), list[CostTable]()
     image = (1, spec.in_channels, spec.image_size, spec.image_size)
     exits = spec.router is not None and spec.router.exits
     for number, size in enumerate(spec.sizes):

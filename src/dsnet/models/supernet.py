@@ -49,7 +49,7 @@ class Supernet(nn.Module):
         super().__init__()
         self.spec: Any = spec  # a Network; rooms that know its kind read more of it
         self.card = Card(preprocessing=Preprocessing.for_channels(spec.in_channels))
-        self.resize = Resize(spec.sizes) if spec.sizes else None
+        self.resize = Resize(spec.sizes, spec.in_channels) if spec.sizes else None
         self.front, segments, self.head = spec.modules()
         self.segments = nn.ModuleList(segments)
         for point, allowed in enumerate(self.routing.choices):

@@ -61,6 +61,16 @@ def trace(root: nn.Module, call: Callable[..., Any], inputs: int = 1) -> fx.Grap
     return fx.GraphModule(wrapper, graph, class_name=type(root).__name__)
 
 
+def as_graph(module: nn.Module, name: str) -> fx.GraphModule:
+    """A module of ours, without sliceable layers, as a graph of torch functions that a pickle holds without dsnet."""
+    with _patching:
+        graph = _Tracer().trace(module)
+    for node in graph.nodes:
+        node.type = None
+    graph._tracer_cls = None
+    return fx.GraphModule(module, graph, class_name=name)
+
+
 def materialise(root: nn.Module, call: Callable[..., Any], inputs: int = 1) -> fx.GraphModule:
     """The same computation as a module that contains torch.nn layers only, with weights of its own."""
     graph = trace(root, call, inputs)

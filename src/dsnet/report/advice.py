@@ -13,7 +13,7 @@ from dsnet.paired import wilson
 from dsnet.report.tables import filled, human, points, to_full
 from dsnet.results import Bench, Evaluation, Table
 from dsnet.schema import plain
-from dsnet.space import WidthPath, path_name
+from dsnet.space import WidthPath
 
 MUCH = 0.02  # a loss that the images should be able to exclude
 TILES = ("<", "", "<")
@@ -111,9 +111,11 @@ def dynamic_of(advice: Advice, result: Evaluation) -> Option | None:
     return next((option for option in routed if option.madds == best), None)
 
 
-def command(option: Option, place: str, kind: Kind = "run", pinnable: list[WidthPath] | None = None) -> str:
+def command(
+    option: Option, result: Evaluation, place: str, kind: Kind = "run", pinnable: list[WidthPath] | None = None
+) -> str:
     """The command that deploys an option of a run, or runs it from an exported file. pinnable: paths of the file."""
-    how = f"--budget {option.budget:g}" if option.path is None else f"--path {path_name(option.path)}"
+    how = f"--budget {option.budget:g}" if option.path is None else f"--path {result.path_name(option.path)}"
     for cap in ("max_width", "max_size"):
         how += "" if getattr(option, cap) is None else f" --{cap} {getattr(option, cap)}"
     if kind == "run":
@@ -163,7 +165,7 @@ def paragraph(result: Evaluation, bench: Bench | None, place: str) -> str:
     advice = advise(result, measured=measured_in(bench, result))
     if advice is None or advice.choice is None:
         return ""
-    return f"{' '.join(sentences(advice, result))}\n`{command(advice.choice, place)}`"
+    return f"{' '.join(sentences(advice, result))}\n`{command(advice.choice, result, place)}`"
 
 
 def show_advice(result: Evaluation, bench: Bench | None, place: str, kind: Kind = "run") -> None:
@@ -171,7 +173,7 @@ def show_advice(result: Evaluation, bench: Bench | None, place: str, kind: Kind 
     advice = advise(result, measured=measured_in(bench, result)) if result.split == "test" else None
     if advice is not None and advice.choice is not None:
         print(f"\n{wrapped(' '.join(sentences(advice, result)))}")
-        print(f"  {command(advice.choice, place, kind)}")
+        print(f"  {command(advice.choice, result, place, kind)}")
 
 
 def wrapped(words: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from dsnet.latency import threads_text
 from dsnet.report.tables import filled, human
 from dsnet.results import Bench, DeployedTime, DeployedTimes, RoutedTimes, Table, Table1, WidthTime, WidthTimes
-from dsnet.space import path_name, path_words
+from dsnet.space import path_words
 
 QUIET = (0.95, 1.05)  # an ideal that differs more from itself says that the machine was disturbed
 BUSY = 1.25  # times of a fixed width have a mean near their median
@@ -121,7 +121,7 @@ def width_tables(widths: WidthTimes) -> list[Table]:
 def width_columns(rows: Sequence[WidthTime], batch: int) -> Columns:
     columns: Columns = {
         "<runtime": lambda row: row.runtime,
-        "<path": lambda row: path_name(row.path),
+        "<path": lambda row: row.words,
         "MAdds": lambda row: human(row.madds),
         **{name: cell for name, cell in TIMES.items() if name in ("mean ms", "p99")},
     }

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from dsnet.results.base import Made, Metric
 from dsnet.schema import Measured, Typed
-from dsnet.space import WidthPath
+from dsnet.space import WidthPath, path_name
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class WidthTime(Measured):
     """Time of a path in a runtime.
 
     Args:
+        name: Name of the path at one of several image sizes, such as 80px:3; may be empty.
         ratio: Time relative to the same path built as a static network.
         noise: Time of that static network relative to itself in a second measurement.
     """
@@ -37,6 +38,12 @@ class WidthTime(Measured):
     images_per_second: float
     ratio: float | None = None
     noise: float | None = None
+    name: str = ""
+
+    @property
+    def words(self) -> str:
+        """The path as users write and read it."""
+        return self.name or path_name(self.path)
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def check_apart(found: Mapping[int, tuple[int, ...]], widths: Sequence[Share]) -
     if len(widths) > 1 and all(counts[0] == counts[-1] for counts in found.values()):
         raise SlimError(
             "no channels of the network can be slimmed: every group is fixed or too small; see the reasons with "
-            "dsnet.slimming.report, or choose an earlier cut"
+            "dsnet.slimming.report, choose an earlier cut, or leave all channels and give several image sizes (width 1)"
         )
     for number in range(len(widths) - 1):
         if all(counts[number] == counts[number + 1] for counts in found.values()):

@@ -167,7 +167,8 @@ def traced(run: Finished, scratch: Path) -> tuple[Artefacts, Traces]:
     folder = RunFolder.of(run.folder)
     net, (config, data) = folder.load().float(), folder.opened()
     runner, images = eager(net), images_of(folder.task, data, "test", config)
-    paths: list[WidthPath] = list(runner.manifest.space.uniform)
+    space = runner.manifest.space
+    paths: list[WidthPath] = [*space.exits, *space.uniform]
     scorer = folder.task.scorer(runner.manifest, {})
     traces = Traces(runner, images.batches(), scorer, paths=paths, load=images.load)
     return Artefacts(net, scratch, data.image_size), traces

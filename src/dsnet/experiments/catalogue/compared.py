@@ -22,6 +22,10 @@ from dsnet.runs.folder import RunFolder
 
 LOST = 0.003  # of the static network's accuracy, which may be given up
 COLUMNS = ("top-1", "MAdds", "of static", "p50 ms", "p95 ms", "of static's ms")
+AXES = {
+    COLUMNS[-1]: "mean ms over static's (ONNX Runtime, one thread, one image)",
+    "MAdds": "MAdds (M), average over images",
+}  # of the figures
 Line = dict[str, dict[int, float | None]]  # values of a row by column and seed
 
 
@@ -84,7 +88,7 @@ def compared(
         text=(),
         tables=(table, *more, *sweep(by_seed)),
         claims=judgements,
-        figures=tuple(chart(values, found.groups, over, drawn) for over in ("p50 ms", "MAdds")),
+        figures=tuple(chart(values, found.groups, over, drawn) for over in AXES),
         rule=rule_of(judgements),
     )
 
@@ -163,9 +167,9 @@ def chart(
         ]
         if curves:
             lines.append(series(group, curves, "line" if len(mine) > 1 else "points"))
-    axis = (
-        "milliseconds per image, p50 (ONNX Runtime, one thread)"
-        if over != "MAdds"
-        else "MAdds (M), average over images"
+    return Chart(
+        f"Accuracy against {'MAdds' if over == 'MAdds' else 'mean milliseconds'}",
+        AXES[over],
+        "top-1 accuracy (%)",
+        tuple(lines),
     )
-    return Chart(f"Accuracy against {over}", axis, "top-1 accuracy (%)", tuple(lines))

@@ -10,7 +10,16 @@ import numpy as np
 from dsnet.experiments.catalogue import slim as widths_only
 from dsnet.experiments.catalogue.alternatives import TOP1, judged
 from dsnet.experiments.catalogue.compared import LOST, Compared, compared
-from dsnet.experiments.catalogue.sizes_points import BOTH, RESIZED, SETTINGS, SMALL, WIDTHS, points_of, small_label
+from dsnet.experiments.catalogue.sizes_points import (
+    BOTH,
+    EQUAL_STEPS,
+    EXITS,
+    SETTINGS,
+    SMALL,
+    WIDTHS,
+    points_of,
+    small_label,
+)
 from dsnet.experiments.catalogue.sizes_times import Larger, from_files, larger, pinned
 from dsnet.experiments.catalogue.slim_points import DYNAMIC, INT8, STATIC, Point
 from dsnet.experiments.catalogue.starts import BOTH_FIRST, NARROW_FIRST, SMALL_FIRST, convert, static_rows
@@ -22,26 +31,40 @@ from dsnet.results import Table as ResultTable
 
 TRAINED = {"smoke": (12,)}  # sizes that static networks are trained for, where they are not 80 and 64 px
 EQUAL = ((0.5, ""), (0.7, ""), (0.7, INT8))  # budgets and precisions at which dynamic networks are compared
+FEW = ((0.35, ""), (0.5, ""))
+AGAINST = {
+    (DYNAMIC, WIDTHS): EQUAL,
+    (DYNAMIC, BOTH): EQUAL,
+    (DYNAMIC, EQUAL_STEPS): EQUAL,
+    (EQUAL_STEPS, BOTH): FEW,
+    (EXITS, DYNAMIC): FEW,
+}
 TIMED = {"smoke": 2}  # images that are timed for further tables, where they are not 40
 NOTE = (
     "Milliseconds are those of ONNX Runtime with one thread and one image per call, over {images} test images; all "
-    "networks of all seeds took turns in one run. Files take the largest size and resize themselves, and MAdds contain "
-    "the resizing; networks that were trained for smaller images get them in their size. The dynamic network is one "
-    "file. Its settings and budgets were chosen on held-out training images. The static network is the same pretrained "
-    "network, fine-tuned alone at the largest size with no less training time; of its learning rates, the best on the "
-    "held-out images of each seed is shown. It also runs on smaller images, with batch-norm "
-    "statistics of their size. Widths only: the same network as the experiment `slim` makes and trains it. Figures are "
-    "means over the seeds that are finished. The oracle knows the cheapest setting that is right, and cannot be built."
+    "networks of all seeds took turns in one run. Files take the largest size and resize themselves, and MAdds "
+    "contain the resizing; networks that were trained for smaller images get them in their size. The dynamic "
+    "network is one file. Its settings and budgets were chosen on held-out training images. The static network is "
+    "the same pretrained network, fine-tuned alone at the largest size with no less training time; of its learning "
+    "rates, the best on the held-out images of each seed is shown. It also runs on smaller images, with batch-norm "
+    "statistics of their size. With exits: the dynamic network's supernet with a router whose exits are early "
+    "classifiers, one at each size; of its settings only the exits are shown. Equal steps: with sizes and widths "
+    "every setting learns as often as with sizes alone. Widths only: the same network as the experiment `slim` "
+    "makes and trains it. Figures are means over the seeds that are finished. The oracle knows the cheapest setting "
+    "that is right, and cannot be built."
 )
 
 
 def sizes_tables(scale: Scale) -> tuple[Table, ...]:
     """The runs of the experiment; `compare` makes its tables of them."""
-    router, alone = {"sgs.router": "margin"}, {"ieb.only": 0}
+    router, exits, alone = {"sgs.router": "margin"}, {"sgs.router": "exit_first"}, {"ieb.only": 0}
+    supernet = Recipe("sizes", start=SMALL_FIRST)
     rows = [
-        Row(DYNAMIC, Recipe("sizes", start=SMALL_FIRST).gates(router, start=None)),
+        Row(DYNAMIC, supernet.gates(router, start=None)),
         *static_rows(),
+        Row(EXITS, supernet.gates(exits, start=None)),
         Row(BOTH, Recipe("sizes_both", start=BOTH_FIRST).gates(router, start=None)),
+        Row(EQUAL_STEPS, Recipe("sizes_both_equal", start=BOTH_FIRST).gates(router, start=None)),
     ]
     for size in TRAINED.get(scale.name, (80, 64)):
         recipe = Recipe("sizes_small", {**alone, "data.image_size": size}, start=SMALL_FIRST)
@@ -76,7 +99,8 @@ def reached(found: Compared, at_twice: Larger) -> ResultTable:
     rows, columns = [], ("seed", "<network", "<accuracy of", "top-1", "MAdds", "ms", "INT8 ms")
     for seed, points in found.points.items():
         for label, curve in found.curves[seed].items():
-            own = max((point for point in points.values() if point.group == f"{SETTINGS}, {label}"), key=madds_of)
+            settings = f"{SETTINGS}, {DYNAMIC if label == EXITS else label}"  # these two are one supernet
+            own = max((point for point in points.values() if point.group == settings), key=madds_of)
             for name, theirs in ((STATIC, points[STATIC]), ("its own largest setting", own)):
                 wanted = float(theirs.right.mean()) - LOST
                 share = next((share for share, score in curve if score >= wanted), None)
@@ -127,22 +151,22 @@ def claims(found: Compared) -> list[Claim]:
     pairs += [(f"{DYNAMIC} at {share:g}{INT8}", STATIC + INT8) for share in (0.6, 0.7)]
     for share, label in zip((0.6, 0.4), small, strict=False):
         pairs.append((f"{DYNAMIC} at {share:g}", label))
-    for other in (WIDTHS, BOTH):
-        pairs += [
-            (f"{DYNAMIC} at {share:g}{precision}", f"{other} at {share:g}{precision}") for share, precision in EQUAL
-        ]
+    for (ours, other), shown in AGAINST.items():
+        pairs += [(f"{ours} at {share:g}{precision}", f"{other} at {share:g}{precision}") for share, precision in shown]
     return [claim for pair in pairs for claim in judged(found.points, found.times, *pair)]
 
 
 def drawn(group: str) -> bool:
-    """Whether the figures show a group: not every setting of every network."""
+    """Whether the figures show a group: not every setting of every network, nor the static network on images that it
+    was not trained for, which is far below all others."""
     return group in (
         DYNAMIC,
         STATIC,
+        EXITS,
         BOTH,
+        EQUAL_STEPS,
         WIDTHS,
         SMALL,
-        RESIZED,
         f"{SETTINGS}, {DYNAMIC}",
         DYNAMIC + INT8,
         STATIC + INT8,

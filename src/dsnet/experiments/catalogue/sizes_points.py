@@ -35,10 +35,11 @@ from dsnet.runs.quantise import QuantisedRun, quantised
 from dsnet.runtime.onnx import FileRunner, knobs
 from dsnet.space import WidthPath
 
-BOTH, WIDTHS = "sizes and widths", "widths only"
+BOTH, WIDTHS, EXITS = "sizes and widths", "widths only", "with exits"
+EQUAL_STEPS = f"{BOTH}, equal steps"  # every setting learns as often as with sizes alone
 SETTINGS, RESIZED = "fixed settings", "static, smaller images"
 SMALL = "static, trained for smaller images"
-SHARES = (0.4, 0.45, 0.5, 0.6, 0.7, 0.85)  # budgets, as shares of the MAdds at the largest size
+SHARES = (0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.85)  # budgets, as shares of the MAdds at the largest size
 QUANTISED = (0.5, 0.6, 0.7)
 ALONE_INT8 = (DYNAMIC, WIDTHS)  # networks whose settings are also shown alone in INT8; all files are open at once
 
@@ -60,7 +61,7 @@ def pinned_label(setting: str) -> str:
 def points_of(runs: Mapping[str, Finished], scratch: Path) -> tuple[Points, Curves]:
     """Every operating point of one seed by label, and the dynamic networks' MAdds and accuracy over budgets."""
     found, curves = Points(), dict[str, Curve]()
-    for label in (DYNAMIC, STATIC, BOTH, WIDTHS):
+    for label in (DYNAMIC, STATIC, EXITS, BOTH, EQUAL_STEPS, WIDTHS):
         if label == STATIC:
             found |= static_points(runs[STATIC], scratch / STATIC)
         elif label in runs:
@@ -73,7 +74,8 @@ def points_of(runs: Mapping[str, Finished], scratch: Path) -> tuple[Points, Curv
 
 
 def dynamic_points(run: Finished, label: str, scratch: Path) -> tuple[Points, Curve]:
-    """The budgets of a dynamic network in floats and INT8, its settings alone, and the oracle among them."""
+    """The budgets of a dynamic network in floats and INT8, its settings alone, and the oracle among them. Of the
+    network with exits, these are shown alone: its other settings are those of the dynamic network."""
     artefacts, traces = traced(run, scratch)
     manifest, size, found = artefacts.manifest, artefacts.size, Points()
     file = FileRunner(artefacts.dynamic(), threads=1)
@@ -91,10 +93,12 @@ def dynamic_points(run: Finished, label: str, scratch: Path) -> tuple[Points, Cu
         right, spent = answers(data, lambda image, policy=policy: routed(runner, image, policy))  # type: ignore[misc]
         call = session_call(runner.session, knobs(runner.manifest, policy))
         found[f"{label} at {share:g}{INT8}"] = Point(label + INT8, right, spent, call, size)
-    for path in manifest.uniform:
+    for path in manifest.space.exits if label == EXITS else manifest.uniform:
         name, madds = setting_label(manifest, path, label), float(traces.table.madds(path))
         call = file_call(artefacts.static(path))
         found[name] = Point(f"{SETTINGS}, {label}", traces.right(path), madds, call, size)
+    if label == EXITS:
+        return found, curve_of(traces)
     for path in manifest.uniform if label in ALONE_INT8 else ():
         name = setting_label(manifest, path, label)
         small = static_int8(made, path, scratch)

@@ -25,7 +25,7 @@ WIDTHS: dict[str, Sequence[Share]] = {
     SMALL_FIRST: (1.0,),
     BOTH_FIRST: ((0.5, 0.75), 1.0),
 }
-SWEEP = (2e-4, 2e-3)  # learning rates of the static network besides that of the recipe
+SWEEP = (1e-4, 2e-4, 2e-3)  # learning rates of the static network besides that of the recipe
 
 
 def sweep_label(lr: float) -> str:
