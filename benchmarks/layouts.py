@@ -1,6 +1,6 @@
 """Layout changes in a training step of DS-ResNet on CUDA, without a GPU: contiguous maps beside channels-last ones.
 
-    python benchmarks/layouts.py [--images 64] [--out docs/results/bench_layouts.json]
+    python benchmarks/layouts.py [--images 64] [--export docs/results/layouts]
 
 torch's group norm for CUDA works on contiguous maps: those in channels-last are copied, and the result is contiguous
 (aten/src/ATen/native/group_norm.cpp, up to torch 2.13). A convolution whose input or weight is in channels-last works
@@ -8,7 +8,7 @@ in channels-last, and copies what is not (`meta_convolution_backward` of torch/_
 recipe runs on tensors with shapes and layouts but without values; these rules decide the layouts, and every copy that
 they ask for is counted. `moments` is a group norm for channels-last maps that is written in PyTorch's operators.
 
-`moved` is what all operators read and write, every tensor once; group norm reads its inputs twice. cuDNN may change
+`read and written` counts every tensor of an operator once, those that group norm reads twice. cuDNN may change
 layouts itself, to run tensor cores on contiguous maps. `in cuDNN at most` is what that moves if it changes every map
 that a convolution reads or writes, in each of the three passes.
 """
@@ -16,7 +16,6 @@ that a convolution reads or writes, in each of the three passes.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -33,12 +32,12 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from turns import write_page
 
 from dsnet.config import packaged, read_yaml
 from dsnet.data.dataset import Batch
-from dsnet.latency.timing import machine
 from dsnet.nn import SliceGroupNorm
-from dsnet.schema import plain
+from dsnet.report.tables import markdown_table
 from dsnet.tasks import config_from
 from dsnet.training import Loop
 from dsnet.training.loop import READS
@@ -106,7 +105,7 @@ class Layouts(TorchDispatchMode):
             "operators": self.operators,
             "layout changes": dict(self.changes),
             "layout changes, GB": round(self.bytes / 1e9, 1),
-            "moved, GB": round(self.moved / 1e9, 1),
+            "read and written, GB": round(self.moved / 1e9, 1),
             "in cuDNN at most, GB": round(self.inside / 1e9, 1),
         }
 
@@ -202,24 +201,51 @@ def counted(stage: Any, optim: Any, size: int, images: int) -> dict[str, Any]:
     return layouts.counts()
 
 
+def page(images: int, found: dict[str, dict[str, Any]]) -> list[str]:
+    """The counts of all stages in words and tables."""
+    lines = [
+        "# Layout changes in a training step of DS-ResNet on CUDA",
+        "",
+        f"The recipe {RECIPE} with {images} images in a step, followed through the rules of torch {torch.__version__} for",
+        "CUDA without a GPU, by `python benchmarks/layouts.py`. Its text says what is counted.",
+    ]
+    for stage, candidates in found.items():
+        columns = [
+            "<maps",
+            "operators",
+            "layout changes",
+            *(name for name in next(iter(candidates.values())) if "GB" in name),
+        ]
+        cells = [
+            [
+                name,
+                str(counts["operators"]),
+                str(sum(counts["layout changes"].values())),
+                *(str(counts[gb]) for gb in columns[3:]),
+            ]
+            for name, counts in candidates.items()
+        ]
+        lines += ["", f"## {stage.capitalize()}", "", *markdown_table(columns, cells)]
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=64)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--export", type=Path)
     args = parser.parse_args()
     check()
     config = config_from(read_yaml(packaged()[RECIPE]))
-    result: dict[str, Any] = {"recipe": RECIPE, "images": args.images}
+    found: dict[str, dict[str, Any]] = {}
     for name in CANDIDATES:
         for stage, (made, optim) in stages_of(config).items():
             with candidate(name) as last:
                 asked = replace(optim, channels_last=last)
-                found = counted(made, asked, config.data.image_size, args.images)
-            result.setdefault(stage, {})[name] = found
-            print(stage, name, found, flush=True)
-    result["machine"] = plain(machine())
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+                found.setdefault(stage, {})[name] = counted(made, asked, config.data.image_size, args.images)
+    lines = page(args.images, found)
+    print("\n".join(lines))
+    if args.export:
+        write_page(args.export, {"recipe": RECIPE, "images": args.images, **found}, lines)
 
 
 if __name__ == "__main__":
