@@ -206,8 +206,8 @@ def page(images: int, found: dict[str, dict[str, Any]]) -> list[str]:
     lines = [
         "# Layout changes in a training step of DS-ResNet on CUDA",
         "",
-        f"The recipe {RECIPE} with {images} images in a step, followed through the rules of torch {torch.__version__} for",
-        "CUDA without a GPU, by `python benchmarks/layouts.py`. Its text says what is counted.",
+        f"The recipe {RECIPE} with {images} images in a step, followed through the rules that torch",
+        f"{torch.__version__} has for CUDA, without a GPU, by `python benchmarks/layouts.py`. Its text says what is counted.",
     ]
     for stage, candidates in found.items():
         columns = [
@@ -225,7 +225,7 @@ def page(images: int, found: dict[str, dict[str, Any]]) -> list[str]:
             ]
             for name, counts in candidates.items()
         ]
-        lines += ["", f"## {stage.capitalize()}", "", *markdown_table(columns, cells)]
+        lines += ["", f"## S{stage[1:]}", "", *markdown_table(columns, cells)]
     return lines
 
 
