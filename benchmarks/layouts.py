@@ -207,7 +207,8 @@ def page(images: int, found: dict[str, dict[str, Any]]) -> list[str]:
         "# Layout changes in a training step of DS-ResNet on CUDA",
         "",
         f"The recipe {RECIPE} with {images} images in a step, followed through the rules that torch",
-        f"{torch.__version__} has for CUDA, without a GPU, by `python benchmarks/layouts.py`. Its text says what is counted.",
+        f"{torch.__version__} has for CUDA, without a GPU, by `python benchmarks/layouts.py`. "
+        f"Its text says what is counted.",
     ]
     for stage, candidates in found.items():
         columns = [
