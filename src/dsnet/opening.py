@@ -20,7 +20,7 @@ def engine_of(runtime: str | None, device: str = "cpu") -> Engine:
     if runtime not in (None, *RUNTIMES):
         raise ValueError(f"runtime {runtime!r} is unknown; choose from {', '.join(RUNTIMES)}")
     if runtime != "openvino":
-        return onnx_runtime(device, tensorrt=runtime == "tensorrt")
+        return onnx_runtime(device, provider="tensorrt" if runtime == "tensorrt" else None)
     from dsnet.runtime.openvino import engine
 
     if device_name(device) not in ("auto", "cpu"):

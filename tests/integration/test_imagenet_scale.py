@@ -16,6 +16,7 @@ from PIL import Image
 
 from dsnet.data.packing import index_shards, write_index, write_table
 from dsnet.data.shards import HEAD, Index, Shard
+from dsnet.tasks import read_config
 from support.ranks import torchrun
 
 pytestmark = pytest.mark.slow
@@ -121,15 +122,21 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "index"
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("ranks", "amp"), [(1, "none"), (2, "none"), (1, "bf16")])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_recipe_takes_two_steps_of_both_stages(recipe: str, ranks: int, photos: Path, tmp_path: Path) -> None:
+def test_every_recipe_takes_two_steps_of_both_stages(
+    recipe: str, ranks: int, amp: str, photos: Path, tmp_path: Path
+) -> None:
+    """In single precision, and in the recipe's own, which is bf16."""
     words = ["--data.dataset", "shards", "--data.root", str(photos), "--data.workers", "1", "--threads", "1"]
     for optim in ("optim", "sgs_optim"):
-        words += [f"--{optim}.steps", "2", f"--{optim}.batch_size", "2", f"--{optim}.amp", "none"]
+        words += [f"--{optim}.steps", "2", f"--{optim}.batch_size", "2"]
+        words += [f"--{optim}.amp", "none"] if amp == "none" else []
     words += ["--recalibration", "2", "--out", str(tmp_path / "run")]
     done = torchrun("-m", "dsnet", "train", "--config", recipe, *words, ranks=ranks, seconds=1500)
     assert done.returncode == 0, done.stderr[-3000:]
+    config = read_config(tmp_path / "run" / "config.yaml")
+    assert config.optim.amp == config.sgs_optim.amp == amp
     result = json.loads((tmp_path / "run" / "results" / "test.json").read_text())
     assert result["images"] == 4
     assert len(result["classes"]) == 1000

@@ -2,7 +2,8 @@
 
 `with pretended() as account:` makes the device `DEVICE` usable. As on a GPU, operators refuse tensors of both devices,
 except single numbers and indices of the host; copies cross, and reading a value waits for the device. The account
-counts these crossings. Nothing here knows dsnet.
+counts these crossings. Autocast lowers the operators that it lowers on the CPU, but keeps no lowered weights from one
+operator to the next (`torch.set_autocast_cache_enabled`). Nothing here knows dsnet.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.library import Library, fallthrough_kernel
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -43,6 +45,27 @@ class _Module(_DummyBackendModule):
 _setup_privateuseone_for_python_backend("pretend", _Module())
 _device_constructors()  # torch keeps this list from the first call on, which must not be one with the stand-ins below
 DEVICE = torch.device("pretend", 0)
+
+
+def _lowered(op: Any) -> Any:
+    """An operator as autocast runs it: with arguments in half precision, except those in double precision."""
+
+    def lower(x: Any) -> Any:
+        lowered = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
+        return x.to(torch.get_autocast_dtype(DEVICE.type)) if lowered else x
+
+    def run(*args: Any, **options: Any) -> Any:
+        with torch.autocast(DEVICE.type, enabled=False):
+            return op(*map(lower, args), **options)
+
+    return run
+
+
+# Mixed precision: the operators of networks that run in half precision on the CPU do so here, and no others.
+_UNCHANGED, _AUTOCAST = Library("_", "IMPL", "AutocastPrivateUse1"), Library("aten", "IMPL", "AutocastPrivateUse1")
+_UNCHANGED.fallback(fallthrough_kernel)
+for _name in ("conv2d", "linear", "matmul", "mm", "bmm", "addmm", "baddbmm"):
+    _AUTOCAST.impl(_name, _lowered(getattr(aten, _name).default))
 
 
 class WrongDeviceError(RuntimeError):
@@ -103,6 +126,8 @@ class Pretended(torch.Tensor):
             return args[0].inner.data_ptr()
         if func in (torch.Tensor.numpy, torch.Tensor.__array__):
             raise TypeError(f"can't convert {DEVICE} tensor to numpy; use .cpu() first")
+        if func == torch.Tensor.data.__set__:  # type: ignore[attr-defined]
+            args[0].inner = args[1].inner  # and its layout below
         if func is torch.Tensor.new_tensor:
             return _tensor(args[1], device=DEVICE, **{"dtype": args[0].dtype, **(kwargs or {})})
         with torch._C.DisableTorchFunctionSubclass():

@@ -43,16 +43,18 @@ def loop_of(make: Make, folder: Path, device: torch.device, config: OptimConfig)
     return loop
 
 
-def first_stage(device: torch.device, **more: Any) -> tuple[IEB, TrainBatches]:
+def first_stage(device: torch.device, *, name: str = TINY, **more: Any) -> tuple[IEB, TrainBatches]:
     torch.manual_seed(0)
     weights = torch.linspace(0.5, 1.5, 7) if more else None
     guide = randomised(TINY, dtype=torch.float32) if more else None
-    net = create_model(TINY, num_classes=7)
+    net = create_model(name, num_classes=7)
     return IEB(net, IEBConfig(**more), class_weights=weights, guide=guide), noise(device)
 
 
-def second_stage(device: torch.device, config: SGSConfig, *, cached: bool) -> tuple[SGS, Batches]:
-    net = randomised(TINY if cached else "ds_resnet_tiny", dtype=torch.float32).to(device)
+def second_stage(
+    device: torch.device, config: SGSConfig, *, cached: bool, name: str | None = None
+) -> tuple[SGS, Batches]:
+    net = randomised(name or (TINY if cached else "ds_resnet_tiny"), dtype=torch.float32).to(device)
     torch.manual_seed(0)
     net = with_fresh_router(net, replace(net.spec, router=config.spec))
     batches: Any = noise(device)

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from dsnet.config import config_file, flat, from_text, merged, nested, packaged, read_run, read_yaml, resolve
+from dsnet.models import list_models, model_spec
 from dsnet.schema import Flag, Typed, flags
 from dsnet.tasks import config_from, read_config
 from dsnet.training.sgs_config import BEFORE
@@ -187,6 +188,20 @@ def test_files_of_keys(tmp_path: Path) -> None:
         read_run(Settings, file)
     with pytest.raises(ValueError, match="was not written by `dsnet train`"):
         read_run(Settings, tmp_path / "none.yaml")
+
+
+def test_maps_of_networks_with_group_norm_are_contiguous() -> None:
+    """Torch's group norm for CUDA copies others, and on a CPU they are slower."""
+    found = set()
+    for file in packaged().values():
+        keys = read_yaml(file)
+        model = keys.get("model", {}).get("name")
+        if model in list_models() and model_spec(model).norm.kind == "group":
+            config = config_from(keys)
+            assert not config.optim.channels_last
+            assert not config.sgs_optim.channels_last
+            found.add(model)
+    assert found == {"ds_resnet50", "ds_resnet_tiny"}
 
 
 def test_configs_are_files_or_names(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 
 import dsnet
 from dsnet.cli import main
+from dsnet.errors import CheckpointError
 from dsnet.export.dynamic import export_onnx
 from dsnet.models.devices import find_device, tuned, unused_gpus, words_for
 from dsnet.runtime import engine
@@ -107,13 +108,13 @@ def test_installed_providers_are_used_in_their_order(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(engine.ort, "get_available_providers", lambda: held)
     opened: list[Any] = []
     monkeypatch.setattr(engine, "open_session", lambda file, threads=0, *, providers: opened.append(providers))
-    for device, trt, name in (
-        ("cuda", False, "CUDA"),
-        ("auto", False, "CUDA"),
-        ("cuda:1", False, "CUDA 1"),
-        ("auto", True, "Tensorrt"),
+    for device, provider, name in (
+        ("cuda", None, "CUDA"),
+        ("auto", None, "CUDA"),
+        ("cuda:1", None, "CUDA 1"),
+        ("auto", "tensorrt", "Tensorrt"),
     ):
-        made = onnx_runtime(device, tensorrt=trt)
+        made = onnx_runtime(device, provider=provider)
         assert made.name == f"onnxruntime {ort.__version__} {name}"
         made.open(file, 1)
     cpu = ("CPUExecutionProvider", {})
@@ -131,6 +132,25 @@ def test_a_provider_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatc
     )
     with pytest.warns(UserWarning, match="CUDAExecutionProvider cannot be loaded, so the CPU runs"):
         open_session(file, 1, providers=[("CUDAExecutionProvider", {}), cpu])
+
+
+def test_a_provider_that_cannot_run_a_file_is_told(monkeypatch: pytest.MonkeyPatch, file: Path, tmp_path: Path) -> None:
+    """The CPU runs it instead. What nothing can run is an error."""
+    real = ort.InferenceSession
+
+    def opened(path: str, options: Any, *, providers: Any, **more: Any) -> Any:
+        if providers[0][0] != engine.CPU:
+            raise RuntimeError("TopK is not supported\nand more")
+        return real(path, options, providers=providers, **more)
+
+    monkeypatch.setattr(engine.ort, "InferenceSession", opened)
+    providers = [("OpenVINOExecutionProvider", {}), (engine.CPU, {})]
+    with pytest.warns(UserWarning, match=r"cannot run .*model.onnx, so the CPU does \(TopK is not supported\)$"):
+        assert open_session(file, 1, providers=providers).get_providers() == [engine.CPU]
+    damaged = tmp_path / "damaged.onnx"
+    damaged.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="cannot be read as an ONNX file"):
+        open_session(damaged, 1, providers=providers)
 
 
 def test_openvino_and_networks_refuse_other_devices(file: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import onnxruntime as ort
 import pytest
 import torch
 
@@ -14,9 +15,11 @@ from dsnet.errors import CheckpointError, NotInstalledError
 from dsnet.manifest import Policy
 from dsnet.models import Supernet, count, eager
 from dsnet.routers import Budget, RouterSpec
+from dsnet.runtime import engine
 from dsnet.runtime import openvino as room
 from support.networks import EARLY, ROUTERS, assert_close, routed_net, side, varied
 
+PROVIDER = "OpenVINOExecutionProvider"
 needed = pytest.mark.skipif(room.openvino is None, reason="openvino is optional and not installed")
 NETS = [
     *(("ds_mobilenet_v1_tiny", router) for router in (ROUTERS[0], EARLY[0])),
@@ -80,6 +83,39 @@ def test_routes_and_answers_are_those_of_onnx_runtime(name: str, router: RouterS
         assert_close(static(x[:number], path=net.space.widest).logits, logits, 1e-4)
 
 
+@pytest.mark.skipif(PROVIDER not in ort.get_available_providers(), reason="needs the package onnxruntime-openvino")
+@pytest.mark.parametrize(("name", "router"), NETS, ids=called)
+@pytest.mark.filterwarnings("ignore:OpenVINOExecutionProvider cannot run")  # the CPU then runs the file
+def test_the_provider_of_onnx_runtime_gives_the_same_routes(
+    name: str, router: RouterSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "openvino", None)
+    net = calibrated(routed_net(name, router))
+    x, size = varied(net, 6).float(), side(net)
+    for place in (
+        export_onnx(net, tmp_path / "dynamic.onnx", image_size=size),
+        export_bundle(net, tmp_path / "bundle", image_size=size),
+    ):
+        expected, actual = open_runner(place, threads=1), open_runner(place, threads=1, runtime="openvino")
+        assert actual.runtime == expected.runtime.replace(",", " OpenVINO,", 1)
+        for row in net.card.budgets:
+            wanted, found = (runner.run(x, runner.policy(row.madds)) for runner in (expected, actual))
+            assert torch.equal(found.paths, wanted.paths)
+            assert_close(found.logits, wanted.logits, 1e-4)
+
+
+def test_the_provider_stands_in_for_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "openvino", None)
+    monkeypatch.setattr(engine.ort, "get_available_providers", lambda: [PROVIDER, engine.CPU])
+    opened: list[Any] = []
+    monkeypatch.setattr(engine, "open_session", lambda file, threads, *, providers: opened.append((threads, providers)))
+    made = room.engine()
+    assert made.name == f"onnxruntime {ort.__version__} OpenVINO"
+    made.open(tmp_path / "model.onnx", 3)
+    told = {"device_type": "CPU", "precision": "FP32", "num_of_threads": "3"}
+    assert opened == [(3, [(PROVIDER, told), (engine.CPU, {})])]
+
+
 @needed
 def test_files_that_cannot_be_read_get_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "text.onnx").write_text("this is not a network")
@@ -96,6 +132,7 @@ def test_what_cannot_be_run_says_so(
     with pytest.raises(ValueError, match="is no ONNX file and no bundle, so PyTorch runs it"):
         open_runner(trained, runtime="onnx")
     monkeypatch.setattr(room, "openvino", None)
+    monkeypatch.setattr(engine.ort, "get_available_providers", lambda: [engine.CPU])
     with pytest.raises(NotInstalledError, match=r"pip install 'dsnet\[openvino\]'"):
         open_runner(trained / "model.onnx", runtime="openvino")
     assert main(["predict", str(trained / "model.onnx"), str(trained), "--runtime", "openvino"]) == 2

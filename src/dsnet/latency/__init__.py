@@ -93,7 +93,7 @@ def require(setting: Setting, place: str) -> Latency:
     if (found := find(setting)) is not None:
         return found
     others = measured_threads(setting)
-    openvino = setting.runtime.startswith("openvino")
+    openvino = "openvino" in setting.runtime.lower()
     known = f" (there is one for {' and '.join(map(threads_text, sorted(others)))})" if others else ""
     raise RoutingError(
         f"there is no latency table of {place} for {setting.runtime}, {threads_text(setting.threads)}, "

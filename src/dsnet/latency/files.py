@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import onnxruntime as ort
+
 from dsnet.latency import threads_text
 from dsnet.latency.measure import Timed, budgets_of, deployed, measure, noise, time_policies, uniform_paths
 from dsnet.latency.timing import interleaved, machine, ratio, summary
@@ -49,7 +51,8 @@ class BenchConfig:
     def __post_init__(self) -> None:
         if unknown := [name for name in self.runtimes if name not in IDEALS]:
             raise ValueError(f"runtime {unknown[0]!r} is unknown; choose from {', '.join(IDEALS)}")
-        if "openvino" in self.runtimes and importlib.util.find_spec("openvino") is None:
+        provided = "OpenVINOExecutionProvider" in ort.get_available_providers()
+        if "openvino" in self.runtimes and not provided and importlib.util.find_spec("openvino") is None:
             raise ValueError("openvino is not installed; run: pip install 'dsnet[openvino]', or leave it out")
         for name in ("threads", "batch_sizes"):
             if not getattr(self, name) or min(getattr(self, name)) < 1:

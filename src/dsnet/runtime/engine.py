@@ -8,7 +8,6 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -16,6 +15,7 @@ import numpy as np
 import onnxruntime as ort
 
 from dsnet.errors import CheckpointError
+from dsnet.latency import cores
 from dsnet.manifest import Manifest
 from dsnet.routing.parts import as_array
 from dsnet.schema import clipped, shortened
@@ -43,7 +43,7 @@ class Engine(NamedTuple):
 DEVICES = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?")
 CPU = "CPUExecutionProvider"
 # What ONNX Runtime calls its code for a device; those behind the first run what the first cannot.
-PROVIDERS = {"cuda": ("CUDA",), "mps": ("CoreML",), "tensorrt": ("Tensorrt", "CUDA")}
+PROVIDERS = {"cuda": ("CUDA",), "mps": ("CoreML",), "tensorrt": ("Tensorrt", "CUDA"), "openvino": ("OpenVINO",)}
 
 
 def device_name(name: str) -> str:
@@ -53,13 +53,16 @@ def device_name(name: str) -> str:
     return name
 
 
-def onnx_runtime(device: str = "cpu", *, tensorrt: bool = False) -> Engine:
-    """ONNX Runtime on a device. If the installed package has no code for it, a warning says so, and the CPU runs."""
+def onnx_runtime(device: str = "cpu", *, provider: str | None = None) -> Engine:
+    """ONNX Runtime on a device. If the installed package has no code for it, a warning says so, and the CPU runs.
+
+    provider: tensorrt or openvino, in place of what ONNX Runtime has for the device itself.
+    """
     name, _, index = device_name(device).partition(":")
     held = ort.get_available_providers()
     if name == "auto":
         name = "cuda" if "CUDAExecutionProvider" in held else "cpu"
-    wanted = PROVIDERS.get("tensorrt" if tensorrt else name, ())
+    wanted = PROVIDERS.get(provider or name, ())
     found = [provider for provider in wanted if f"{provider}ExecutionProvider" in held]
     if found[:1] != list(wanted[:1]):
         used = found[0] if found else "the CPU"
@@ -70,10 +73,19 @@ def onnx_runtime(device: str = "cpu", *, tensorrt: bool = False) -> Engine:
         )
     if not found:
         return ONNX_RUNTIME
-    options = {"device_id": index} if index else {}
-    providers = [(f"{provider}ExecutionProvider", options if provider != "CoreML" else {}) for provider in found]
-    words = f" {found[0]}{f' {index}' if index else ''}"
-    return Engine(f"{ONNX_RUNTIME.name}{words}", partial(open_session, providers=[*providers, (CPU, {})]))
+
+    def opened(file: Path, threads: int) -> ort.InferenceSession:
+        providers = [(f"{name}ExecutionProvider", provider_options(name, index, threads)) for name in found]
+        return open_session(file, threads, providers=[*providers, (CPU, {})])
+
+    return Engine(f"{ONNX_RUNTIME.name} {found[0]}{f' {index}' if index else ''}", opened)
+
+
+def provider_options(name: str, index: str, threads: int) -> dict[str, str]:
+    """What ONNX Runtime's code for a device is told. OpenVINO has threads of its own."""
+    if name == "OpenVINO":
+        return {"device_type": "CPU", "precision": "FP32", "num_of_threads": str(threads or cores())}
+    return {"device_id": index} if index else {}
 
 
 def open_session(
@@ -84,7 +96,7 @@ def open_session(
     Otherwise sessions that take turns would block each other's cores. ONNX Runtime's process-wide thread pool avoids
     that too, but it spins while idle, and every session in the process that does not use it fails.
     """
-    options = ort.SessionOptions()
+    name, options = providers[0][0], ort.SessionOptions()
     options.log_severity_level = 4  # what goes wrong is raised
     options.intra_op_num_threads = threads
     # Two plans share memory between maps. The one that this turns off makes the other one worse, see docs/deploy.md.
@@ -96,9 +108,13 @@ def open_session(
         session = ort.InferenceSession(str(file), options, providers=list(providers), enable_fallback=0)
     except Exception as error:  # ONNX Runtime raises about a dozen classes of errors
         reason = clipped(str(error).strip().splitlines()[0])
-        raise CheckpointError(f"{file} cannot be read as an ONNX file ({reason}); export it again") from error
+        if name == CPU:
+            raise CheckpointError(f"{file} cannot be read as an ONNX file ({reason}); export it again") from error
+        session = open_session(file, threads)
+        warnings.warn(f"{name} cannot run {file}, so the CPU does ({clipped(reason, 100)})", stacklevel=2)
+        return session
     give_back_memory()
-    if (name := providers[0][0]) not in session.get_providers():
+    if name not in session.get_providers():
         warnings.warn(f"{name} cannot be loaded, so the CPU runs {file}; see whether its driver fits", stacklevel=2)
     return session
 

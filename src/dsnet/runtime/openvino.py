@@ -1,4 +1,5 @@
-"""OpenVINO as the engine of files and bundles, in place of ONNX Runtime. The extra `openvino` installs it."""
+"""OpenVINO as the engine of files and bundles: the package `openvino`, which the extra of that name installs, or ONNX
+Runtime's provider of that name, which comes with `onnxruntime-openvino`."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 
 from dsnet.errors import CheckpointError, NotInstalledError
 from dsnet.latency import cores
-from dsnet.runtime.engine import Engine
+from dsnet.runtime.engine import Engine, onnx_runtime
 
 try:
     import openvino
@@ -32,6 +34,8 @@ OPTIONS = {
 
 def engine() -> Engine:
     """OpenVINO, or an error that says how to install it."""
+    if openvino is None and "OpenVINOExecutionProvider" in ort.get_available_providers():
+        return onnx_runtime(provider="openvino")
     if openvino is None:
         raise NotInstalledError("openvino is not installed; run: pip install 'dsnet[openvino]'", name="openvino")
     return Engine(f"openvino {openvino.__version__.partition('-')[0]}", Session)

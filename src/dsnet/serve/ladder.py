@@ -140,7 +140,7 @@ def timed_alone(runner: Runner, levels: Sequence[Level]) -> list[Level]:
 def clock_of(runner: Runner) -> Callable[..., float] | None:
     """Processor time of this thread, which runs the network: what other programs do at the start does not count, and
     what they do later is learned. OpenVINO has threads of its own."""
-    return None if runner.runtime.startswith("openvino") else thread_seconds
+    return None if "openvino" in runner.runtime.lower() else thread_seconds
 
 
 def thread_seconds(call: Callable[..., object], *given: object) -> float:

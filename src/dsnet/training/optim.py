@@ -47,8 +47,8 @@ class OptimConfig(Typed):
         accumulate: Number of backward passes that one batch is split into. More need less memory.
         clip_norm: Largest norm of the gradient. Larger gradients are scaled down. null switches clipping off.
         amp: Mixed precision of the networks. Losses stay in single precision.
-        channels_last: Use the channels-last memory format. It is faster on GPUs, and on CPUs for depthwise
-            convolutions.
+        channels_last: Use the channels-last memory format. It is faster on GPUs, except for networks with group norm,
+            and on CPUs for depthwise convolutions.
         compile: Backend of torch.compile, such as inductor. By default nothing is compiled.
     """
 
