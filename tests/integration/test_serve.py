@@ -23,6 +23,7 @@ import torch
 from PIL import Image
 
 import dsnet
+from dsnet.opening import Runtime
 from dsnet.routers import RouterSpec
 from dsnet.runtime.bundle import BundleRunner
 from dsnet.runtime.runner import Runner
@@ -133,6 +134,24 @@ def test_answers_are_those_of_the_runner(
     assert 0 < share <= 1.2
     if "path" in ask:
         assert share == pytest.approx(found["madds"][0] / runner.manifest.table.widest, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["net", "int8"])
+@pytest.mark.parametrize("runtime", ["openvino", "openvino-bf16"])
+def test_openvino_serves_its_own_answers(files: Path, name: str, runtime: Runtime) -> None:
+    pytest.importorskip("openvino", reason="openvino is optional and not installed")
+    try:
+        expected = dsnet.open_runner(files / f"{name}.onnx", threads=1, runtime=runtime)
+    except ValueError as error:  # of processors without bfloat16
+        pytest.skip(str(error))
+    with running({name: files / f"{name}.onnx"}, limits=LIMITS, runtime=runtime) as served:
+        for ask in ({"budget": 0.5}, {"path": "3"}):
+            found = infer(served, images(8), name, **ask)
+            wanted = expected(images(8), path=(3,)) if "path" in ask else expected(images(8), **ask)
+            np.testing.assert_array_equal(found["path"], wanted.paths)
+            np.testing.assert_allclose(found["logits"], wanted.logits, rtol=1e-4, atol=1e-4)
+        assert served.state.engine.models[name].runner.runtime == expected.runtime
 
 
 def test_without_a_wish_the_best_runs_and_a_least_budget_is_kept(served: Running, runner: Runner) -> None:

@@ -93,12 +93,13 @@ def require(setting: Setting, place: str) -> Latency:
     if (found := find(setting)) is not None:
         return found
     others = measured_threads(setting)
-    openvino = setting.runtime.startswith("openvino")
+    runtime = "-".join(["openvino", *setting.runtime.partition(",")[0].split()[2:]])  # openvino 2026.4.1 bf16
+    other = f" --runtimes {runtime}" if setting.runtime.startswith("openvino") else ""
     known = f" (there is one for {' and '.join(map(threads_text, sorted(others)))})" if others else ""
     raise RoutingError(
         f"there is no latency table of {place} for {setting.runtime}, {threads_text(setting.threads)}, "
         f"{setting.image_size} px on this processor{known}; measure it with "
-        f"`dsnet bench {place} --threads {setting.threads}{' --runtimes openvino' * openvino}`"
+        f"`dsnet bench {place} --threads {setting.threads}{other}`"
     )
 
 

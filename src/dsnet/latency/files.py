@@ -23,6 +23,7 @@ IDEALS = {
     "compiled": "static compiled",
     "onnx": "static onnx",
     "openvino": "static openvino",
+    "openvino-bf16": "static openvino-bf16",
 }
 AGAIN = " again"  # the ideal is timed twice; the ratio of both shows the noise
 ROUNDS = 15  # each image is routed once for every so many rounds of fixed widths
@@ -50,7 +51,7 @@ class BenchConfig:
     def __post_init__(self) -> None:
         if unknown := [name for name in self.runtimes if name not in IDEALS]:
             raise ValueError(f"runtime {unknown[0]!r} is unknown; choose from {', '.join(IDEALS)}")
-        if "openvino" in self.runtimes and importlib.util.find_spec("openvino") is None:
+        if any(name.startswith("openvino") for name in self.runtimes) and importlib.util.find_spec("openvino") is None:
             raise ValueError("openvino is not installed; run: pip install 'dsnet[openvino]', or leave it out")
         for name in ("threads", "batch_sizes"):
             if not getattr(self, name) or min(getattr(self, name)) < 1:
