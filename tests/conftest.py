@@ -50,6 +50,12 @@ def run(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def quantised(shared: Path, trained: Path) -> Path:
+    """A copy of `trained` with model-int8.onnx as well, and what its export said in said.txt."""
+    return runs.made_once(shared / "quantised", partial(runs.quantise, trained))
+
+
+@pytest.fixture(scope="session")
 def trained_gate(shared: Path, trained: Path) -> Path:
     """The paper's gate among widths 0, 2 and 3 of `trained`."""
     return runs.made_once(shared / "trained_gate", partial(runs.train_gate, trained))

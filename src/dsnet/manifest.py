@@ -104,7 +104,7 @@ class Manifest(Typed):
     inputs: tuple[str, ...] = ()
     raw: bool = False
     kind: Literal["live", "dynamic", "static", "bundle"] = "live"
-    precision: Literal["fp32", "fp16", "int8"] = "fp32"
+    precision: Literal["fp32", "int8"] = "fp32"
     routers: tuple[Router, ...] = ()
     widths: tuple[WidthRow, ...] = ()
     classes: tuple[str, ...] = ()

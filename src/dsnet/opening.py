@@ -11,21 +11,22 @@ from dsnet.runtime.engine import Engine, device_name, onnx_runtime
 from dsnet.runtime.onnx import is_artefact, open_onnx
 from dsnet.runtime.runner import Runner
 
-RUNTIMES = ("onnx", "openvino", "tensorrt")  # what runs ONNX files and bundles
-Runtime = Literal["onnx", "openvino", "tensorrt"]
+RUNTIMES = ("onnx", "openvino", "openvino-bf16", "tensorrt")  # what runs ONNX files and bundles
+Runtime = Literal["onnx", "openvino", "openvino-bf16", "tensorrt"]
 
 
 def engine_of(runtime: str | None, device: str = "cpu") -> Engine:
     """The engine by its name; None stands for ONNX Runtime, which is always installed."""
     if runtime not in (None, *RUNTIMES):
         raise ValueError(f"runtime {runtime!r} is unknown; choose from {', '.join(RUNTIMES)}")
-    if runtime != "openvino":
-        return onnx_runtime(device, provider="tensorrt" if runtime == "tensorrt" else None)
-    from dsnet.runtime.openvino import engine
+    kind, _, precision = (runtime or "onnx").partition("-")
+    if kind != "openvino":
+        return onnx_runtime(device, provider="tensorrt" if kind == "tensorrt" else None)
+    from dsnet.runtime.openvino import FLOAT, engine
 
     if device_name(device) not in ("auto", "cpu"):
         raise ValueError(f"OpenVINO runs on the CPU here; leave the device {device} out, or take the runtime onnx")
-    return engine()
+    return engine(precision or FLOAT)
 
 
 def open_runner(
@@ -40,7 +41,8 @@ def open_runner(
 
     threads: threads of the runtime; 0 uses all cores. For a run folder, it sets PyTorch's threads in this process.
     eager: run the network of a run folder itself, slicing its weights at every call, instead of cached parts.
-    runtime: what runs a file or a bundle, ONNX Runtime by default. PyTorch runs run folders.
+    runtime: what runs a file or a bundle, ONNX Runtime by default. PyTorch runs run folders. openvino-bf16 computes in
+        bfloat16, which is faster than openvino, but scores and some routes differ.
     device: auto, cpu, cuda, cuda:N or mps. Where ONNX Runtime is installed without code for it, the CPU runs a file,
         and a warning says so. The runner takes images from any device and answers where they came from.
     """

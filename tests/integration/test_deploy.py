@@ -28,19 +28,14 @@ from dsnet.results import Bench, Evaluation, Latency, Made, PathTime, RoutedTime
 from dsnet.schema import plain
 from dsnet.tasks import read_config
 from dsnet.tasks.classification.task import task
+from support.runs import saved_images
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def photos(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("photos")
-    data = task.open_data(read_config(trained / CONFIG))
-    batch = data.test.load(data.test.ids[:12])
-    shown = batch.images * torch.tensor(data.std).view(1, -1, 1, 1) + torch.tensor(data.mean).view(1, -1, 1, 1)
-    for number, pixels in enumerate(shown):
-        Image.fromarray((255 * pixels[0]).round().byte().numpy()).save(folder / f"{number:02d}.png")
-    return folder
+    return saved_images(trained, tmp_path_factory.mktemp("photos"), 12)
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> object:

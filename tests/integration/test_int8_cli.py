@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 import dsnet
+from dsnet import latency
 from dsnet.cli import main
 from dsnet.manifest import Policy
+from dsnet.opening import Runtime
 from dsnet.results import Evaluation, read
 from dsnet.routing.traces import Traces
 from dsnet.runs.folder import RunFolder
 from dsnet.runs.quantise import spread
+from dsnet.runtime import openvino
 from dsnet.tasks import images_of
-from support.runs import dsnet_does
+from support.runs import dsnet_does, saved_images
+
+needed = pytest.mark.skipif(openvino.openvino is None, reason="openvino is optional and not installed")
+RUNTIMES = ["onnx", pytest.param("openvino", marks=needed)]
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: object) -> str:
@@ -25,12 +32,22 @@ def told(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return capsys.readouterr().out
 
 
+@pytest.fixture(scope="module")
+def photos(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_images(trained, tmp_path_factory.mktemp("photos"), 40)
+
+
+@pytest.fixture
+def run(quantised: Path, tmp_path: Path) -> Path:
+    """A copy of `quantised`, to write into."""
+    return Path(shutil.copytree(quantised, tmp_path / "run"))
+
+
 def test_a_run_is_quantised_evaluated_and_used(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = told(capsys, "export", run, "--int8")
+    said, file = (run / "said.txt").read_text(), run / "model-int8.onnx"
     assert "model-int8.onnx: dynamic, int8, 6 paths" in said
     assert "(root mean square)" in said
     assert "budgets were calibrated again" in said
-    file = run / "model-int8.onnx"
     assert file.stat().st_size < 0.7 * (run / "model.onnx").stat().st_size
     runner, floats = dsnet.open_runner(file), dsnet.open_runner(run / "model.onnx")
     assert runner.manifest.precision == "int8"
@@ -70,7 +87,6 @@ def check_budgets(run: Path) -> None:
 
 @pytest.mark.slow
 def test_a_path_and_a_bundle_are_the_file(run: Path) -> None:
-    dsnet_does("export", run, "--int8")
     dsnet_does("export", run, "--int8", "--bundle")
     dsnet_does("export", run, "--int8", "--path", "2")
     dsnet_does("export", run, "--int8", "--simple", "--out", run / "simple.onnx")
@@ -85,6 +101,96 @@ def test_a_path_and_a_bundle_are_the_file(run: Path) -> None:
     assert file.manifest.routers == bundle.manifest.routers == simple.manifest.routers
     assert torch.equal(file(x, budget=0.5).paths, bundle(x, budget=0.5).paths)
     assert torch.equal(file(x, budget=0.5).paths, simple(x, budget=0.5).paths)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_predict_gives_the_answers_of_the_quantised_file(
+    quantised: Path, photos: Path, runtime: Runtime, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = quantised / "model-int8.onnx"
+    words = ["predict", file, photos, "--budget", "0.5", "--threads", "1", "--json", "--runtime", runtime]
+    rows = json.loads(told(capsys, *words))
+    assert len({tuple(row["path"]) for row in rows}) > 1
+    runner = dsnet.open_runner(file, threads=1, runtime=runtime)
+    for row, answer in zip(rows, dsnet.predict(photos, runner, budget=0.5), strict=True):
+        assert (row["label"], tuple(row["path"]), row["madds"]) == (answer.label, answer.path, answer.madds)
+        assert row["confidence"] == pytest.approx(answer.confidence, abs=1e-3)
+    assert {row["path"][0] for row in rows} <= set(range(6))
+
+
+@needed
+def test_openvino_differs_by_less_than_quantisation_does(quantised: Path) -> None:
+    """OpenVINO rounds fewer of the values between codes. The router of this run reads the logits of the slimmest width,
+    so that its scores differ, too."""
+    floats, ours = (dsnet.open_runner(quantised / name, threads=1) for name in ("model.onnx", "model-int8.onnx"))
+    other = dsnet.open_runner(quantised / "model-int8.onnx", threads=1, runtime="openvino")
+    assert "int8" in other.runtime
+    _, data = RunFolder.of(quantised).opened()
+    x = spread(data.test, 64)
+    for path in ours.paths[::5]:
+        exact, here, there = (runner.run_path(x, path).logits for runner in (floats, ours, other))
+        between = (there - here).square().mean().sqrt()
+        assert between < (here - exact).square().mean().sqrt()
+        assert between < 0.1 * exact.std()
+        assert (here.argmax(1) == there.argmax(1)).float().mean() > 0.9
+    for row in ours.manifest.router.budgets[::2]:
+        here, there = (runner(x, budget=row.madds) for runner in (ours, other))
+        assert (here.paths == there.paths).float().mean() > 0.85
+        assert there.madds.double().mean() == pytest.approx(here.madds.double().mean().item(), rel=0.1)
+
+
+@needed
+@pytest.mark.slow
+def test_openvino_routes_alike_where_a_gate_decides(trained_gate: Path, tmp_path: Path) -> None:
+    """The scores of a gate are computed in floats, from maps that are not quantised yet."""
+    dsnet_does("export", trained_gate, "--int8", "--out", tmp_path / "gate.onnx")
+    file = tmp_path / "gate.onnx"
+    here, there = (dsnet.open_runner(file, threads=1, runtime=runtime) for runtime in ("onnx", "openvino"))
+    _, data = RunFolder.of(trained_gate).opened()
+    x, taken = spread(data.test, 200), set()
+    for row in here.manifest.router.budgets:
+        wanted, found = (runner(x, budget=row.madds) for runner in (here, there))
+        assert torch.equal(found.paths, wanted.paths)
+        assert (found.logits.argmax(1) == wanted.logits.argmax(1)).float().mean() > 0.9
+        taken |= set(map(tuple, wanted.paths.tolist()))
+    assert len(taken) > 1
+
+
+@needed
+@pytest.mark.slow
+def test_eval_and_bench_run_the_quantised_file_in_openvino(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = run / "model-int8.onnx"
+    dsnet_does("eval", file, "--runtime", "openvino")
+    dsnet_does("eval", file)
+    results = (read(run / "results" / f"test-model-int8{end}.json", Evaluation) for end in ("-openvino", ""))
+    there, here = (result.dynamic.rows for result in results)
+    for mine, theirs in zip(there, here, strict=True):
+        assert mine.score.mean == pytest.approx(theirs.score.mean, abs=0.03)
+        assert mine.madds.mean == pytest.approx(theirs.madds.mean, rel=0.1)
+    result = json.loads(told(capsys, "bench", file, "--runtimes", "openvino", "--repeats", "2", "--json"))
+    (table,) = result["latency"]
+    assert table["setting"]["runtime"].startswith("openvino")
+    assert table["setting"]["runtime"].endswith("dynamic, int8")
+
+
+def test_bench_keeps_the_times_of_the_quantised_file_apart(
+    run: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = run / "model-int8.onnx"
+    assert main(["predict", str(file), str(photos), "--latency", "5ms"]) == 2
+    assert "there is no latency table of" in capsys.readouterr().err
+    result = json.loads(told(capsys, "bench", file, "--repeats", "2", "--json"))
+    (deployed,) = result["deployed"]
+    assert "int8" in deployed["setting"]["runtime"]
+    assert deployed["images"] == 64
+    assert all(row["times"]["p50"] > 0 and not row["computed"] for row in deployed["rows"])
+    assert len(deployed["rows"]) == 6 + 5
+    int8, floats = (dsnet.open_runner(run / f"{name}.onnx", threads=1) for name in ("model-int8", "model"))
+    assert latency.find(int8.setting()) is not None
+    assert latency.find(int8.setting()).setting.digest != floats.setting().digest
+    times = [row["times"]["mean"] for row in deployed["rows"] if row["path"] is None]
+    rows = json.loads(told(capsys, "predict", file, photos, "--latency", f"{times[2]}ms", "--json"))
+    assert all(row["ms"] > 0 for row in rows)
 
 
 def test_what_cannot_be_quantised_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,9 +19,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import dsnet
+from dsnet.opening import Runtime
 from dsnet.routers import RouterSpec
 from dsnet.runtime.bundle import BundleRunner
 from dsnet.runtime.runner import Runner
@@ -57,6 +59,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     dsnet.export_onnx(net, folder / "net.onnx", image_size=SIDE)
     dsnet.export_bundle(net, folder / "bundle", image_size=SIDE)
     dsnet.export_onnx(net, folder / "raw.onnx", image_size=SIDE, raw=True)
+    x = torch.from_numpy(images(8))
+    dsnet.export_onnx(net, folder / "int8.onnx", image_size=SIDE, int8=dsnet.quantisation(net, x))
     dsnet.export_onnx(random_detector().float(), folder / "boxes.onnx")
     return folder
 
@@ -64,6 +68,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def served(files: Path) -> Iterator[Running]:
     places = {"net": files / "net.onnx", "bundle": files / "bundle", "raw": files / "raw.onnx"}
+    places["int8"] = files / "int8.onnx"
     with running({**places, "boxes": files / "boxes.onnx"}, limits=LIMITS) as found:
         yield found
 
@@ -107,11 +112,16 @@ def infer(served: Running, x: np.ndarray, model: str = "net", **parameters: obje
 ASKS: list[dict[str, Any]] = [{"budget": 0.5}, {"budget": "70%", "max_width": 2}, {"path": "3"}, {"max_width": 1}]
 
 
-@pytest.mark.parametrize("model", ["net", "bundle"])
+@pytest.mark.parametrize("model", ["net", "bundle", "int8"])
 @pytest.mark.parametrize("ask", ASKS, ids=str)
-def test_answers_are_those_of_the_runner(served: Running, runner: Runner, model: str, ask: dict[str, Any]) -> None:
+def test_answers_are_those_of_the_runner(
+    served: Running, files: Path, runner: Runner, model: str, ask: dict[str, Any]
+) -> None:
     x = images(20)
     found = infer(served, x, model, **ask)
+    if model == "int8":
+        runner = dsnet.open_runner(files / "int8.onnx", threads=1)
+        assert "int8" in served.state.engine.models["int8"].runner.runtime
     if ask == {"max_width": 1}:  # the best within the cap, which is the cap itself
         ask = {"path": "1"}
     expected = runner(x, **{**ask, "path": (3 if ask["path"] == "3" else 1,)} if "path" in ask else ask)
@@ -124,6 +134,24 @@ def test_answers_are_those_of_the_runner(served: Running, runner: Runner, model:
     assert 0 < share <= 1.2
     if "path" in ask:
         assert share == pytest.approx(found["madds"][0] / runner.manifest.table.widest, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["net", "int8"])
+@pytest.mark.parametrize("runtime", ["openvino", "openvino-bf16"])
+def test_openvino_serves_its_own_answers(files: Path, name: str, runtime: Runtime) -> None:
+    pytest.importorskip("openvino", reason="openvino is optional and not installed")
+    try:
+        expected = dsnet.open_runner(files / f"{name}.onnx", threads=1, runtime=runtime)
+    except ValueError as error:  # of processors without bfloat16
+        pytest.skip(str(error))
+    with running({name: files / f"{name}.onnx"}, limits=LIMITS, runtime=runtime) as served:
+        for ask in ({"budget": 0.5}, {"path": "3"}):
+            found = infer(served, images(8), name, **ask)
+            wanted = expected(images(8), path=(3,)) if "path" in ask else expected(images(8), **ask)
+            np.testing.assert_array_equal(found["path"], wanted.paths)
+            np.testing.assert_allclose(found["logits"], wanted.logits, rtol=1e-4, atol=1e-4)
+        assert served.state.engine.models[name].runner.runtime == expected.runtime
 
 
 def test_without_a_wish_the_best_runs_and_a_least_budget_is_kept(served: Running, runner: Runner) -> None:

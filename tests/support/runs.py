@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import dsnet
 from dsnet.cli import main
+from dsnet.data.augment import to_pixels
 from dsnet.report.figures import SWITCH
+from dsnet.runs.folder import RunFolder
 from support.folders import voc_folder
 from support.networks import randomised
 
@@ -68,6 +72,23 @@ def train_gate(source: Path, folder: Path) -> None:
     """The paper's gate for the network in `source`."""
     words = ["--sgs.router", "gate", "--model.routing", "[0, 2, 3]", "--sgs_optim.epochs", "1", "--threads", "1"]
     dsnet_does("train", "--stage", "gate", "--from", source, *words, "--out", folder)
+
+
+def quantise(source: Path, folder: Path) -> None:
+    """The network in `source` as model-int8.onnx, and in said.txt what `dsnet export` said."""
+    shutil.copytree(source, folder)
+    with redirect_stdout(io.StringIO()) as said:
+        dsnet_does("export", folder, "--int8")
+    (folder / "said.txt").write_text(said.getvalue())
+
+
+def saved_images(run: Path, folder: Path, count: int) -> Path:
+    """A folder, filled with some test images of a run on digits."""
+    _, data = RunFolder.of(run).opened()
+    images = data.test.load(data.test.ids[:count]).images
+    for number, pixels in enumerate(to_pixels(images, data.mean, data.std)):
+        Image.fromarray(pixels[0].numpy()).save(folder / f"{number:02d}.png")
+    return folder
 
 
 def train_static(folder: Path) -> None:

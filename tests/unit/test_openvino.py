@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnxruntime as ort
@@ -11,7 +13,7 @@ import torch
 
 from dsnet import export_bundle, export_onnx, open_runner
 from dsnet.cli import main
-from dsnet.errors import CheckpointError, NotInstalledError
+from dsnet.errors import CheckpointError, NotInstalledError, RoutingError
 from dsnet.manifest import Policy
 from dsnet.models import Supernet, count, eager
 from dsnet.routers import Budget, RouterSpec
@@ -124,10 +126,57 @@ def test_files_that_cannot_be_read_get_one_clear_error(tmp_path: Path) -> None:
             open_runner(tmp_path / file, runtime="openvino")
 
 
+def computes_bf16() -> bool:
+    return "BF16" in room.core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+@needed
+def test_bfloat16_is_named_and_close_to_floats(tmp_path: Path) -> None:
+    """Scores differ, so some routes do, too. Everything else is as in floats."""
+    if not computes_bf16():
+        pytest.skip("this processor has no bfloat16")
+    net = calibrated(routed_net("ds_mobilenet_v1_tiny", ROUTERS[0]))
+    x, file = varied(net, 6).float(), export_onnx(net, tmp_path / "dynamic.onnx", image_size=side(net))
+    floats = open_runner(file, threads=1, runtime="openvino")
+    halves = open_runner(file, threads=1, runtime="openvino-bf16")
+    assert halves.runtime == f"{room.engine().name} bf16, dynamic"
+    assert halves.setting() != floats.setting()
+    for path in floats.paths[:: len(floats.paths) - 1]:
+        exact, found = floats(x, path=path).logits, halves(x, path=path).logits
+        assert 0 < (found - exact).square().mean().sqrt() < 0.1 * exact.std()
+    routed, table = halves(x, budget=0.6), halves.manifest.table
+    taken = list(map(tuple, routed.paths.tolist()))
+    assert routed.madds.tolist() == [table.madds(path, dynamic=True) for path in taken]
+    for row, path in enumerate(taken):
+        assert_close(halves(x[row : row + 1], path=path).logits[0], routed.logits[row], 1e-4)
+    with pytest.raises(RoutingError, match=r"--threads 1 --runtimes openvino-bf16`"):
+        halves(x, latency="5ms")
+    with pytest.raises(RoutingError, match="not finite"):
+        halves(x * float("nan"), budget=0.6)
+
+
+@needed
+def test_bench_compares_bfloat16_with_floats(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, kinds = ["bench", "ds_mobilenet_v1_tiny", "--paths", "0", "--repeats", "2"], ["openvino", "openvino-bf16"]
+    assert main(["bench", str(trained / "model.onnx"), "--runtimes", *kinds]) == 2
+    assert "name openvino or openvino-bf16" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(room, "core", lambda: SimpleNamespace(get_property=lambda *_: ["FP32"]))
+        assert main([*words, "--runtimes", "openvino-bf16"]) == 2
+    assert capsys.readouterr().err.count("this processor has no bfloat16") == 1
+    if not computes_bf16():
+        pytest.skip("this processor has no bfloat16")
+    assert main([*words, "--json", "--runtimes", *kinds]) == 0
+    rows = json.loads(capsys.readouterr().out)["widths"]["rows"]
+    assert {row["runtime"] for row in rows} == {*kinds, *(f"static {kind}" for kind in kinds)}
+
+
 def test_what_cannot_be_run_says_so(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ValueError, match="runtime 'tflite' is unknown; choose from onnx, openvino, tensorrt"):
+    with pytest.raises(ValueError, match="'tflite' is unknown; choose from onnx, openvino, openvino-bf16, tensorrt"):
         open_runner(trained / "model.onnx", runtime="tflite")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="is no ONNX file and no bundle, so PyTorch runs it"):
         open_runner(trained, runtime="onnx")

@@ -20,11 +20,11 @@ from dsnet.latency.timing import Call
 from dsnet.manifest import Policy
 from dsnet.models import DynamicRunner, extract
 from dsnet.models.narrow import narrowed
+from dsnet.opening import engine_of
 from dsnet.results import FileSizes
 from dsnet.runtime.bundle import open_bundle
-from dsnet.runtime.engine import open_session
+from dsnet.runtime.engine import Engine, open_session
 from dsnet.runtime.onnx import IMAGE, FileRunner, knobs
-from dsnet.runtime.openvino import engine as openvino_engine
 from dsnet.runtime.runner import GroupedRunner
 from dsnet.space import WidthPath, path_name
 
@@ -97,8 +97,8 @@ def ways(runtime: str, x: Tensor, artefacts: Artefacts, threads: int) -> Ways:
     """How a runtime runs a path as a static network, and within the dynamic network (None if it cannot)."""
     if runtime == "onnx":
         return onnx_ways(x, artefacts, threads)
-    if runtime == "openvino":
-        return openvino_ways(x, artefacts, threads)
+    if runtime.startswith("openvino"):
+        return openvino_ways(engine_of(runtime), x, artefacts, threads)
     net, compiled = artefacts.net, runtime == "compiled"
 
     def static(path: WidthPath) -> Call:
@@ -159,8 +159,8 @@ def onnx_ways(x: Tensor, artefacts: Artefacts, threads: int) -> Ways:
     return static, lambda path: partial(dynamic.session.run, None, {**feed, **knobs(dynamic.manifest, Policy(), path)})
 
 
-def openvino_ways(x: Tensor, artefacts: Artefacts, threads: int) -> Ways:
-    engine, feed = openvino_engine(), {IMAGE: x.numpy()}
+def openvino_ways(engine: Engine, x: Tensor, artefacts: Artefacts, threads: int) -> Ways:
+    feed = {IMAGE: x.numpy()}
 
     def static(path: WidthPath) -> Call:
         return partial(engine.open(artefacts.static(path), threads).run, None, feed)

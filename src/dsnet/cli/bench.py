@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: Parser) -> None:
     parser.add("model", "A name from `dsnet models`, a run folder, an ONNX file or a bundle.")
-    how = "How to run the network: eager (slices weights at every call), runner, compiled, onnx or openvino."
+    how = "How to run the network: eager (slices weights), runner, compiled, onnx, openvino or openvino-bf16."
     parser.add("--runtimes", how, nargs="+", default=["runner", "onnx"], metavar="NAME")
     paths = (
         "Paths to compare with their ideal, such as 0 7 13 or 0,0,0,0, or `all` (default: slimmest, middle, widest)."
@@ -84,7 +84,7 @@ def run(args: Namespace) -> None:
 
 
 def of_file(args: Namespace, config: BenchConfig, result: Bench) -> Bench:
-    """Measure an ONNX file or a bundle in ONNX Runtime, or in OpenVINO if that is among the runtimes.
+    """Measure an ONNX file or a bundle in ONNX Runtime, or in OpenVINO if it is among the runtimes.
 
     Its dynamic network is measured with images if its run or --root has them.
     """
@@ -97,7 +97,10 @@ def of_file(args: Namespace, config: BenchConfig, result: Bench) -> Bench:
     runner = open_onnx(args.model)
     runner.setting()  # refuses a raw file
     evaluation = runner.manifest.evaluation
-    engine = engine_of("openvino" if "openvino" in config.runtimes else None, args.device)
+    named = [name for name in config.runtimes if name.startswith("openvino")]
+    if len(named) > 1:
+        raise ValueError(f"{args.model} is a file, which is measured in one runtime; name {named[0]} or {named[1]}")
+    engine = engine_of(named[0] if named else None, args.device)
     images = images_beside(args)
     opened = partial(open_onnx, args.model, engine=engine)
     widths, tables, ways = bench_file(

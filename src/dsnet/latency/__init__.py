@@ -93,12 +93,14 @@ def require(setting: Setting, place: str) -> Latency:
     if (found := find(setting)) is not None:
         return found
     others = measured_threads(setting)
-    openvino = "openvino" in setting.runtime.lower()
+    name = setting.runtime.partition(",")[0].lower()  # onnxruntime 1.31.1, openvino 2026.4.1 bf16
+    openvino = "openvino-bf16" if name.endswith("bf16") else "openvino"
+    other = f" --runtimes {openvino}" if "openvino" in setting.runtime.lower() else ""
     known = f" (there is one for {' and '.join(map(threads_text, sorted(others)))})" if others else ""
     raise RoutingError(
         f"there is no latency table of {place} for {setting.runtime}, {threads_text(setting.threads)}, "
         f"{setting.image_size} px on this processor{known}; measure it with "
-        f"`dsnet bench {place} --threads {setting.threads}{' --runtimes openvino' * openvino}`"
+        f"`dsnet bench {place} --threads {setting.threads}{other}`"
     )
 
 

@@ -24,6 +24,7 @@ IDEALS = {
     "compiled": "static compiled",
     "onnx": "static onnx",
     "openvino": "static openvino",
+    "openvino-bf16": "static openvino-bf16",
 }
 AGAIN = " again"  # the ideal is timed twice; the ratio of both shows the noise
 ROUNDS = 15  # each image is routed once for every so many rounds of fixed widths
@@ -51,8 +52,9 @@ class BenchConfig:
     def __post_init__(self) -> None:
         if unknown := [name for name in self.runtimes if name not in IDEALS]:
             raise ValueError(f"runtime {unknown[0]!r} is unknown; choose from {', '.join(IDEALS)}")
-        provided = "OpenVINOExecutionProvider" in ort.get_available_providers()
-        if "openvino" in self.runtimes and not provided and importlib.util.find_spec("openvino") is None:
+        kinds = {name for name in self.runtimes if name.startswith("openvino")}
+        provided = kinds == {"openvino"} and "OpenVINOExecutionProvider" in ort.get_available_providers()
+        if kinds and not provided and importlib.util.find_spec("openvino") is None:
             raise ValueError("openvino is not installed; run: pip install 'dsnet[openvino]', or leave it out")
         for name in ("threads", "batch_sizes"):
             if not getattr(self, name) or min(getattr(self, name)) < 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,23 +22,29 @@ try:
 except ModuleNotFoundError:
     openvino = None
 
-# OpenVINO computes in bfloat16 by default where the processor has it, and routes would then differ. With one thread,
-# version 2026.4 crashes while it generates code (snippets) for the functions of an early classifier.
+FLOAT, HALF = "f32", "bf16"  # OpenVINO's names of what it computes in
+# With one thread, version 2026.4 crashes while it generates code (snippets) for the functions of an early classifier.
 OPTIONS = {
-    "INFERENCE_PRECISION_HINT": "f32",
     "PERFORMANCE_HINT": "LATENCY",
     "NUM_STREAMS": 1,
     "SNIPPETS_MODE": "DISABLE",
 }
 
 
-def engine() -> Engine:
-    """OpenVINO, or an error that says how to install it."""
-    if openvino is None and "OpenVINOExecutionProvider" in ort.get_available_providers():
+def engine(precision: str = FLOAT) -> Engine:
+    """OpenVINO, or an error that says how to install it.
+
+    Where the processor has bfloat16, OpenVINO computes in it unless it is told not to, and routes differ then. So dsnet
+    asks for it only where the user does.
+    """
+    if openvino is None and precision == FLOAT and "OpenVINOExecutionProvider" in ort.get_available_providers():
         return onnx_runtime(provider="openvino")
     if openvino is None:
         raise NotInstalledError("openvino is not installed; run: pip install 'dsnet[openvino]'", name="openvino")
-    return Engine(f"openvino {openvino.__version__.partition('-')[0]}", Session)
+    if precision == HALF and HALF.upper() not in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        raise ValueError("this processor has no bfloat16, so openvino-bf16 gains nothing; take the runtime openvino")
+    name = f"openvino {openvino.__version__.partition('-')[0]}{'' if precision == FLOAT else f' {precision}'}"
+    return Engine(name, partial(Session, precision=precision))
 
 
 @cache
@@ -50,15 +56,15 @@ def core() -> Any:
 class Session:
     """An ONNX graph in OpenVINO, with the methods of a session of ONNX Runtime. Several threads may share it."""
 
-    def __init__(self, file: Path, threads: int = 0) -> None:
+    def __init__(self, file: Path, threads: int = 0, *, precision: str = FLOAT) -> None:
         if not file.is_file():
             raise CheckpointError(f"{file} does not exist; give an ONNX file or a bundle that `dsnet export` wrote")
         try:
             self.model = core().read_model(str(file))
             # Compiling adds the names of inner values that are outputs as well.
             self.places = {slot.get_any_name(): place for place, slot in enumerate(self.model.outputs)}
-            options = OPTIONS | {"INFERENCE_NUM_THREADS": threads or cores()}
-            self.compiled = core().compile_model(self.model, "CPU", options)
+            known = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads or cores()}
+            self.compiled = core().compile_model(self.model, "CPU", OPTIONS | known)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1]
             raise CheckpointError(f"{file} cannot be read as an ONNX file ({reason}); export it again") from error
