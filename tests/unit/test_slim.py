@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from functools import cache
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from dsnet.slimming.convert import Affine, check_same
 from dsnet.slimming.network import slim, slim_with_report
 from dsnet.slimming.sort import Importance
 from dsnet.tasks import load, save
+from dsnet.training import IEB, recalibrate
+from dsnet.training.ieb import IEBConfig
 from support.cnns import CNNS, SIZE, conv, lively
 from support.networks import assert_close
 
@@ -268,3 +271,23 @@ def test_a_layer_norm_over_whole_maps_keeps_every_channel() -> None:
     rows = {row.layers: row for row in report.groups}
     assert "norm has one group" in rows[("one.0",)].fixed
     assert rows[("two.0",)].channels == (16, 32)
+
+
+def test_a_repair_without_labels_keeps_the_statistics_of_the_widest() -> None:
+    """Those of the images at hand would change its answers, though its weights stay. Other widths learn theirs."""
+    net, images = copy.deepcopy(converted("residual")), [3 * noise(6) + 1 for _ in range(3)]
+    wanted = net(noise(), net.space.widest)
+    stage = IEB(net, IEBConfig("original"), original=copy.deepcopy(net), labelled=False, frozen=True)
+    stage.train()
+    losses = stage(images[0], torch.zeros(6, dtype=torch.long), stage.draw(random.Random(0)), net)
+    sum(losses.values()).backward()  # type: ignore[union-attr]
+    net.eval()
+    assert torch.equal(net(noise(), net.space.widest), wanted)
+    slim = net(noise(), net.space.slimmest)
+    recalibrate(net, images, frozen=True)
+    assert torch.equal(net(noise(), net.space.widest), wanted)
+    assert (net(noise(), net.space.slimmest) - slim).abs().max() > 1e-3
+    plain = copy.deepcopy(converted("residual"))
+    IEB(plain, IEBConfig("inplace"), frozen=True)
+    recalibrate(plain, images, frozen=True)
+    assert (plain(noise(), net.space.widest) - wanted).abs().max() > 1e-3
