@@ -51,6 +51,8 @@ def test_wrong_words_end_with_one_line(start: Path, capsys: pytest.CaptureFixtur
         ([FACTORY, "--widths", "half", "1", "--out", "new"], "width 'half' is not understood"),
         ([FACTORY, "--weights", "none.pth", "--out", "new"], "none.pth does not exist"),
         ([FACTORY, "--image_size", "16", "--mean", "0.5", "--out", "new"], "must have 3 numbers"),
+        ([FACTORY, "--override", "two.0.0", "--out", "new"], "override 'two.0.0' is not understood; give LAYER=SHARES"),
+        ([FACTORY, "--image_size", "16", "--override", "last=1,1,1,1", "--out", "new"], "there is no such layer"),
         ([FACTORY, "--image_size", "16", "--cut", "nowhere", "--out", "new"], f"{FACTORY}: the network cannot be cut"),
     ):
         assert main(["slim", *words]) == 2
@@ -61,6 +63,17 @@ def test_wrong_words_end_with_one_line(start: Path, capsys: pytest.CaptureFixtur
     for words in (["import", str(start), "--out", "new"], ["import", str(start), "--as", "resnet50", "--out", "new"]):
         assert main(words) == 2
         assert "was made by `dsnet slim` and has no blocks" in capsys.readouterr().err
+
+
+def test_single_layers_have_shares_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--image_size", "16", "--widths", "0.5", "1", "--cut", "stem", "--json", "--out", str(tmp_path / "start")]
+    own = ["--override", "two.0.0=1,1", "--override", "one.0.0=0.34,1"]
+    assert main(["slim", FACTORY, *words, *own]) == 0
+    rows = {tuple(row["layers"]): row for row in json.loads(capsys.readouterr().out)["groups"]}
+    assert rows[("two.0.0",)]["channels"] == [16, 16]
+    assert rows[("one.0.0",)]["channels"] == [8, 24]
+    assert rows[("one.1", "project", "two.1")]["channels"] == [16, 32]
+    assert load(tmp_path / "start").spec.channels((0,)) == [8, 16]  # of layers that are slimmed
 
 
 def test_training_takes_the_normalisation_and_the_recipe_for_pretrained_weights(start: Path, tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ def lively(model: nn.Module) -> nn.Module:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(3)
         for module in model.modules():
-            if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d | nn.GroupNorm):
+            norm = isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d | nn.GroupNorm | nn.LayerNorm)
+            if norm and module.weight is not None:
                 module.weight.uniform_(0.5, 1.5)
                 module.bias.normal_(0, 0.3)
             if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d):
@@ -224,3 +225,81 @@ class Narrow(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.layers(x).mean((2, 3)))
+
+
+class NextBlock(nn.Module):
+    """A block of ConvNeXt: channels lie behind the pixels from the norm to the layer scale."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.depth, self.norm = nn.Conv2d(channels, channels, 7, padding=3, groups=channels), nn.LayerNorm(channels)
+        self.wide, self.narrow = nn.Linear(channels, 3 * channels), nn.Linear(3 * channels, channels)
+        self.scale = nn.Parameter(torch.rand(channels) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.depth(x).permute(0, 2, 3, 1))
+        y = self.scale * self.narrow(F.gelu(self.wide(y)))
+        return x + y.permute(0, 3, 1, 2)
+
+
+class Norm2d(nn.Module):
+    """A layer norm over channels, written out. inverse: With a product instead of a division."""
+
+    def __init__(self, channels: int, *, inverse: bool = False) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.rand(channels) + 0.5), nn.Parameter(torch.randn(channels) / 3)
+        self.inverse = inverse
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.inverse:
+            x = (x - x.mean(1, keepdim=True)) * torch.rsqrt(x.var(1, keepdim=True, unbiased=False) + 1e-6)
+        else:
+            mean = x.mean(1, keepdim=True)
+            x = (x - mean) / torch.sqrt((x - mean).pow(2).mean(1, keepdim=True) + 1e-6)
+        return self.weight[:, None, None] * x + self.bias[:, None, None]
+
+
+@cnn
+class Next(nn.Module):
+    """ConvNeXt: layer norms over channels, on maps in both orders of axes and on vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.first, self.one = nn.Conv2d(3, 16, 2, 2), Norm2d(16), NextBlock(16)
+        self.between, self.down = Norm2d(16, inverse=True), nn.Conv2d(16, 32, 2, 2)
+        self.two, self.three = NextBlock(32), NextBlock(32)
+        self.last, self.fc = nn.LayerNorm(32), nn.Linear(32, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.one(self.first(self.stem(x)))
+        x = self.three(self.two(self.down(self.between(x))))
+        return self.fc(self.last(x.mean([-2, -1])))
+
+
+@cnn
+class Rare(nn.Module):
+    """Operations that need all of their channels, in their order, between layers that do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.tensor([0.4, 0.5, 0.6]).view(1, 3, 1, 1))
+        self.centre: Tensor
+        self.stem, self.one, self.two = conv(3, 16), conv(16, 32), conv(32, 16)
+        self.response, self.place = nn.LocalResponseNorm(3), nn.Parameter(torch.rand(1, 16, SIZE // 2, SIZE // 2))
+        self.line = nn.Conv1d(1, 1, 3, padding=1)
+        self.three, self.four, self.five = conv(16, 32), conv(32, 16), conv(4, 24)
+        self.gates, self.slopes = conv(24, 48), nn.Parameter(torch.rand(24, 1, 1))
+        self.six, self.fc, self.scale = conv(24, 32), nn.Linear(32, 5), nn.Parameter(torch.rand(32) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (x - self.centre) / (self.centre + 1)
+        x = self.stem(torch.cat([x[:, 0].unsqueeze(1) * 0.9, x[:, [2, 1]]], 1))
+        x = F.max_pool2d(self.response(self.two(self.one(x))), 2) + self.place
+        look = self.line(x.mean((2, 3)).unsqueeze(-1).transpose(-1, -2)).transpose(-1, -2).unsqueeze(-1)
+        x = F.hardshrink(x * torch.sigmoid(look).expand_as(x), 0.1)
+        x = self.four(self.three(x))
+        x = self.five(F.pixel_shuffle(x, 2))
+        x = F.glu(self.gates(torch.cat([x, x.flip(3)], 3)), 1)
+        x = torch.maximum(x, self.slopes) - 0.1 * x.pow(3) + x.norm(dim=(2, 3), keepdim=True).log1p()
+        x = self.six(x)
+        return self.fc((x.amin((2, 3)) - x.mean((2, 3))).exp() * self.scale)

@@ -24,7 +24,7 @@ from dsnet.errors import DataError
 from dsnet.images import MAX_PIXELS, ImageError, check_image, read_image
 from dsnet.tasks import read_config
 from support.counted import Counted
-from support.folders import make_folder
+from support.folders import make_folder, voc_folder
 
 
 def opened(root: Path, **options: object) -> Data:
@@ -52,6 +52,7 @@ def test_a_root_or_labels_alone_mean_a_folder(tmp_path: Path) -> None:
     ("config", "message"),
     [
         (DataConfig("digits", root="pets"), "data.root is pets, but digits are part of the installation"),
+        (DataConfig("folder", root="pets", folders=["train"]), "data.folders is .*it is for images without labels"),
         (DataConfig(crop_ratio=0.5), "data.crop_ratio is 0.5, but it would have no effect: it is for image files, and"),
         (DataConfig("idx", root="a", on_corrupt="skip"), "data.on_corrupt is skip.*and idx is read as arrays"),
         (DataConfig("cifar10", root="a", labels="a.csv"), "data.labels is a.csv, but it would have no effect"),
@@ -307,3 +308,32 @@ def refused(function: object, file: Path) -> bool:
     except ImageError:
         return True
     return False
+
+
+def test_images_without_labels_come_from_the_folders_that_are_named(tmp_path: Path) -> None:
+    """Test images beside them are not read, and an image list of VOC's form gives its images alone."""
+    make_folder(tmp_path / "pets")
+    voc_folder(tmp_path / "VOC2007", {"train": 6, "test": 4})
+
+    def read(*folders: str) -> set[str]:
+        config = DataConfig("images", root=str(tmp_path), folders=list(folders) or None, image_size=20)
+        data = open_dataset(config)
+        files = data.split("train").files() + data.split("calibration").files()
+        return {str(Path(file).relative_to(tmp_path)) for file in files}
+
+    lists = "VOC2007/ImageSets/Main"
+    train, listed = read("pets/train"), read(f"{lists}/train.txt", "pets/train", "pets/train/cat") - read("pets/train")
+    assert len(read()) == 2 * len(train) + 10
+    assert len(train) == 36
+    assert all(name.startswith("pets/train/") for name in train)
+    entries = (tmp_path / lists / "train.txt").read_text().split()
+    assert {Path(name).stem for name in listed} == set(entries)
+    for folders, words in (
+        (["cats"], "cats does not exist .*correct data.folders"),
+        (["VOC2007/ImageSets"], "ImageSets has no images"),
+        ([f"{lists}/none.txt"], "none.txt does not exist; there are test, train"),
+    ):
+        with pytest.raises(DataError, match=words):
+            read(*folders)
+    with pytest.raises(ValueError, match=r"data.folders is \[\]; it must name folders"):
+        DataConfig("images", root=str(tmp_path), folders=[])

@@ -17,6 +17,7 @@ from dsnet.nn import (
     SliceConv2d,
     SliceDepthwise,
     SliceGroupNorm,
+    SliceLayerNorm2d,
     SliceLinear,
     SliceNorm,
 )
@@ -92,11 +93,15 @@ def test_linear(cin, cout, bias, batch, seed, data) -> None:
 
 
 @fast
-@given(rungs, sizes, seeds, st.booleans(), st.data())
-def test_norms(channels, size, seed, batch_norm, data) -> None:
+@given(rungs, sizes, seeds, st.sampled_from(["batch", "group", "layer"]), st.data())
+def test_norms(channels, size, seed, kind, data) -> None:
     """Twin equals slice; a one-hot mix equals each sample at its own width, with zeros beyond it."""
     torch.manual_seed(seed)
-    layer: SliceNorm = SliceBatchNorm2d(channels) if batch_norm else SliceGroupNorm(channels, 4)
+    layer: SliceNorm = {
+        "batch": SliceBatchNorm2d(channels),
+        "group": SliceGroupNorm(channels, 4),
+        "layer": SliceLayerNorm2d(channels),
+    }[kind]
     scrambled(layer)
     widths = [data.draw(st.integers(0, len(channels) - 1)) for _ in range(size[0])]
     x = tensor(size[0], channels.max, *size[1:])

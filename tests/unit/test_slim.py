@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from functools import cache
 from pathlib import Path
 
@@ -18,13 +19,15 @@ from dsnet.export.dynamic import export_onnx
 from dsnet.models import DynamicRunner, Supernet, count, extract
 from dsnet.models.sizes import at_sizes
 from dsnet.models.taps import graph_taps
-from dsnet.nn import Gate, SliceBatchNorm2d
+from dsnet.nn import Gate, SliceBatchNorm2d, SliceLayerNorm2d
 from dsnet.opening import open_runner
 from dsnet.slimming.convert import Affine, check_same
-from dsnet.slimming.network import slim
+from dsnet.slimming.network import slim, slim_with_report
 from dsnet.slimming.sort import Importance
 from dsnet.tasks import load, save
-from support.cnns import CNNS, SIZE, lively
+from dsnet.training import IEB, recalibrate
+from dsnet.training.ieb import IEBConfig
+from support.cnns import CNNS, SIZE, conv, lively
 from support.networks import assert_close
 
 WIDTHS = (0.3, 0.6, 1)
@@ -224,3 +227,67 @@ def test_convolutions_pad_by_themselves_where_both_sides_are_alike() -> None:
     ]
     paddings = [dict(node.options)["padding"] for node in net.spec.nodes if node.op == "conv"]
     assert paddings == [(0, 0), (2, 1), (0, 0), (1, 2), (1, 1)]
+
+
+def test_layer_norms_of_every_form_become_the_same_layer() -> None:
+    """With torch's layer on turned maps or vectors, or written out; the turns, means and variances vanish."""
+    ops = [node.op for node in converted("next").spec.nodes]
+    assert ops.count("layer_norm") == 6
+    assert not {"permute", "mean", "sqrt", "sub", "div", "mul"} & set(ops)
+
+
+def test_a_slim_width_normalises_over_its_own_channels() -> None:
+    net, counts = converted("next"), set[int]()
+
+    def check(norm: SliceLayerNorm2d, args: tuple[Tensor, ...], answer: Tensor) -> None:
+        count = answer.shape[1]
+        normal = (answer - norm.bias[:count, None, None]) / norm.weight[:count, None, None]
+        assert normal.mean(1).abs().max() < 1e-4
+        assert (normal.square().mean(1) - 1).abs().max() < 0.02  # the epsilon is at most so much of a variance
+        counts.add(count)
+
+    handles = [
+        module.register_forward_hook(check) for module in net.chain[0].modules() if isinstance(module, SliceLayerNorm2d)
+    ]
+    with torch.no_grad():
+        for path in net.space:
+            net(noise(), path)
+    for handle in handles:
+        handle.remove()
+    assert len(counts) == len(net.space.choices[0])
+
+
+def test_a_layer_norm_over_whole_maps_keeps_every_channel() -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.one, self.two, self.fc = conv(3, 16), conv(16, 32), conv(32, 32), nn.Linear(32, 5)
+            self.norm = nn.LayerNorm([32, SIZE, SIZE], elementwise_affine=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.two(self.norm(self.one(self.stem(x)))).mean((2, 3)))
+
+    _, report = slim_with_report(lively(Whole()), example(), (0.5, 1), cut="stem")
+    rows = {row.layers: row for row in report.groups}
+    assert "norm has one group" in rows[("one.0",)].fixed
+    assert rows[("two.0",)].channels == (16, 32)
+
+
+def test_a_repair_without_labels_keeps_the_statistics_of_the_widest() -> None:
+    """Those of the images at hand would change its answers, though its weights stay. Other widths learn theirs."""
+    net, images = copy.deepcopy(converted("residual")), [3 * noise(6) + 1 for _ in range(3)]
+    wanted = net(noise(), net.space.widest)
+    stage = IEB(net, IEBConfig("original"), original=copy.deepcopy(net), labelled=False, frozen=True)
+    stage.train()
+    losses = stage(images[0], torch.zeros(6, dtype=torch.long), stage.draw(random.Random(0)), net)
+    sum(losses.values()).backward()  # type: ignore[union-attr]
+    net.eval()
+    assert torch.equal(net(noise(), net.space.widest), wanted)
+    slim = net(noise(), net.space.slimmest)
+    recalibrate(net, images, frozen=True)
+    assert torch.equal(net(noise(), net.space.widest), wanted)
+    assert (net(noise(), net.space.slimmest) - slim).abs().max() > 1e-3
+    plain = copy.deepcopy(converted("residual"))
+    IEB(plain, IEBConfig("inplace"), frozen=True)
+    recalibrate(plain, images, frozen=True)
+    assert (plain(noise(), net.space.widest) - wanted).abs().max() > 1e-3

@@ -29,6 +29,11 @@ def add_arguments(parser: Parser) -> None:
         "residual channels: 0.35/0.5 0.5/0.75 1."
     )
     parser.add("--widths", widths, nargs="+", default=["0.25", "0.5", "0.75", "1"], metavar="SHARE")
+    override = (
+        "Other shares for the channels that one layer writes, and for all that must be as wide: LAYER=SHARES, with "
+        "commas, one share for each width. The report names the layers."
+    )
+    parser.add("--override", override, nargs="+", action="extend", default=[], metavar="LAYER=SHARES")
     sizes = (
         "Image sizes that the network runs at, smallest first, such as 64 96 128; with them, --widths 1 keeps all "
         "channels (default: one size)."
@@ -65,13 +70,14 @@ def run(args: Namespace) -> None:
     from dsnet.slimming.network import slim_with_report
     from dsnet.slimming.pretrained import PRETRAINED
     from dsnet.slimming.sources import load_weights, model_from, read_images
-    from dsnet.slimming.widths import pairs, read_share
+    from dsnet.slimming.widths import pairs, read_overrides, read_share
     from dsnet.tasks import save
 
     if (Path(args.out) / MODEL).exists():
         raise CheckpointError(f"{args.out} already holds a model; choose another --out or remove it")
     widths = [read_share(text) for text in args.widths]
     pairs(widths, least=1 if args.sizes else 2)  # reports a wrong width before a large network is made
+    overrides = read_overrides(args.override)
     known = PRETRAINED.get(args.model)
     size = args.image_size or (max(args.sizes) if args.sizes else 224 if known is None else known.image_size)
     if known is not None:
@@ -96,6 +102,7 @@ def run(args: Namespace) -> None:
             images=images,
             sort=args.sort,
             multiple=args.multiple,
+            overrides=overrides,
             sizes=args.sizes,
             affine=args.affine,
             name=name,

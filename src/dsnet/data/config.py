@@ -66,6 +66,8 @@ class DataConfig(Reading):
     Args:
         dataset: Images to train on: a folder if root is given, else digits. `images` have no labels.
         root: Folder with one folder per class, or of shards.
+        folders: Folders below root whose images are read, or image lists of VOC's form such as
+            VOC2007/ImageSets/Main/train.txt, for images without labels. By default all images below root.
         labels: CSV file with the columns file, label and, if you like, split. Files are relative to root, or to it.
         image_size: Side of the images in pixels, or the data's own.
         calibration: Share of the training images that is set aside to check progress and to calibrate budgets.
@@ -90,6 +92,7 @@ class DataConfig(Reading):
 
     dataset: Dataset | None = None
     root: str | None = None
+    folders: list[str] | None = None
     labels: str | None = None
     image_size: int | None = None
     calibration: float = 0.1
@@ -119,6 +122,7 @@ class DataConfig(Reading):
         must("data.image_size", size, size is None or size >= 1, "be at least 1, or null")
         allow("image_size", size or 1, "data.image_size is")
         must("data.cache_size", self.cache_size, self.cache_size > 0, "be above 0 gigabytes")
+        must("data.folders", self.folders, self.folders != [], "name folders below data.root, or be left out")
         must("data.crop_ratio", self.crop_ratio, 0 < self.crop_ratio <= 1, "be a share in (0, 1]")
 
     @property
@@ -153,6 +157,8 @@ class DataConfig(Reading):
             self.refuse(("labels", *FILES_ONLY), f"it is for image files, and {self.kind} is read as arrays")
         if self.kind == "images":
             self.refuse(["labels"], "data.dataset images has no labels")
+        else:
+            self.refuse(["folders"], "it is for images without labels, data.dataset images")
         if self.kind in ("shards", "python"):
             self.refuse(["labels"], f"it is for image files, and {self.kind} has its own labels")
         if self.kind != "shards":

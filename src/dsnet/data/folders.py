@@ -13,6 +13,7 @@ import torch
 
 from dsnet.data.shards import HEAD
 from dsnet.data.sources import Files, Raw
+from dsnet.data.voc import image_of, read_list
 from dsnet.errors import DataError
 from dsnet.images import SUFFIXES
 
@@ -46,14 +47,30 @@ def open_folder(root: Path | None, labels: Path | None) -> Raw:
     return scan(root)
 
 
-def open_images(root: Path) -> Raw:
-    """All images below a folder, without classes. Every image has label 0, which means nothing."""
+def open_images(root: Path, folders: Sequence[str] | None = None) -> Raw:
+    """All images below a folder, without classes. Every image has label 0, which means nothing.
+
+    folders: Folders and image lists below it that are read instead.
+    """
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; give a folder of images")
-    files = images_below(root)
+    files = images_below(root) if folders is None else [file for name in folders for file in images_of(root / name)]
+    files = list(dict.fromkeys(files))
     if len(files) < FEWEST:
         raise DataError(f"{root} has {len(files)} images ({', '.join(SUFFIXES)}); give at least {FEWEST}")
     return Raw(Files(tuple(files), torch.zeros(len(files), dtype=torch.long), root), None, (), 3, None)
+
+
+def images_of(place: Path) -> list[str]:
+    """The images below a folder, or of an image list of VOC's form."""
+    if place.suffix == ".txt":
+        folder, entries = read_list(place.parent.parent.parent, place.stem)
+        return [str(image_of(folder, entry)) for entry in entries]
+    found = images_below(place)
+    if not found:
+        why = "has no images" if place.is_dir() else "does not exist"
+        raise DataError(f"{place} {why} ({', '.join(SUFFIXES)}); correct data.folders")
+    return found
 
 
 def scan(root: Path) -> Raw:

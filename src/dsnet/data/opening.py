@@ -53,7 +53,7 @@ def open_files(config: DataConfig) -> Raw:
     root, labels = (Path(name) if name else None for name in (config.root, config.labels))
     if config.kind == "images":
         assert root is not None  # DataConfig asks for it
-        return open_images(root)
+        return open_images(root, config.folders)
     return open_folder(root, labels) if config.kind == "folder" else open_source(config.kind, root)
 
 

@@ -43,6 +43,7 @@ LATER: Keys = {  # keys by their endings that were added later. At these values 
     "optim.decay": "all",
     "augment.magnitude_std": 0.5,
     "data.labels": None,
+    "data.folders": None,
     "data.mean": None,
     "data.std": None,
     "freeze": "none",

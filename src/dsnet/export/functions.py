@@ -66,6 +66,14 @@ def avg_pool(
     return graph.op("AveragePool", x, **attributes, ceil_mode=int(ceil_mode), count_include_pad=included)
 
 
+def avg_pool3d(
+    graph: Graph, x: str, kernel: Any, stride: Any, *, padding: Any, ceil_mode: bool, count_include_pad: bool
+) -> str:
+    attributes = {"kernel_shape": list(kernel), "strides": list(stride), "pads": [*padding] * 2}
+    included = int(count_include_pad)
+    return graph.op("AveragePool", x, **attributes, ceil_mode=int(ceil_mode), count_include_pad=included)
+
+
 def reduce(kind: str) -> Callable[..., str]:
     return lambda graph, x, axes, keep: graph.op(kind, x, graph.constant(list(axes)), keepdims=int(keep))
 
@@ -148,11 +156,17 @@ def pad(graph: Graph, x: str, sides: tuple[int, ...], *, mode: str, value: float
     """Values before and behind the last axes. Pairs count from the last axis on: one pair is for matrices."""
     if not any(sides):
         return x
-    rank = 2 if len(sides) == 2 else 4
+    rank = {2: 2, 4: 4, 6: 5}[len(sides)]
     before, behind = ([0] * (rank - len(half)) + list(half)[::-1] for half in (sides[::2], sides[1::2]))
     kinds = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
     more = [graph.constant(value, np.float32)] if value else []
     return graph.op("Pad", x, graph.constant(before + behind), *more, mode=kinds[mode])
+
+
+def flip(graph: Graph, x: str, axes: tuple[int, ...]) -> str:
+    count = len(axes)
+    ends = ([-1] * count, [-(2**62)] * count, list(axes), [-1] * count)
+    return graph.op("Slice", x, *map(graph.constant, ends))
 
 
 def clip(graph: Graph, x: str, low: float | None, high: float | None) -> str:
@@ -192,14 +206,24 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.exp: unary("Exp"),
     torch.sqrt: unary("Sqrt"),
     torch.neg: unary("Neg"),
+    torch.log: unary("Log"),
+    torch.erf: unary("Erf"),
+    torch.sign: unary("Sign"),
+    torch.sin: unary("Sin"),
+    torch.cos: unary("Cos"),
     torch.clamp: clip,
     torch.softmax: lambda graph, x, axis: graph.op("Softmax", x, axis=axis),
     torch.log_softmax: lambda graph, x, axis: graph.op("LogSoftmax", x, axis=axis),
     torch.sum: reduce("ReduceSum"),
     torch.amax: reduce("ReduceMax"),
+    torch.amin: reduce("ReduceMin"),
     torch.maximum: binary("Max"),
     torch.minimum: binary("Min"),
+    torch.where: lambda graph, condition, a, b: graph.op("Where", condition, a, b),
+    torch.flip: flip,
     F.max_pool2d: max_pool,
+    F.avg_pool3d: avg_pool3d,
+    F.pixel_shuffle: lambda graph, x, factor: graph.op("DepthToSpace", x, blocksize=factor, mode="CRD"),
     F.interpolate: resize,
     F.pad: pad,
     torch.tanh: unary("Tanh"),
@@ -212,6 +236,10 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     operator.truediv: binary("Div"),
     operator.pow: binary("Pow"),
     operator.neg: unary("Neg"),
+    operator.gt: binary("Greater"),
+    operator.ge: binary("GreaterOrEqual"),
+    operator.lt: binary("Less"),
+    operator.le: binary("LessOrEqual"),
     operator.getitem: get_item,
     getattr: lambda graph, item, name: item[name],
     "sigmoid": unary("Sigmoid"),
@@ -222,6 +250,8 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     "permute": lambda graph, x, *order: graph.op("Transpose", x, perm=order),
     "flatten": lambda graph, x, axis: graph.op("Flatten", x, axis=axis),
     "unflatten": unflatten,
+    "unsqueeze": lambda graph, x, axis: graph.op("Unsqueeze", x, graph.constant([axis])),
+    "squeeze": lambda graph, x, axis: graph.op("Squeeze", x, graph.constant([axis])),
     "add": binary("Add"),
     "mul": binary("Mul"),
     "clamp": clamp,

@@ -11,9 +11,10 @@ from torch import fx, nn
 
 from dsnet.export.functions import ELEMENTWISE, FUNCTIONS
 from dsnet.export.writer import Count, Graph, array, counted
-from dsnet.nn import Fixed, Gate, SliceBatchNorm2d, SliceConv2d, SliceGroupNorm, SliceLinear
+from dsnet.nn import Fixed, Gate, SliceBatchNorm2d, SliceConv2d, SliceGroupNorm, SliceLayerNorm2d, SliceLinear
 from dsnet.nn.layers import GlobalPool, GridPool, StandardLinear
-from dsnet.nn.maps import Mask, Shuffle, SlicePReLU, Take
+from dsnet.nn.maps import Constant, Mask, Shuffle, SlicePReLU, Take
+from dsnet.nn.norm import FIRST, LAST
 from dsnet.nn.resize import Dense, InBlocks, Resize
 from dsnet.nn.slicing import leading
 from dsnet.nn.tracing import trace
@@ -114,6 +115,8 @@ class LayerWriter(fx.Interpreter):
                 return self.out.op("Gemm", x, *inputs, transB=1)
             case SliceGroupNorm():
                 return group_norm(self.out, layer, name, x, counted(layer.channels, widths[0]))
+            case SliceLayerNorm2d():
+                return layer_norm(self.out, layer, name, x, counted(layer.channels, widths[0]))
             case Fixed():
                 return self.plain(layer.layer, f"{name}.layer", x)
             case SliceBatchNorm2d():
@@ -124,6 +127,8 @@ class LayerWriter(fx.Interpreter):
                 return self.out.op("Flatten", self.out.op("GlobalAveragePool", x), axis=1)
             case Mask():
                 return x
+            case Constant():
+                return constant(self.out, layer, x)
             case Take():
                 start, count = layer.place(widths[0])
                 return self.out.op("Slice", x, *map(self.out.constant, ([start], [start + count], [1])))
@@ -150,15 +155,18 @@ class LayerWriter(fx.Interpreter):
     def plain(self, layer: nn.Module, name: str, x: str) -> str:
         """A layer that has one width."""
         match layer:
-            case nn.Conv2d(groups=1, dilation=(1, 1), padding=(int(), int())):
+            case nn.Conv1d() | nn.Conv2d() if not isinstance(layer.padding, str):
                 tensors = {"weight": layer.weight, "bias": layer.bias}
                 inputs = [
                     self.out.weight(f"{name}.{part}", tensor, [layer.out_channels])
                     for part, tensor in tensors.items()
                     if tensor is not None
                 ]
+                more = {"group": layer.groups} if layer.groups > 1 else {}
+                more |= {"dilations": list(layer.dilation)} if max(layer.dilation) > 1 else {}
                 sides, strides = list(layer.kernel_size), list(layer.stride)
-                return self.out.op("Conv", x, *inputs, kernel_shape=sides, strides=strides, pads=[*layer.padding] * 2)
+                pads = [*layer.padding] * 2
+                return self.out.op("Conv", x, *inputs, kernel_shape=sides, strides=strides, pads=pads, **more)
             case nn.GroupNorm():
                 return group_norm(self.out, layer, name, x, layer.num_channels)
         raise TypeError(f"{type(layer).__name__} has no ONNX form")
@@ -228,12 +236,26 @@ def group_norm(graph: Graph, layer: SliceGroupNorm | nn.GroupNorm, name: str, x:
     return graph.op("BatchNormalization", y, scale, shift, mean, variance, epsilon=0.0)
 
 
+def layer_norm(graph: Graph, layer: SliceLayerNorm2d, name: str, x: str, kept: Count) -> str:
+    tensors = {"weight": layer.weight, "bias": layer.bias}
+    scale, shift = (graph.weight(f"{name}.{part}", tensor, [kept]) for part, tensor in tensors.items())
+    turned = graph.op("Transpose", x, perm=LAST)
+    return graph.op("Transpose", graph.op("LayerNormalization", turned, scale, shift, epsilon=layer.eps), perm=FIRST)
+
+
 def batch_norm(graph: Graph, layer: SliceBatchNorm2d, x: str, width: int) -> str:
     """A batch norm that is not behind a convolution."""
     held = layer.at(width)
     names = ("weight", "bias", "running_mean", "running_var")
     tensors = [graph.constant(array(held[name]), np.float32) for name in names]
     return graph.op("BatchNormalization", x, *tensors, epsilon=layer.eps)
+
+
+def constant(graph: Graph, layer: Constant, x: str) -> str:
+    value = graph.constant(array(layer.value)[None], np.float32)
+    count = graph.op("Shape", x, start=0, end=1)
+    sides = graph.op("Concat", count, graph.constant(list(layer.value.shape)), axis=0)
+    return graph.op("Expand", value, sides)
 
 
 def shuffle(graph: Graph, x: str, groups: int, channels: int) -> str:

@@ -20,9 +20,9 @@ from dsnet.models.ops import OPS
 from dsnet.models.taps import graph_taps
 from dsnet.nn.blocks import Block
 from dsnet.nn.gate import Gate, GateSpec
-from dsnet.nn.layers import GlobalPool, SliceConv2d, SliceLinear
-from dsnet.nn.maps import Mask, Shuffle, SlicePReLU, Take
-from dsnet.nn.norm import SliceBatchNorm2d, SliceGroupNorm
+from dsnet.nn.layers import Fixed, GlobalPool, SliceConv2d, SliceLinear
+from dsnet.nn.maps import Constant, Mask, Shuffle, SlicePReLU, Take
+from dsnet.nn.norm import SliceBatchNorm2d, SliceGroupNorm, SliceLayerNorm2d
 from dsnet.nn.slicing import Sliceable, Width
 from dsnet.routers import RouterSpec
 from dsnet.schema import Typed
@@ -312,6 +312,20 @@ def group_norm(spec: GraphSpec, node: Node, shared: bool) -> Sliceable:
     return SliceGroupNorm(reading(spec, node, shared), options["size"], options["eps"])
 
 
+def layer_norm(spec: GraphSpec, node: Node, shared: bool) -> Sliceable:
+    return SliceLayerNorm2d(reading(spec, node, shared), eps=dict(node.options)["eps"])  # type: ignore[arg-type]
+
+
+def constant(spec: GraphSpec, node: Node, shared: bool) -> Sliceable:
+    shape: Any = dict(node.options)["sides"]
+    return Constant(shape)
+
+
+def conv1d(spec: GraphSpec, node: Node, shared: bool) -> Sliceable:
+    options: dict[str, Any] = dict(node.options)
+    return Fixed(nn.Conv1d(*options.pop("channels"), options.pop("kernel"), **options))
+
+
 def take(spec: GraphSpec, node: Node, shared: bool) -> Sliceable:
     options: dict[str, Any] = dict(node.options)
     return Take(spec.runs(node.reads, shared=shared), options["first"], options["last"])
@@ -322,6 +336,7 @@ LAYERS: dict[str, Maker] = {
     "linear": linear,
     "batch_norm": batch_norm,
     "group_norm": group_norm,
+    "layer_norm": layer_norm,
     "prelu": lambda spec, node, shared: SlicePReLU(
         reading(spec, node, shared), shared=bool(dict(node.options)["shared"])
     ),
@@ -329,6 +344,8 @@ LAYERS: dict[str, Maker] = {
         reading(spec, node, shared), keep=bool(dict(node.options)["keep"])
     ),
     "mask": lambda spec, node, shared: Mask(reading(spec, node, shared)),
+    "constant": constant,
+    "conv1d": conv1d,
     "take": take,
     "shuffle": lambda spec, node, shared: Shuffle(reading(spec, node, shared), int(dict(node.options)["groups"])),  # type: ignore[arg-type]
 }

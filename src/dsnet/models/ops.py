@@ -30,6 +30,10 @@ def avg_pool(x: Tensor, *, kernel: Any, stride: Any, padding: Any, ceil: bool, i
     return F.avg_pool2d(x, kernel, stride, padding=padding, ceil_mode=ceil, count_include_pad=include)
 
 
+def avg_pool3d(x: Tensor, *, kernel: Any, stride: Any, padding: Any, ceil: bool, include: bool) -> Tensor:
+    return F.avg_pool3d(x, kernel, stride, padding=padding, ceil_mode=ceil, count_include_pad=include)
+
+
 def axes(x: Tensor, *, rank: int) -> Tensor:
     """Another number of axes of one pixel behind the channels."""
     vector = x.flatten(1)
@@ -65,6 +69,12 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "exp": torch.exp,
     "sqrt": torch.sqrt,
     "neg": torch.neg,
+    "log": torch.log,
+    "erf": torch.erf,
+    "sign": torch.sign,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "pow": lambda x, exponent: x**exponent,
     "leaky_relu": lambda x, slope: F.leaky_relu(x, slope),
     "elu": lambda x, alpha: F.elu(x, alpha),
     "clamp": lambda x, low, high: torch.clamp(x, low, high),
@@ -76,12 +86,23 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "div": binary(operator.truediv),
     "maximum": torch.maximum,
     "minimum": torch.minimum,
+    "gt": binary(operator.gt),
+    "ge": binary(operator.ge),
+    "lt": binary(operator.lt),
+    "le": binary(operator.le),
+    "where": torch.where,
     "cat": lambda *parts: torch.cat(parts, 1),
+    "join": lambda *parts, axis: torch.cat(parts, axis),
     "stack": lambda *parts, axis: torch.stack(parts, axis),
     "pick": lambda x, places: x[:, places],
     "max_pool": max_pool,
     "avg_pool": avg_pool,
     "global_max": lambda x: F.adaptive_max_pool2d(x, 1),
+    "avg_pool3d": avg_pool3d,
+    "pixel_shuffle": lambda x, factor: F.pixel_shuffle(x, factor),
+    "flip": lambda x, dims: torch.flip(x, dims),
+    "unsqueeze": lambda x, axis: x.unsqueeze(axis),
+    "squeeze": lambda x, axis: x.squeeze(axis),
     "flatten": lambda x: x.flatten(1),
     "axes": axes,
     "reshape": lambda x, sizes: x.flatten(1).unflatten(1, sizes),
@@ -89,6 +110,7 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "mean": lambda x, dims, keep: x.mean(dims, keep),
     "sum": lambda x, dims, keep: torch.sum(x, dims, keep),
     "amax": lambda x, dims, keep: torch.amax(x, dims, keep),
+    "amin": lambda x, dims, keep: torch.amin(x, dims, keep),
     "pad": pad,
     "pad_channels": lambda x, before, behind: F.pad(x, (0, 0, 0, 0, before, behind)),
     "resize": resize,

@@ -253,21 +253,21 @@ class Fixed(Sliceable):
         super().__init__()
         self.layer = layer
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *widths: Width) -> Tensor:
         return self.layer(x)
 
     def materialise(self, *widths: int) -> nn.Module:
         return copy.deepcopy(self.layer).requires_grad_(True)
 
     def madds(self, shape: Shape, *widths: int) -> int:
-        if not isinstance(self.layer, nn.Conv2d):
+        if not isinstance(self.layer, nn.Conv1d | nn.Conv2d):
             return 0
         conv = self.layer
         places = 1
         for axis, side in enumerate(shape[2:]):
-            padding = conv.padding[axis]
+            padding, reach = conv.padding[axis], conv.dilation[axis] * (conv.kernel_size[axis] - 1) + 1
             assert isinstance(padding, int)
-            places *= (side + 2 * padding - conv.kernel_size[axis]) // conv.stride[axis] + 1
+            places *= (side + 2 * padding - reach) // conv.stride[axis] + 1
         return places * conv.weight.numel()
 
     def params(self, *widths: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
@@ -36,6 +38,28 @@ class Mask(Sliceable):
 
     def out_shape(self, shape: Shape, *widths: int) -> Shape:
         return shape
+
+
+class Constant(Sliceable):
+    """A map that is the same for all images, and is not trained. It reads a map for the number of images alone."""
+
+    value: Tensor
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        self.register_buffer("value", torch.zeros(*shape))
+
+    def forward(self, x: Tensor, width: Width) -> Tensor:
+        return self.value.expand(len(x), *self.value.shape)
+
+    def materialise(self, *widths: int) -> nn.Module:
+        graph = fx.Graph()
+        count = graph.call_method("size", (graph.placeholder("x"), 0))
+        graph.output(graph.call_method("expand", (graph.get_attr("value"), count, *self.value.shape)))
+        return fx.GraphModule({"value": self.value.detach().clone()}, graph, class_name="Constant")
+
+    def out_shape(self, shape: Shape, *widths: int) -> Shape:
+        return shape[0], *self.value.shape
 
 
 class Take(Sliceable):

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from dsnet.errors import must
 from dsnet.nn.slicing import Mix, Shape, Sliceable, Width, fill, leading, twin
@@ -19,6 +19,7 @@ from dsnet.schema import Typed
 from dsnet.space import Channels
 
 EPS = 1e-5
+LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # orders of axes that move the channels of maps to the end, and back
 TALLY: ContextVar[Counter[tuple[SliceBatchNorm2d, int]] | None] = ContextVar("TALLY", default=None)
 
 
@@ -57,6 +58,14 @@ class SliceNorm(Sliceable):
     def forward(self, x: Tensor, width: Width) -> Tensor:
         return self.mixed(x, width) if isinstance(width, Mix) else self.sliced(x, width)
 
+    def affine(self, width: int) -> tuple[Tensor, Tensor]:
+        return leading(self.weight, self.channels, width), leading(self.bias, self.channels, width)
+
+    def mask(self, mix: Mix) -> Tensor:
+        """How much of each channel every sample has, [B, C, 1, 1]."""
+        prefix = leading(self.prefix, self.channels, mix.widest, 1).to(mix.weights.dtype)
+        return (mix.weights @ prefix)[:, :, None, None]
+
     def params(self, *widths: int) -> int:
         return 2 * self.channels[widths[0]]
 
@@ -74,6 +83,9 @@ class SliceBatchNorm2d(SliceNorm):
     """Batch norm with running statistics per width index and one shared affine.
 
     own: Whether every width index has affine parameters of its own.
+
+    Attributes:
+        anchored: Whether the widest keeps its statistics, and uses them in training too.
     """
 
     running_mean: Tensor
@@ -84,7 +96,7 @@ class SliceBatchNorm2d(SliceNorm):
         self, channels: Channels, momentum: float | None = 0.1, eps: float = EPS, *, own: bool = False
     ) -> None:
         super().__init__(channels, eps)
-        self.own = own
+        self.own, self.anchored = own, False
         if own:
             self.weight = nn.Parameter(torch.ones(len(channels), channels.max))
             self.bias = nn.Parameter(torch.zeros(len(channels), channels.max))
@@ -102,13 +114,13 @@ class SliceBatchNorm2d(SliceNorm):
         return {name: leading(tensor, self.channels, width) for name, tensor in tensors.items()}
 
     def sliced(self, x: Tensor, width: int) -> Tensor:
-        momentum = 0.0
-        if self.training:
+        momentum, training = 0.0, self.training and not (self.anchored and width == len(self.channels) - 1)
+        if training:
             average = self.momentum is None
             momentum = 1 / (int(self.num_batches_tracked[width]) + 1) if average else self.momentum or 0.0
         held = self.at(width)
-        y = F.batch_norm(x, **held, training=self.training, momentum=momentum, eps=self.eps)
-        if self.training:
+        y = F.batch_norm(x, **held, training=training, momentum=momentum, eps=self.eps)
+        if training:
             self.count(width)
             if self.channels.parts:  # the statistics of a concatenation are copies
                 with torch.no_grad():
@@ -173,9 +185,6 @@ class SliceGroupNorm(SliceNorm):
                 f"use multiples of {group_size} or a smaller group_size"
             )
 
-    def affine(self, width: int) -> tuple[Tensor, Tensor]:
-        return leading(self.weight, self.channels, width), leading(self.bias, self.channels, width)
-
     def sliced(self, x: Tensor, width: int) -> Tensor:
         groups, kind = self.channels[width] // self.group_size, x.device.type
         weight, bias = self.affine(width)
@@ -188,9 +197,7 @@ class SliceGroupNorm(SliceNorm):
             return F.group_norm(x.to(dtype), groups, weight.to(dtype), bias.to(dtype), self.eps)
 
     def mixed(self, x: Tensor, mix: Mix) -> Tensor:
-        prefix = leading(self.prefix, self.channels, mix.widest, 1).to(mix.weights.dtype)
-        mask = mix.weights @ prefix  # [B, C]
-        return self.sliced(x, mix.widest) * mask[:, :, None, None]
+        return self.sliced(x, mix.widest) * self.mask(mix)
 
     def materialise(self, *widths: int) -> nn.Module:
         count = self.channels[widths[0]]
@@ -200,3 +207,30 @@ class SliceGroupNorm(SliceNorm):
 
     def extra_repr(self) -> str:
         return f"{self.channels.counts}, group_size={self.group_size}"
+
+
+class SliceLayerNorm2d(SliceNorm):
+    """Layer norm over the channels of every pixel of a map. Every width normalises over its own channels."""
+
+    def sliced(self, x: Tensor, width: int) -> Tensor:
+        weight, bias = self.affine(width)
+        return F.layer_norm(x.permute(*LAST), weight.shape, weight, bias, self.eps).permute(*FIRST)
+
+    def mixed(self, x: Tensor, mix: Mix) -> Tensor:
+        mask = self.mask(mix)
+        count = mask.sum(1, keepdim=True)
+        centred = x - (x * mask).sum(1, keepdim=True) / count
+        variance = (centred.square() * mask).sum(1, keepdim=True) / count
+        weight, bias = (tensor[:, None, None] for tensor in self.affine(mix.widest))
+        return (centred * torch.rsqrt(variance + self.eps) * weight + bias) * mask
+
+    def materialise(self, *widths: int) -> nn.Module:
+        weight, bias = self.affine(widths[0])
+        norm = fill(twin(self, weight, nn.LayerNorm, len(weight), eps=self.eps), weight=weight, bias=bias)
+        graph = fx.Graph()
+        turned = graph.call_method("permute", (graph.placeholder("x"), *LAST))
+        graph.output(graph.call_method("permute", (graph.call_module("norm", (turned,)), *FIRST)))
+        return fx.GraphModule({"norm": norm}, graph, class_name="LayerNorm2d").train(self.training)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels.counts}"

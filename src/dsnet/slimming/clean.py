@@ -8,6 +8,7 @@ width; a linear layer, and a function that is not zero at zero, gets a mask.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from math import prod
 from typing import Any, cast
@@ -19,8 +20,9 @@ from dsnet.slimming.trace import Op, Traced
 EPS = 1e-5
 STARTS_AT_ZERO = {
     "relu", "relu6", "silu", "hardswish", "tanh", "mish", "selu", "gelu", "abs", "sqrt", "neg", "leaky_relu", "elu",
-    "max_pool", "avg_pool", "global_max", "global_pool", "flatten", "axes", "mean", "sum", "amax",
-    "pad", "pad_channels", "resize", "crop", "take", "prelu", "shuffle", "cat", "maximum", "minimum",
+    "erf", "sign", "sin", "max_pool", "avg_pool", "global_max", "global_pool", "flatten", "axes", "mean", "sum", "amax",
+    "amin", "pad", "pad_channels", "resize", "crop", "flip", "take", "prelu", "shuffle", "cat", "join", "maximum",
+    "minimum",
 }  # fmt: skip
 
 
@@ -30,7 +32,7 @@ def fold_pads(traced: Traced) -> None:
     for op in traced.ops:
         for name in op.inputs:
             readers.setdefault(name, []).append(op)
-    for op in [op for op in traced.ops[:-1] if op.kind == "pad"]:
+    for op in [op for op in traced.ops[:-1] if op.kind == "pad" and len(op.options["sides"]) == 4]:  # type: ignore[arg-type]
         options: dict[str, Any] = op.options
         left, right, top, bottom = options["sides"]
         zeros = (options["mode"], options["value"]) == ("constant", 0) and (left, top) == (right, bottom)
@@ -42,6 +44,35 @@ def fold_pads(traced: Traced) -> None:
             reader.options["padding"] = (height + top, width + left)
             reader.inputs = list(op.inputs)
         traced.ops.remove(op)
+
+
+def fold_scales(traced: Traced) -> None:
+    """Let convolutions multiply and shift their channels themselves where nothing else reads their maps."""
+    makers = {op.name: op for op in traced.ops}
+    reads = Counter(name for op in traced.ops for name in op.inputs)
+    renamed: dict[str, str] = {}
+    for op in traced.ops[1:-1]:
+        op.inputs = [renamed.get(name, name) for name in op.inputs]
+        conv = makers[op.inputs[0]]
+        if not scales(op) or conv.kind != "conv" or reads[conv.name] > 1:
+            continue
+        scale = op.tensors["weight"].flatten()
+        tensors = {"weight": conv.tensors["weight"] * scale[:, None, None, None]}
+        if "bias" in conv.tensors or "bias" in op.tensors:
+            tensors["bias"] = conv.tensors.get("bias", torch.zeros_like(scale)) * scale + op.tensors.get("bias", 0)
+        conv.tensors, conv.options["bias"] = tensors, len(tensors) > 1
+        renamed[op.name], reads[conv.name] = conv.name, reads[op.name]
+    traced.ops = [op for op in traced.ops if op.name not in renamed]
+    for op in traced.ops:
+        op.inputs = [renamed.get(name, name) for name in op.inputs]
+
+
+def scales(op: Op) -> bool:
+    """Whether an operation multiplies every channel by a number, and may add another."""
+    alone = (
+        op.kind == "conv" and op.options["groups"] == len(op.tensors["weight"]) and op.tensors["weight"][0].numel() == 1
+    )
+    return alone and (op.options["stride"], op.options["padding"]) == ((1, 1), (0, 0))
 
 
 def add_masks(traced: Traced, cut: int, sliced: Callable[[str], bool]) -> list[Op]:
@@ -61,7 +92,7 @@ def add_masks(traced: Traced, cut: int, sliced: Callable[[str], bool]) -> list[O
 def unclean(op: Op, sources: dict[str, set[str]]) -> set[str]:
     """The operations whose values may leave numbers beyond a sample's width in the value of another."""
     inputs = [sources[name] for name in op.inputs]
-    if op.kind in ("batch_norm", "group_norm"):
+    if op.kind in ("batch_norm", "group_norm", "layer_norm"):
         return set()
     if op.kind in ("conv", "linear"):
         return {op.name}

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from dsnet.errors import SlimError
 from dsnet.models.graph import CLASSES, IMAGE, LAYERS, GraphSpec, Node, Part
 from dsnet.models.supernet import Supernet
-from dsnet.slimming import layers, maps  # noqa: F401  the translations of operators
-from dsnet.slimming.clean import add_masks, fold_pads
+from dsnet.slimming.clean import add_masks, fold_pads, fold_scales
 from dsnet.slimming.cut import find_classifier, find_cut, fold_last, madds, slimmest
 from dsnet.slimming.groups import FEW, Groups, Layout, find_groups, parts_between
-from dsnet.slimming.trace import Op, Traced, trace_module
+from dsnet.slimming.recording import trace_module
+from dsnet.slimming.trace import Op, Traced
 from dsnet.slimming.widths import MULTIPLE, WIDTHS, Share, find_widths
 
 TOLERANCE = 1e-4  # of the spread of the answers: how far the converted network may lie from the original
@@ -70,6 +70,7 @@ def plan(
     traced = trace_module(model, example)
     fold_last(traced)
     fold_pads(traced)
+    fold_scales(traced)
     classifier = find_classifier(traced)
     answer = traced.ops[classifier].name
     # Grouped convolutions keep all their groups or lose some; what saves more depends on the layers around them.
@@ -81,7 +82,7 @@ def plan(
     for op in traced.ops[: place + 1]:
         groups.fix(layouts[op.name], "it belongs to the shared front")
     fix_squeezes(traced, groups, layouts)
-    counts = find_widths(traced, groups, layouts, widths, multiple=multiple, overrides=overrides)
+    counts = find_widths(traced, groups, layouts, widths, multiple=multiple, overrides=overrides, cut=place)
     result = Plan(traced, groups, layouts, answer, traced.ops[place].name, counts, [])
     result.norms = add_masks(traced, place, result.sliced)
     for op in traced.ops[place + 1 :] if affine == "width" else ():
@@ -171,6 +172,7 @@ def division(ops: Sequence[Op]) -> int:
     shapes = {op.name: op.shape for op in ops}
     for op in ops:
         fixed = op.kind == "reshape" or (op.kind == "resize" and "size" in op.options)
+        fixed = fixed or (op.kind == "constant" and prod(op.shape[1:]) > 1)
         if fixed or (op.kind == "flatten" and prod(shapes[op.inputs[0]][1:]) > 1):
             return 0
     last = [op.shape[1] for op in ops if op.kind == "conv" and prod(op.shape[1:]) > 1]

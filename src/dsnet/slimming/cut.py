@@ -13,15 +13,19 @@ from dsnet.slimming.trace import Op, Traced
 SHARE = 0.2  # of the MAdds that the front takes by default, or a little more
 REACH = (0.08, 0.5)  # shares among which the default is chosen
 SLIM = 0.25  # the width at which cuts are compared
-MIXING = {"take", "cat", "stack", "pick", "reshape", "shuffle", "permute", "pad_channels", "image"}
+MIXING = {
+    "take", "cat", "stack", "pick", "reshape", "shuffle", "permute", "pad_channels", "image", "unsqueeze", "squeeze",
+    "pixel_shuffle", "flip", "join",
+}  # fmt: skip
 """Operations that count channels."""
+COUNTED = ("conv", "linear", "conv1d")
 
 
 def madds(op: Op) -> int:
     """Multiply-adds of an operation at full width."""
-    if op.kind not in ("conv", "linear"):
+    if op.kind not in COUNTED:
         return 0
-    return prod(op.shape[1:]) * op.tensors["weight"].numel()
+    return prod(op.shape[1:]) * op.tensors["layer.weight" if op.kind == "conv1d" else "weight"].numel()
 
 
 def find_classifier(traced: Traced) -> int:

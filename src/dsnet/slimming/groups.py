@@ -15,6 +15,7 @@ from dsnet.models.graph import Part
 from dsnet.slimming.trace import Op, Shape, Traced
 
 Layout = list[Part]
+IMAGE = 0  # the first group
 FEW, LARGE = 8, 16  # convolutions of at most so many groups, of at least so many channels, may keep all their groups
 
 
@@ -174,7 +175,11 @@ def opaque(groups: Groups, op: Op, inputs: Sequence[Layout], shapes: Sequence[Sh
     reason = f"{op.name} ({op.kind}) needs all of its channels, in their order"
     for layout in inputs:
         groups.fix(layout, reason)
-    return groups.new(op.shape[0], reason)
+    return groups.new(op.shape[0] if op.shape else 1, reason)
+
+
+def constant(groups: Groups, op: Op, inputs: Sequence[Layout], shapes: Sequence[Shape]) -> Layout:
+    return groups.new(op.shape[0], f"{op.name} is the same for all images")
 
 
 def conv(groups: Groups, op: Op, inputs: Sequence[Layout], shapes: Sequence[Shape]) -> Layout:
@@ -222,15 +227,15 @@ def group_norm(groups: Groups, op: Op, inputs: Sequence[Layout], shapes: Sequenc
 
 
 def tied(groups: Groups, op: Op, inputs: Sequence[Layout], shapes: Sequence[Shape]) -> Layout:
-    if len(inputs) == 1:
-        return inputs[0]
-    one, other = shapes
-    if one[0] != other[0]:  # a map of one channel for all
-        return inputs[0] if one[0] > other[0] else inputs[1]
-    groups.tie(inputs[0], inputs[1], f"{op.name} combines maps whose parts do not fit")
-    if op.kind in ("add", "sub") and one == other and len(one) == 3:
-        groups.residual.append(inputs[0])
-    return inputs[0]
+    if len({len(shape) for shape in shapes}) > 1:
+        return opaque(groups, op, inputs, shapes)
+    most = max(shape[0] for shape in shapes)
+    first, *others = (layout for layout, shape in zip(inputs, shapes, strict=True) if shape[0] == most)
+    for layout in others:  # all but maps of one channel for all
+        groups.tie(first, layout, f"{op.name} combines maps whose parts do not fit")
+    if op.kind in ("add", "sub") and others and shapes[0] == shapes[1] and len(shapes[0]) == 3:
+        groups.residual.append(first)
+    return first
 
 
 def cat(groups: Groups, op: Op, inputs: Sequence[Layout], shapes: Sequence[Shape]) -> Layout:
@@ -241,7 +246,8 @@ def take(groups: Groups, op: Op, inputs: Sequence[Layout], shapes: Sequence[Shap
     start, stop = op.options["start"], op.options["stop"]
     assert isinstance(start, int)
     assert isinstance(stop, int)
-    if not (groups.boundary(inputs[0], start) and groups.boundary(inputs[0], stop)):
+    shown = any(group == IMAGE for group, _ in groups.resolve(inputs[0]))  # its channels stay together
+    if shown or not (groups.boundary(inputs[0], start) and groups.boundary(inputs[0], stop)):
         op.kind, op.options = "crop", {"axis": 1, "start": start, "stop": stop, "step": 1}
         return opaque(groups, op, inputs, shapes)
     first, last = parts_between(groups, inputs[0], start, stop)
@@ -278,13 +284,15 @@ RULES: dict[str, Rule] = {
     "conv": conv,
     "linear": linear,
     "group_norm": group_norm,
-    **dict.fromkeys(("add", "sub", "mul", "div", "maximum", "minimum"), tied),
+    "constant": constant,
+    **dict.fromkeys(("add", "sub", "mul", "div", "maximum", "minimum", "gt", "ge", "lt", "le", "where", "join"), tied),
     "cat": cat,
     "take": take,
     "flatten": flatten,
-    **dict.fromkeys(("reshape", "permute", "stack", "pick"), opaque),
+    **dict.fromkeys(("reshape", "permute", "stack", "pick", "unsqueeze", "squeeze"), opaque),
+    **dict.fromkeys(("conv1d", "avg_pool3d", "pixel_shuffle"), opaque),
     "shuffle": shuffle,
-    **dict.fromkeys(("softmax", "log_softmax", "mean", "sum", "amax", "crop"), along),
+    **dict.fromkeys(("softmax", "log_softmax", "mean", "sum", "amax", "amin", "crop", "flip"), along),
     "pad_channels": pad_channels,
 }
 """What each operation does to the channels; all others pass them on."""

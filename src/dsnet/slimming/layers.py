@@ -1,30 +1,17 @@
-"""What ATen operators of layers become: convolutions, linear layers, norms, activations."""
+"""What ATen operators of layers become: convolutions, linear layers, activations."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
-from dsnet.slimming.trace import Reader, refuse, shape_of, translates
+from dsnet.slimming.trace import Reader, Shape, kind_of, refuse, shape_of, translates
 
-UNARY = {
-    "relu": "relu",
-    "relu6": "relu6",
-    "silu": "silu",
-    "hardswish": "hardswish",
-    "hardsigmoid": "hardsigmoid",
-    "sigmoid": "sigmoid",
-    "tanh": "tanh",
-    "mish": "mish",
-    "selu": "selu",
-    "softplus": "softplus",
-    "abs": "abs",
-    "exp": "exp",
-    "sqrt": "sqrt",
-    "neg": "neg",
-}
+UNARY = (
+    "relu", "relu6", "silu", "hardswish", "hardsigmoid", "sigmoid", "tanh", "mish", "selu", "abs", "exp", "log", "erf",
+    "sign", "sin", "cos", "sqrt", "neg",
+)  # fmt: skip
 
 
 def pair(values: Any) -> tuple[int, int]:
@@ -34,8 +21,7 @@ def pair(values: Any) -> tuple[int, int]:
 
 @translates(*UNARY)
 def unary(reader: Reader, node: fx.Node, x: fx.Node) -> str:
-    kind = str(node.target).removeprefix("aten.").partition(".")[0].removesuffix("_")
-    return reader.add(node, UNARY[kind], [reader.value(x, node)])
+    return reader.add(node, kind_of(node), [reader.value(x, node)])
 
 
 @translates("leaky_relu")
@@ -55,9 +41,20 @@ def gelu(reader: Reader, node: fx.Node, x: fx.Node, *, approximate: str = "none"
     return reader.add(node, "gelu", [reader.value(x, node)], approximate=approximate)
 
 
-@translates("hardtanh", "clamp", "clamp_min")
+@translates("softplus")
+def softplus(reader: Reader, node: fx.Node, x: fx.Node, beta: float = 1.0, threshold: float = 20.0) -> str:
+    name = reader.value(x, node)
+    if beta == 1:
+        return reader.add(node, "softplus", [name])
+    name = reader.add(node, "softplus", [reader.add(node, "mul", [name], number=float(beta))])
+    return reader.add(node, "div", [name], number=float(beta))
+
+
+@translates("hardtanh", "clamp", "clamp_min", "clamp_max")
 def clamp(reader: Reader, node: fx.Node, x: fx.Node, low: float | None = -1.0, high: float | None = None) -> str:
-    if high is None and "hardtanh" in str(node.target):
+    if kind_of(node) == "clamp_max":
+        low, high = None, low
+    if high is None and kind_of(node) == "hardtanh":
         high = 1.0
     if low == 0 and high in (6, None):
         return reader.add(node, "relu6" if high else "relu", [reader.value(x, node)])
@@ -65,9 +62,9 @@ def clamp(reader: Reader, node: fx.Node, x: fx.Node, low: float | None = -1.0, h
     return reader.add(node, "clamp", [reader.value(x, node)], **ends)
 
 
-@translates("softmax", "log_softmax")
+@translates("softmax", "log_softmax", "_softmax", "_log_softmax")
 def softmax(reader: Reader, node: fx.Node, x: fx.Node, dim: int, dtype: Any = None) -> str:
-    kind = "log_softmax" if "log_softmax" in str(node.target) else "softmax"
+    kind = kind_of(node).removeprefix("_")
     return reader.add(node, kind, [reader.value(x, node)], dim=dim % (len(shape_of(x)) + 1))
 
 
@@ -79,7 +76,7 @@ def nothing(reader: Reader, node: fx.Node, x: fx.Node, *args: Any, **options: An
 @translates("expand", "expand_as")
 def expand(reader: Reader, node: fx.Node, x: fx.Node, *args: Any, **options: Any) -> str:
     """Sums and products repeat the axes of one pixel themselves."""
-    kinds = {str(user.target).removeprefix("aten.").partition(".")[0].removesuffix("_") for user in node.users}
+    kinds = {kind_of(user) for user in node.users}
     if not kinds <= {"add", "sub", "mul", "div"} and shape_of(node) != shape_of(x):
         raise refuse(reader, node, f"repeats a map for {', '.join(sorted(kinds))}; only sums and products repeat maps")
     return reader.value(x, node)
@@ -88,7 +85,7 @@ def expand(reader: Reader, node: fx.Node, x: fx.Node, *args: Any, **options: Any
 @translates("zeros_like", "ones_like")
 def constant(reader: Reader, node: fx.Node, x: fx.Node, **options: Any) -> str:
     zeros = reader.add(node, "mul", [reader.value(x, node)], number=0.0)
-    return zeros if "zeros" in str(node.target) else reader.add(node, "add", [zeros], number=1.0)
+    return zeros if kind_of(node) == "zeros_like" else reader.add(node, "add", [zeros], number=1.0)
 
 
 @translates("to", "_to_copy")
@@ -138,68 +135,57 @@ def conv2d(
     return reader.add(node, "conv", [name], tensors=tensors, bias=bias is not None, **options)
 
 
-@translates("linear")
-def linear(reader: Reader, node: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None = None) -> str:
-    held = reader.tensor(weight)
-    if held is None or len(shape_of(x)) != 1:
-        raise refuse(reader, node, "is a linear layer on something other than vectors; use a 1x1 convolution")
-    tensors = {"weight": held, "bias": reader.tensor(bias)}
-    return reader.add(node, "linear", [reader.value(x, node)], tensors=tensors, bias=bias is not None)
-
-
-@translates("batch_norm")
-def batch_norm(
+@translates("conv1d")
+def conv1d(
     reader: Reader,
     node: fx.Node,
     x: fx.Node,
-    weight: fx.Node | None,
-    bias: fx.Node | None,
-    mean: fx.Node | None,
-    var: fx.Node | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn: bool = True,
+    weight: fx.Node,
+    bias: fx.Node | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
 ) -> str:
-    means, variances = reader.tensor(mean), reader.tensor(var)
-    if training or means is None or variances is None:
-        raise refuse(reader, node, "is a batch norm without running statistics; set track_running_stats=True")
-    scale, shift = reader.tensor(weight), reader.tensor(bias)
-    tensors = {
-        "weight": torch.ones_like(means) if scale is None else scale,
-        "bias": torch.zeros_like(means) if shift is None else shift,
-        "running_mean": means,
-        "running_var": variances,
-    }
-    if len(shape_of(x)) == 1:  # as a map of one pixel
-        return vector_norm(reader, node, x, tensors, float(eps))
-    return reader.add(node, "batch_norm", [reader.value(x, node)], tensors=tensors, eps=float(eps))
+    """A convolution along one axis, such as that of channels. It keeps all of its own channels."""
+    held = reader.tensor(weight)
+    if held is None or isinstance(padding, str):
+        raise refuse(reader, node, "computes the weights of a convolution, or names its padding; give fixed ones")
+    sides = (pair(each)[0] for each in (stride, padding, dilation))
+    options: dict[str, Any] = dict(zip(("stride", "padding", "dilation"), sides, strict=True))
+    options |= {"kernel": held.shape[2], "channels": (shape_of(x)[0], len(held)), "groups": groups}
+    tensors = {"layer.weight": held, "layer.bias": reader.tensor(bias)}
+    return reader.add(node, "conv1d", [reader.value(x, node)], tensors=tensors, bias=bias is not None, **options)
 
 
-def vector_norm(reader: Reader, node: fx.Node, x: fx.Node, tensors: dict[str, Tensor], eps: float) -> str:
-    (count,) = shape_of(x)
-    as_map = reader.add(node, "axes", [reader.value(x, node)], name=f"{node.name}_map", shape=(count, 1, 1), rank=4)
-    normed = reader.add(node, "batch_norm", [as_map], shape=(count, 1, 1), tensors=tensors, eps=eps)
-    return reader.add(node, "axes", [normed], name=f"{node.name}_vector", shape=(count,), rank=2)
+@translates("linear")
+def linear(reader: Reader, node: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None = None) -> str:
+    held, name = reader.tensor(weight), reader.value(x, node)
+    if held is None:
+        raise refuse(reader, node, "computes the weights of a linear layer; they must be parameters")
+    tensors = {"weight": held, "bias": reader.tensor(bias)}
+    if len(shape_of(x)) == 1:
+        return reader.add(node, "linear", [name], tensors=tensors, bias=bias is not None)
+    if (source := reader.unturned(name)) is None:
+        raise refuse(
+            reader,
+            node,
+            "is a linear layer on neither vectors nor the channels of maps; use a 1x1 convolution",
+        )
+    shape = (len(held), *reader.ops[source].shape[1:])
+    tensors["weight"] = held[:, :, None, None]
+    return reader.turned(node, pointwise(reader, node, source, shape, tensors))
 
 
-@translates("group_norm", "instance_norm")
-def group_norm(reader: Reader, node: fx.Node, x: fx.Node, *args: Any) -> str:
-    channels = shape_of(x)[0]
-    if "instance_norm" in str(node.target):
-        weight, bias, mean, _, training, _, eps, _ = args
-        if mean is not None and not training:
-            raise refuse(reader, node, "is an instance norm with running statistics; set track_running_stats=False")
-        groups = channels
-    else:
-        groups, weight, bias, eps = (*args, None, None, 1e-5)[:4] if len(args) < 4 else args[:4]
-    scale, shift = reader.tensor(weight), reader.tensor(bias)
-    tensors = {
-        "weight": torch.ones(channels) if scale is None else scale,
-        "bias": torch.zeros(channels) if shift is None else shift,
-    }
+def pointwise(
+    reader: Reader, node: fx.Node, x: str, shape: Shape, tensors: dict[str, Tensor | None], groups: int = 1
+) -> str:
+    """A convolution of one pixel, named after a node. shape: That of its result."""
+    options: dict[str, Any] = {"kernel": (1, 1), "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
+    biased = tensors["bias"] is not None
+    named = str(node.name) if groups > 1 else ""
     return reader.add(
-        node, "group_norm", [reader.value(x, node)], tensors=tensors, size=channels // groups, eps=float(eps)
+        node, "conv", [x], name=named, shape=shape, tensors=tensors, bias=biased, groups=groups, **options
     )
 
 

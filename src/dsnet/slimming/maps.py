@@ -1,4 +1,4 @@
-"""What ATen operators on maps become: sums and products, concatenations, pooling, other shapes."""
+"""What ATen operators on the shape of maps become: concatenations, pooling, padding, other axes."""
 
 from __future__ import annotations
 
@@ -6,72 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from dsnet.slimming.layers import pair
-from dsnet.slimming.trace import Reader, refuse, shape_of, translates
-
-
-@translates("add", "sub", "rsub", "mul", "div")
-def binary(reader: Reader, node: fx.Node, a: Any, b: Any, *, alpha: float = 1, rounding_mode: str | None = None) -> str:
-    kind = str(node.target).removeprefix("aten.").partition(".")[0].removesuffix("_")
-    if kind == "rsub":
-        kind, a, b = "sub", b, a
-    if rounding_mode is not None or alpha != 1:
-        raise refuse(reader, node, f"is a {kind} with alpha or rounding_mode; write it in two steps")
-    named = [isinstance(item, fx.Node) and isinstance(reader.names.get(item), str) for item in (a, b)]
-    if all(named):
-        return reader.add(node, kind, [reader.value(a, node), reader.value(b, node)])
-    x, other = (a, b) if named[0] else (b, a)
-    held = reader.tensor(other)
-    if held is not None and held.numel() == 1:
-        other = float(held)
-    if isinstance(other, int | float):
-        side: dict[str, Any] = {} if named[0] or kind in ("add", "mul") else {"swapped": True}
-        return reader.add(node, kind, [reader.value(x, node)], number=float(other), **side)
-    if held is None or kind not in ("add", "mul") or (not named[0] and kind == "sub"):
-        raise refuse(reader, node, "combines a map with a parameter in a way that dsnet slim does not know")
-    return per_channel(reader, node, x, held, kind)
-
-
-def per_channel(reader: Reader, node: fx.Node, x: fx.Node, held: Tensor, kind: str) -> str:
-    """A product or sum with a number for each channel, as a depthwise convolution of one pixel."""
-    shape = shape_of(x)
-    numbers = held.reshape(held.shape[-3:]) if held.dim() > 3 and len(held) == 1 else held
-    if len(shape) != 3 or numbers.dim() != 3 or numbers.shape[1:] != (1, 1) or len(numbers) != shape[0]:
-        raise refuse(
-            reader,
-            node,
-            f"combines a map {list(shape)} with a parameter {list(held.shape)}; one number for each channel is known",
-        )
-    ones, values = torch.ones(shape[0]), numbers.flatten().float()
-    weight = (values if kind == "mul" else ones)[:, None, None, None]
-    tensors = {"weight": weight, "bias": values if kind == "add" else None}
-    options: dict[str, Any] = {
-        "kernel": (1, 1),
-        "stride": (1, 1),
-        "padding": (0, 0),
-        "dilation": (1, 1),
-        "groups": shape[0],
-    }
-    return reader.add(
-        node, "conv", [reader.value(x, node)], name=str(node.name), tensors=tensors, bias=kind == "add", **options
-    )
-
-
-@translates("maximum", "max", "minimum")
-def larger(reader: Reader, node: fx.Node, a: fx.Node, b: Any = None, keepdim: bool = False) -> Any:
-    if not isinstance(b, fx.Node):  # along an axis: torch returns places as well
-        return [reduced(reader, node, "amax", a, b, keepdim, shape=tuple(node.meta["val"][0].shape[1:])), ""]
-    kind = "minimum" if "minimum" in str(node.target) else "maximum"
-    return reader.add(node, kind, [reader.value(a, node), reader.value(b, node)])
+from dsnet.slimming.trace import Reader, kind_of, refuse, shape_of, translates
 
 
 @translates("cat")
 def cat(reader: Reader, node: fx.Node, parts: Sequence[fx.Node], dim: int = 0) -> str:
-    if dim % (len(shape_of(node)) + 1) != 1:
-        raise refuse(reader, node, f"concatenates along axis {dim}; only channels (axis 1) are concatenated")
-    return reader.add(node, "cat", [reader.value(part, node) for part in parts])
+    axis, maps = dim % (len(shape_of(node)) + 1), [reader.names[part] for part in parts if reader.is_map(part)]
+    if axis == 0:
+        raise refuse(reader, node, "makes a larger batch; every image must have an answer of its own")
+    names = [reader.value(part, node, like=maps[0]) for part in parts]
+    return reader.add(node, "cat", names) if axis == 1 else reader.add(node, "join", names, axis=axis)
 
 
 @translates("stack")
@@ -91,6 +38,34 @@ def index_select(reader: Reader, node: fx.Node, x: fx.Node, dim: int, places: fx
     return reader.add(node, "pick", [reader.value(x, node)], places=tuple(int(place) for place in held))
 
 
+@translates("index")
+def index(reader: Reader, node: fx.Node, x: fx.Node, places: Sequence[fx.Node | None]) -> str:
+    chosen = [axis for axis, place in enumerate(places) if place is not None]
+    held = reader.tensor(places[1]) if chosen == [1] else None
+    if held is None or held.dim() != 1 or held.is_floating_point():
+        raise refuse(reader, node, "selects by computed places, or no channels; give constant numbers of channels")
+    wanted = held.nonzero().flatten() if held.dtype == torch.bool else held % shape_of(x)[0]
+    return reader.add(node, "pick", [reader.value(x, node)], places=tuple(map(int, wanted)))
+
+
+@translates("flip")
+def flip(reader: Reader, node: fx.Node, x: fx.Node, dims: Sequence[int]) -> str:
+    axes = tuple(sorted(dim % (len(shape_of(x)) + 1) for dim in dims))
+    if axes[0] == 0:
+        raise refuse(reader, node, "turns the order of a batch; every image must have an answer of its own")
+    return reader.add(node, "flip", [reader.value(x, node)], dims=axes)
+
+
+@translates("pixel_shuffle")
+def pixel_shuffle(reader: Reader, node: fx.Node, x: fx.Node, factor: int) -> str:
+    return reader.add(node, "pixel_shuffle", [reader.value(x, node)], factor=factor)
+
+
+@translates("max_pool2d_with_indices")
+def max_pool_with_places(reader: Reader, node: fx.Node, *args: Any) -> list[str]:
+    return [max_pool(reader, node, *args, shape=tuple(node.meta["val"][0].shape[1:])), ""]
+
+
 @translates("max_pool2d")
 def max_pool(
     reader: Reader,
@@ -101,9 +76,11 @@ def max_pool(
     padding: Any = 0,
     dilation: Any = 1,
     ceil: bool = False,
+    **more: Any,
 ) -> str:
     options: dict[str, Any] = {"kernel": pair(kernel), "stride": pair(stride or kernel), "padding": pair(padding)}
-    return reader.add(node, "max_pool", [reader.value(x, node)], **options, dilation=pair(dilation), ceil=bool(ceil))
+    options |= {"dilation": pair(dilation), "ceil": bool(ceil), **more}
+    return reader.add(node, "max_pool", [reader.value(x, node)], **options)
 
 
 @translates("avg_pool2d")
@@ -127,10 +104,29 @@ def avg_pool(
     return reader.add(node, "avg_pool", [name], **options, ceil=bool(ceil), include=bool(include))
 
 
+@translates("avg_pool3d")
+def avg_pool3d(
+    reader: Reader,
+    node: fx.Node,
+    x: fx.Node,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil: bool = False,
+    include: bool = True,
+    divisor: int | None = None,
+) -> str:
+    if divisor is not None:
+        raise refuse(reader, node, "is an average pool with divisor_override; use a plain one")
+    sides = [(each,) * 3 if isinstance(each, int) else tuple(each) for each in (kernel, stride or kernel, padding)]
+    options: dict[str, Any] = dict(zip(("kernel", "stride", "padding"), sides, strict=True))
+    return reader.add(node, "avg_pool3d", [reader.value(x, node)], **options, ceil=bool(ceil), include=bool(include))
+
+
 @translates("adaptive_avg_pool2d", "adaptive_max_pool2d")
 def adaptive_pool(reader: Reader, node: fx.Node, x: fx.Node, size: Any) -> Any:
     name, sides, (channels, *before) = reader.value(x, node), pair(size), shape_of(x)
-    average, shape = "avg" in str(node.target), (channels, *sides)
+    average, shape = "avg" in kind_of(node), (channels, *sides)
     if sides == (1, 1) and average:
         return reader.add(node, "global_pool", [name], keep=True)
     if sides == (1, 1):
@@ -144,39 +140,7 @@ def adaptive_pool(reader: Reader, node: fx.Node, x: fx.Node, size: Any) -> Any:
     return name if steps == (1, 1) else reader.add(node, "avg_pool", [name], **options, include=True)
 
 
-@translates("mean")
-def mean(reader: Reader, node: fx.Node, x: fx.Node, dims: Any = None, keepdim: bool = False, dtype: Any = None) -> str:
-    return reduced(reader, node, "mean", x, dims, keepdim)
-
-
-@translates("sum", "amax")
-def total(reader: Reader, node: fx.Node, x: fx.Node, dims: Any = None, keepdim: bool = False, dtype: Any = None) -> str:
-    return reduced(reader, node, "amax" if "amax" in str(node.target) else "sum", x, dims, keepdim)
-
-
-def reduced(reader: Reader, node: fx.Node, kind: str, x: fx.Node, dims: Any, keep: bool, **more: Any) -> str:
-    rank = len(shape_of(x)) + 1
-    axes = sorted(dim % rank for dim in ([dims] if isinstance(dims, int) else dims or range(rank)))
-    axis, stacked = reader.stacks.get(x.name, (None, []))
-    if axes == [axis] and kind in ("sum", "mean") and not keep:
-        return added(reader, node, stacked, mean=kind == "mean")
-    name = reader.value(x, node)
-    if kind == "mean" and rank == 4 and axes == [2, 3]:
-        return reader.add(node, "global_pool", [name], keep=keep)
-    if 0 in axes:
-        raise refuse(reader, node, "averages over the images of a batch; every image must have an answer of its own")
-    return reader.add(node, kind, [name], dims=tuple(axes), keep=keep, **more)
-
-
-def added(reader: Reader, node: fx.Node, names: Sequence[str], *, mean: bool) -> str:
-    """The sum or mean of maps, one after another."""
-    total, *others = names
-    for number, other in enumerate(others):
-        total = reader.add(node, "add", [total, other], name=f"{node.name}_{number}")
-    return reader.add(node, "div", [total], number=float(len(names))) if mean else total
-
-
-@translates("view", "reshape", "flatten", "squeeze", "unsqueeze", "_unsafe_view", "unflatten")
+@translates("view", "view_as", "reshape", "flatten", "squeeze", "unsqueeze", "_unsafe_view", "unflatten")
 def reshape(reader: Reader, node: fx.Node, x: fx.Node, *args: Any) -> str:
     name, before, after = reader.value(x, node), shape_of(x), shape_of(node)
     if node.meta["val"].shape[0] != x.meta["val"].shape[0]:
@@ -189,39 +153,53 @@ def reshape(reader: Reader, node: fx.Node, x: fx.Node, *args: Any) -> str:
         return reader.add(node, "axes", [name], rank=len(after) + 1)
     if len(after) == 1:
         return reader.add(node, "flatten", [name])
-    made = next(op for op in reader.ops if op.name == name)
+    made = reader.ops[name]
     if made.kind in ("mean", "sum", "amax") and made.options["dims"] == (1,) and after == (1, *before):
         return reader.add(node, made.kind, made.inputs, dims=(1,), keep=True)
     if (shuffled := shuffle(reader, name, after)) is not None:
         source, groups = shuffled
-        return reader.add(node, "shuffle", [source], groups=groups)
+        return reader.add(node, "shuffle", [source], groups=groups) if groups > 1 else source
+    if (axis := one_more(before, after)) is not None:
+        if made.kind == "squeeze" and made.options["axis"] == axis:  # an axis that was taken out before
+            return made.inputs[0]
+        return reader.add(node, "unsqueeze", [name], axis=axis)
+    if (axis := one_more(after, before)) is not None:
+        return reader.add(node, "squeeze", [name], axis=axis)
     return reader.add(node, "reshape", [name], sizes=after)
+
+
+def one_more(before: tuple[int, ...], after: tuple[int, ...]) -> int | None:
+    """The axis of one pixel that a shape has in addition; None if it differs in another way."""
+    if len(after) != len(before) + 1:
+        return None
+    added = (axis for axis, side in enumerate(after, 1) if side == 1 and after[: axis - 1] + after[axis:] == before)
+    return next(added, None)
 
 
 def shuffle(reader: Reader, name: str, after: tuple[int, ...]) -> tuple[str, int] | None:
     """The map that is shuffled if a reshape ends a shuffle of channels, and the number of groups; None if not."""
-    ops = {op.name: op for op in reader.ops}
-    turned = ops[name]
+    ops, turned = reader.ops, reader.ops[name]
     if turned.kind != "permute" or turned.options["order"] != (0, 2, 1, 3, 4):
         return None
     opened = ops[turned.inputs[0]]
-    if opened.kind != "reshape" or ops[opened.inputs[0]].shape != after or opened.shape[2:] != after[1:]:
+    if opened.kind not in ("reshape", "unsqueeze") or opened.shape[2:] != after[1:]:
+        return None
+    if ops[opened.inputs[0]].shape != after:
         return None
     return opened.inputs[0], opened.shape[0]
 
 
-@translates("transpose", "permute")
+@translates("transpose", "permute", "movedim")
 def permute(reader: Reader, node: fx.Node, x: fx.Node, *args: Any) -> str:
-    rank = len(shape_of(x)) + 1
-    if "permute" in str(node.target):
-        order = [axis % rank for axis in args[0]]
-    else:
-        order = list(range(rank))
-        one, other = (axis % rank for axis in args)
-        order[one], order[other] = order[other], order[one]
+    rank, name = len(shape_of(x)) + 1, reader.value(x, node)
+    order = tuple(getattr(torch.empty(tuple(range(rank)), device="meta"), kind_of(node))(*args).shape)
     if order[0] != 0:
         raise refuse(reader, node, "moves the axis of the batch; keep it first")
-    return reader.add(node, "permute", [reader.value(x, node)], order=tuple(order))
+    made = reader.ops[name]
+    if made.kind == "permute":  # two in a row
+        before: Any = made.options["order"]
+        name, order = made.inputs[0], tuple(before[axis] for axis in order)
+    return name if order == tuple(range(rank)) else reader.add(node, "permute", [name], order=order)
 
 
 @translates("chunk", "split", "split_with_sizes", "tensor_split")
@@ -238,6 +216,18 @@ def split(reader: Reader, node: fx.Node, x: fx.Node, sizes: Any, dim: int = 0) -
         found.append(reader.add(node, kind, [name], name=f"{node.name}_{number}", **options))
         start = stop
     return found
+
+
+@translates("select")
+def select(reader: Reader, node: fx.Node, x: fx.Node, dim: int, place: int) -> str:
+    axis, sides = dim % (len(shape_of(x)) + 1), shape_of(x)
+    if axis == 0:
+        raise refuse(reader, node, "takes some images of a batch; every image must have an answer of its own")
+    start, shape = place % sides[axis - 1], (*sides[: axis - 1], 1, *sides[axis:])
+    options: dict[str, Any] = {"start": start, "stop": start + 1} | ({} if axis == 1 else {"axis": axis, "step": 1})
+    kind = "take" if axis == 1 else "crop"
+    one = reader.add(node, kind, [reader.value(x, node)], name=f"{node.name}_part", shape=shape, **options)
+    return reader.add(node, "squeeze", [one], axis=axis)
 
 
 @translates("slice")
@@ -270,12 +260,14 @@ def pad(
     if isinstance(mode, int | float):
         mode, value = "constant", float(mode)
     name, given = reader.value(x, node), (*sides, 0, 0, 0, 0)[:6]
+    options: dict[str, Any] = {"mode": str(mode), "value": float(value or 0)}
+    if len(shape_of(x)) == 4:  # it has one more axis between channels and pixels
+        return reader.add(node, "pad", [name], sides=given, **options)
     if any(given[:4]):
         channels, height, width = shape_of(x)
         left, right, top, bottom = given[:4]
         shape = (channels, height + top + bottom, width + left + right)
-        options: dict[str, Any] = {"sides": (left, right, top, bottom), "mode": str(mode), "value": float(value or 0)}
-        name = reader.add(node, "pad", [name], name=f"{node.name}_map", shape=shape, **options)
+        name = reader.add(node, "pad", [name], name=f"{node.name}_map", shape=shape, sides=given[:4], **options)
     if any(given[4:]):
         if mode != "constant" or value:
             raise refuse(reader, node, f"pads channels with mode {mode}; only zeros are known")
@@ -285,7 +277,7 @@ def pad(
 
 @translates("upsample_bilinear2d", "upsample_nearest2d", "upsample_bicubic2d")
 def resize(reader: Reader, node: fx.Node, x: fx.Node, size: Any, *args: Any) -> str:
-    kind = str(node.target).removeprefix("aten.upsample_").partition("2d")[0]
+    kind = kind_of(node).removeprefix("upsample_").removesuffix("2d")
     align, scales = (False, args[0]) if kind == "nearest" else (bool(args[0]), args[1])
     factors = None if scales is None else tuple(float(scale) for scale in scales)
     sides = shape_of(node)[1:]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dsnet.models.count import count
 from dsnet.models.supernet import Supernet
 from dsnet.slimming.convert import Plan
-from dsnet.slimming.cut import madds
+from dsnet.slimming.cut import COUNTED, madds
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class SlimReport:
 
 
 def report(plan: Plan, net: Supernet, error: float) -> SlimReport:
-    costs = {op.name: madds(op) for op in plan.ops if op.kind in ("conv", "linear")}
+    costs = {op.name: madds(op) for op in plan.ops if op.kind in COUNTED}
     total = sum(costs.values())
     table = count(net)
     rows = []

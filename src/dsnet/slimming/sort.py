@@ -22,6 +22,7 @@ from dsnet.slimming.trace import Op
 Importance = Literal["components", "activation", "scale", "l1", "none"]
 IMPORTANCES: tuple[Importance, ...] = ("components", "activation", "scale", "l1", "none")
 OBSERVED = ("components", "activation")  # need images
+WHOLE = ("constant", "conv1d")  # operations whose channels are never sorted
 Scores = dict[int, Tensor]
 """The importance of every member, by group."""
 
@@ -54,7 +55,7 @@ def sort_members(plan: Plan, by: Importance, images: Tensor | None = None) -> No
 
 def reorder(plan: Plan, op: Op, orders: dict[int, Tensor]) -> None:
     """Apply the orders of groups to the tensors of an operation."""
-    if not op.tensors or (op.kind == "prelu" and op.options["shared"]):
+    if not op.tensors or op.kind in WHOLE or (op.kind == "prelu" and op.options["shared"]):
         return
     rows = places(plan, plan.layout(op.name), orders)
     for kind, tensor in op.tensors.items():
@@ -103,7 +104,7 @@ def by_scale(plan: Plan, images: Tensor | None) -> Scores:
     for op, layout in readers(plan):
         spread(plan, layout, columns(op, 1), read)
     for op in plan.ops:
-        if op.kind in ("batch_norm", "group_norm"):
+        if op.kind in ("batch_norm", "group_norm", "layer_norm"):
             spread(plan, plan.layout(op.name), op.tensors["weight"].abs(), scales)
     return {group: score * scales.get(group, 1) for group, score in read.items()}
 

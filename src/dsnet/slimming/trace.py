@@ -1,28 +1,31 @@
-"""From a torch module to a list of operations, each of a kind that dsnet knows.
-
-torch.export runs the module once on an example and records what it computes: calls, methods and operators of every kind
-become a few hundred ATen operators, and everything that depends on shapes alone becomes constants.
-"""
+"""From a recorded program to a list of operations, each of a kind that dsnet knows."""
 
 from __future__ import annotations
 
-import logging
 import operator
-import re
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from io import StringIO
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from dsnet.errors import SlimError
 from dsnet.models.graph import LAYERS, Value
+from dsnet.nn.norm import LAST
 
 Shape = tuple[int, ...]
+POINTWISE = {
+    "relu", "relu6", "silu", "hardswish", "hardsigmoid", "sigmoid", "tanh", "mish", "selu", "softplus", "gelu",
+    "leaky_relu", "elu", "clamp", "abs", "exp", "log", "erf", "sign", "sin", "cos", "sqrt", "neg", "pow", "add", "sub",
+    "mul", "div", "maximum", "minimum", "gt", "ge", "lt", "le", "where",
+}  # fmt: skip
+"""Operations that compute the same wherever the channels are."""
+MATRICES = ("matmul", "bmm", "baddbmm", "einsum", "scaled_dot_product_attention")  # products of two maps
+ENTIRE = (*MATRICES, "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "lstm", "gru")
+"""Operators that are refused under their own names, and not taken apart."""
+UNKNOWN = "dsnet slim does not know"
+KNOWN = "convolutions, linear layers, norms, activations, pooling, sums, products or concatenations"
 
 
 @dataclass
@@ -68,53 +71,6 @@ class Traced:
         return {op.name: op.shape for op in self.ops}
 
 
-def trace_module(model: nn.Module, example: Tensor) -> Traced:
-    """Record what a module computes on an example [B, C, S, S], in eval mode."""
-    if not isinstance(model, nn.Module):
-        raise SlimError(f"the model is a {type(model).__name__}; give an nn.Module, or a function that returns one")
-    if example.dim() != 4 or example.shape[2] != example.shape[3]:
-        raise SlimError(f"the example has shape {tuple(example.shape)}; give a square image [1, channels, size, size]")
-    mode = model.training
-    try:
-        with silence(), torch.no_grad():
-            program = torch.export.export(model.eval(), (torch.cat([example[:1]] * 2),), strict=False)
-    except Exception as error:  # torch raises many kinds of errors for code that cannot be recorded
-        raise SlimError(untraceable(error)) from error
-    finally:
-        model.train(mode)
-    held = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    return Reader(program, held).read()
-
-
-@contextmanager
-def silence() -> Iterator[None]:
-    """Keep what torch prints about code that it cannot record from the user; the error says what matters."""
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
-
-
-def untraceable(error: Exception) -> str:
-    """Why a module could not be recorded, in one line."""
-    text = str(error)
-    reason = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    user = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
-    places = [place for place in user if "/torch/" not in place[0]]
-    where = f" (in {places[-1][2]}, {places[-1][0].rpartition('/')[2]} line {places[-1][1]})" if places else ""
-    data = ("data-dependent", "data dependent", "_local_scalar_dense", "Could not guard")
-    if any(word in text for word in data):
-        return (
-            f"the network decides by the values of a tensor{where}, which cannot be recorded; compute both sides "
-            f"and choose with torch.where, or give the part without the decision"
-        )
-    return f"the network cannot be recorded{where}: {reason}; it must run on the example in eval mode, with one input"
-
-
 class Reader:
     """Translates a recorded program, operator by operator."""
 
@@ -127,11 +83,11 @@ class Reader:
         lifted = signature.inputs_to_lifted_tensor_constants
         self.tensors |= {key: program.constants[name] for key, name in lifted.items()}
         (self.image,) = signature.user_inputs
-        self.ops: list[Op] = []
+        self.ops: dict[str, Op] = {}  # by name, in order
         self.names: dict[fx.Node, Any] = {}  # the values that nodes stand for: names, or lists of names
         self.stacks: dict[str, tuple[int, list[str]]] = {}  # maps along a new axis: its number, their names
+        self.several: dict[str, Sequence[Tensor]] = {}  # what is computed from parameters by operators of many values
         self.notes: list[str] = []
-        self.used: set[str] = set()
 
     def read(self) -> Traced:
         for node in self.program.graph.nodes:
@@ -156,10 +112,10 @@ class Reader:
     def live(self) -> list[Op]:
         """The operations that the answer depends on, the answer last."""
         wanted = {self.answer}
-        for op in reversed(self.ops):
+        for op in reversed(self.ops.values()):
             if op.name in wanted:
                 wanted.update(op.inputs)
-        ops = [op for op in self.ops if op.name in wanted]
+        ops = [op for op in self.ops.values() if op.name in wanted]
         if ops[0].kind != "image" or ops[-1].name != self.answer:
             raise SlimError("the answer of the network does not depend on the image")
         return ops
@@ -167,31 +123,52 @@ class Reader:
     def add(
         self, node: fx.Node, kind: str, inputs: list[str], *, name: str = "", shape: Shape | None = None, **more: Any
     ) -> str:
+        shape = shape_of(node) if shape is None else shape
+        if kind in POINTWISE and all(sources := [self.unturned(read) for read in inputs]):
+            height, width, channels = shape
+            made = self.add(node, kind, sources, name=name, shape=(channels, height, width), **more)  # type: ignore[arg-type]
+            return self.turned(node, made)
         place = place_of(node)
         tensors = {key: tensor for key, tensor in (more.pop("tensors", None) or {}).items() if tensor is not None}
         base = name or (place.replace(".", "_") if kind in LAYERS and place else str(node.name))
         name, number = base, 2
-        while name in self.used:
+        while name in self.ops:
             name, number = f"{base}_{number}", number + 1
-        self.used.add(name)
-        shape = shape_of(node) if shape is None else shape
-        self.ops.append(Op(name, kind, inputs, shape, more, tensors, place))
+        self.ops[name] = Op(name, kind, inputs, shape, more, tensors, place)
         return name
+
+    def turned(self, node: fx.Node, name: str) -> str:
+        """A map with its channels moved to the end."""
+        channels, *sides = self.ops[name].shape
+        return self.add(node, "permute", [name], name=f"{name}_last", shape=(*sides, channels), order=LAST)
+
+    def unturned(self, name: str) -> str | None:
+        """The map that a value is, with its channels moved to the end. What follows reads it instead, as far as its
+        kind is known, so that the moves are left over and vanish."""
+        op = self.ops[name]
+        return op.inputs[0] if op.kind == "permute" and op.options["order"] == LAST else None
 
     def translate(self, node: fx.Node) -> Any:
         if node.target is operator.getitem:
+            values: Any
             values, number = node.args
-            return self.names[values][number]  # type: ignore[index]
-        if node.all_input_nodes and all(each.name in self.tensors for each in node.all_input_nodes):
+            if values.name not in self.several:
+                return self.names[values][number]
+            self.tensors[node.name] = self.several[values.name][number]  # type: ignore[index]
+            return None
+        if all(each.name in self.tensors for each in node.all_input_nodes):
             return self.computed(node)
-        kind = str(node.target).removeprefix("aten.").partition(".")[0]
-        kind = kind if kind.startswith("_") else kind.removesuffix("_")  # in-place operators
-        if kind not in TRANSLATIONS:
-            raise SlimError(
-                f"{self.describe(node)} is {node.target}, which dsnet slim does not know; replace it by convolutions, "
-                f"linear layers, norms, activations, pooling, sums, products or concatenations"
-            )
-        return TRANSLATIONS[kind](self, node, *node.args, **node.kwargs)
+        if (kind := kind_of(node)) not in TRANSLATIONS:
+            why = "multiplies maps as matrices, whose MAdds are not counted" if kind in MATRICES else UNKNOWN
+            raise refuse(self, node, f"is {node.target}, which {why}; replace it by {KNOWN}")
+        try:
+            return TRANSLATIONS[kind](self, node, *node.args, **node.kwargs)
+        except TypeError as error:  # a form of the operator that its translation does not have
+            raise refuse(
+                self,
+                node,
+                f"is {node.target} in a form that dsnet slim does not know ({error}); write it in simpler steps",
+            ) from error
 
     def computed(self, node: fx.Node) -> None:
         """Compute what depends on parameters alone, such as weights that are made from others."""
@@ -200,17 +177,42 @@ class Reader:
             found = node.target(*args, **kwargs)  # type: ignore[operator]
         if isinstance(found, Tensor):
             self.tensors[node.name] = found
+        elif isinstance(found, tuple | list):
+            self.several[node.name] = found
 
     def describe(self, node: fx.Node) -> str:
         place = place_of(node)
         return f"operation {node.name!r} of " + (f"module {place!r}" if place else "the network itself")
 
-    def value(self, item: Any, node: fx.Node) -> str:
-        """The name of a value that an operation reads."""
-        if isinstance(item, fx.Node) and isinstance(self.names.get(item), str):
+    def is_map(self, item: Any) -> bool:
+        """Whether an argument of an operation is a value that depends on the image."""
+        return isinstance(item, fx.Node) and isinstance(self.names.get(item), str)
+
+    def value(self, item: Any, node: fx.Node, *, like: str | None = None) -> str:
+        """The name of a value that an operation reads. like: Another that it reads; then this one may be constant."""
+        if self.is_map(item):
             name: str = self.names[item]
             return name
-        raise SlimError(f"{self.describe(node)} reads a parameter where dsnet slim expects a map; it is not a layer")
+        held = torch.tensor(float(item)) if isinstance(item, int | float) else self.tensor(item)
+        if like is None or held is None:
+            raise refuse(self, node, "reads a parameter where dsnet slim expects a map; it is not a layer")
+        return self.constant(node, held, like=like)
+
+    def constant(self, node: fx.Node, held: Tensor, *, like: str) -> str:
+        """A parameter that is the same for all images, beside a value that it is combined with."""
+        rank = len(self.ops[like].shape)
+        if held.dim() > rank + 1 or (held.dim() == rank + 1 and len(held) > 1):
+            raise refuse(
+                self,
+                node,
+                f"combines a value {list(self.ops[like].shape)} with a parameter {list(held.shape)}, which does "
+                f"not fit every image alone",
+            )
+        tensor = held.float().reshape((1,) * (rank + 1 - held.dim()) + held.shape)[0]
+        name = f"{node.name}_constant"
+        sides = tuple(tensor.shape)
+        options: dict[str, Any] = {"sides": sides}
+        return self.add(node, "constant", [like], name=name, shape=sides, tensors={"value": tensor}, **options)
 
     def tensor(self, item: Any) -> Tensor | None:
         return self.tensors.get(item.name) if isinstance(item, fx.Node) else None
@@ -219,6 +221,20 @@ class Reader:
 def shape_of(node: Any) -> Shape:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return tuple(int(side) for side in value.shape[1:]) if isinstance(value, Tensor) else ()
+
+
+def is_known(operation: Any) -> bool:
+    return operation is operator.getitem or name_of(operation) in TRANSLATIONS
+
+
+def kind_of(node: fx.Node) -> str:
+    return name_of(node.target)
+
+
+def name_of(operation: Any) -> str:
+    """The name of an operator, without its overload, and without the sign of operators that work in place."""
+    kind = str(operation).removeprefix("aten.").partition(".")[0]
+    return kind if kind.startswith("_") else kind.removesuffix("_")
 
 
 def place_of(node: fx.Node) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from math import lcm
 
 from dsnet.errors import SlimError
 from dsnet.slimming.groups import Groups, Layout
-from dsnet.slimming.trace import Traced
+from dsnet.slimming.trace import Op, Traced
 
 WIDTHS = (0.25, 0.5, 0.75, 1.0)
 MULTIPLE = 8
@@ -42,6 +43,19 @@ def pairs(widths: Sequence[Share], *, least: int = 2) -> list[tuple[float, float
     return shares
 
 
+def read_overrides(texts: Sequence[str]) -> dict[str, list[Share]]:
+    """Shares for single layers as users write them: features.3=0.5,0.75,1."""
+    found: dict[str, list[Share]] = {}
+    for text in texts:
+        name, _, shares = text.rpartition("=")
+        if not name or not shares:
+            raise SlimError(f"override {text!r} is not understood; give LAYER=SHARES, such as features.3=0.5,0.75,1")
+        if name in found:
+            raise SlimError(f"override of {name!r} is given twice; give it once")
+        found[name] = [read_share(part) for part in shares.split(",")]
+    return found
+
+
 def find_widths(
     traced: Traced,
     groups: Groups,
@@ -50,8 +64,13 @@ def find_widths(
     *,
     multiple: int = MULTIPLE,
     overrides: Mapping[str, Sequence[Share]] | None = None,
+    cut: int = 0,
 ) -> dict[int, tuple[int, ...]]:
-    """Members of every group at each width. overrides: Shares of the groups that layers write, by their names."""
+    """Members of every group at each width.
+
+    overrides: Shares of the groups that layers write, by their names. cut: The number of the last operation of the
+    front.
+    """
     shares = pairs(widths, least=1)
     if multiple < 1:
         raise SlimError(f"channels are rounded to multiples of {multiple}; it must be at least 1")
@@ -73,7 +92,11 @@ def find_widths(
         found[group] = tuple(
             min(total, step * max(1, round(part * total / step))) if part < 1 else total for part in kept
         )
-    check_apart(found, widths)
+    if len(widths) > 1:
+        layers = layers_of(traced, traced.ops[cut + 1 :])
+        behind = {place: groups.resolve(layouts[name]) for name, place in layers.items()}
+        check_sliced(found, groups, behind, traced.ops[cut], multiple)
+        check_apart(found, behind, widths, multiple)
     return found
 
 
@@ -85,29 +108,86 @@ def together(layout: Layout) -> dict[int, int]:
     return found
 
 
+def layers_of(traced: Traced, ops: Sequence[Op]) -> dict[str, str]:
+    """The layers with weights among some operations, as users call them, by their own names."""
+    return {op.name: op.place or op.name for op in ops if op.kind in ("conv", "linear")}
+
+
 def overridden(
     traced: Traced, groups: Groups, layouts: Mapping[str, Layout], overrides: Mapping[str, Sequence[Share]], count: int
 ) -> dict[int, list[tuple[float, float]]]:
-    places = {name: op.name for op in traced.ops for name in (op.place, op.name)}
-    found = {}
+    layers = layers_of(traced, traced.ops)
+    places = {name: op for op, place in reversed(layers.items()) for name in (place, op)}
+    found: dict[int, list[tuple[float, float]]] = {}
+    said: dict[int, str] = {}
     for name, shares in overrides.items():
-        if name not in places or len(shares) != count:
-            known = ", ".join(op.name for op in traced.ops if op.kind in ("conv", "linear"))
-            raise SlimError(f"widths of {name!r}: give {count} shares for a layer of the network ({known[:200]})")
+        if name not in places:
+            close = get_close_matches(name, places, 3) or list(layers.values())[:12]
+            raise SlimError(
+                f"override of {name!r}: there is no such layer; name a convolution or linear layer, such as "
+                f"{', '.join(close)}"
+            )
+        if len(shares) != count:
+            raise SlimError(
+                f"override of {name!r}: {len(shares)} shares were given, but the network has {count} widths; give one "
+                f"for each, the last 1"
+            )
+        try:
+            mine = pairs(shares)
+        except SlimError as error:
+            raise SlimError(f"override of {name!r}: {error}") from error
         for group, _ in groups.resolve(layouts[places[name]]):
-            found[group] = pairs(shares)
+            if group in groups.reasons:
+                raise SlimError(
+                    f"override of {name!r}: its channels keep their full width, because {groups.reasons[group]}; leave "
+                    f"it out"
+                )
+            if found.get(group, mine) != mine:
+                raise SlimError(
+                    f"override of {name!r}: it shares its channels with {said[group]!r}, which has other shares; "
+                    f"override one of the two"
+                )
+            found[group], said[group] = mine, name
     return found
 
 
-def check_apart(found: Mapping[int, tuple[int, ...]], widths: Sequence[Share]) -> None:
-    if len(widths) > 1 and all(counts[0] == counts[-1] for counts in found.values()):
-        raise SlimError(
-            "no channels of the network can be slimmed: every group is fixed or too small; see the reasons with "
-            "dsnet.slimming.report, choose an earlier cut, or leave all channels and give several image sizes (width 1)"
-        )
+Behind = Mapping[str, Layout]
+"""The layers behind the front, and the groups that they write."""
+
+
+def check_sliced(found: Mapping[int, tuple[int, ...]], groups: Groups, behind: Behind, last: Op, multiple: int) -> None:
+    """Refuse a network of which no group is sliced."""
+    if any(counts[0] < counts[-1] for counts in found.values()):
+        return
+    whys = [f"{name} ({why_whole(groups, layout, multiple)})" for name, layout in list(behind.items())[:3]]
+    raise SlimError(
+        f"no channels of the network can be slimmed: the front ends at {last.place or last.name!r}, and behind it "
+        f"{'is ' + ', '.join(whys) if whys else 'are no weights'}; choose an earlier --cut or a smaller --multiple "
+        f"than {multiple}, replace what needs all channels, or leave all of them and give several image sizes (width "
+        f"1). Streams side by side up to the end cannot be slimmed"
+    )
+
+
+def why_whole(groups: Groups, layout: Layout, multiple: int) -> str:
+    """Why a map keeps its full width."""
+    reasons = [groups.reasons[group] for group, _ in layout if group in groups.reasons]
+    size = sum(map(groups.size, layout))
+    return reasons[0] if reasons else f"its {size} channels are too few for multiples of {multiple}"
+
+
+def check_apart(found: Mapping[int, tuple[int, ...]], behind: Behind, widths: Sequence[Share], multiple: int) -> None:
+    """Refuse widths that are equal in all groups."""
     for number in range(len(widths) - 1):
-        if all(counts[number] == counts[number + 1] for counts in found.values()):
-            raise SlimError(
-                f"widths {widths[number]} and {widths[number + 1]} give the same channels everywhere after rounding; "
-                f"give shares that are further apart, or a smaller multiple"
-            )
+        if any(counts[number] < counts[number + 1] for counts in found.values()):
+            continue
+        sizes = {
+            name: [sum(factor * found[group][width] for group, factor in layout) for width in (number, -1)]
+            for name, layout in behind.items()
+            if any(found[group][0] < found[group][-1] for group, _ in layout)
+        }
+        name, (kept, whole) = max(sizes.items(), key=lambda item: item[1][1])
+        raise SlimError(
+            f"widths {widths[number]} and {widths[number + 1]} give the same channels everywhere after rounding to "
+            f"multiples of {multiple}: the widest layer, {name!r}, keeps {kept} of its {whole} channels at both; give "
+            f"shares that are further apart, or a smaller --multiple"
+        )

@@ -16,6 +16,7 @@ from dsnet.errors import must
 from dsnet.models import Supernet
 from dsnet.schema import Typed
 from dsnet.space import WidthPath
+from dsnet.training.average import batch_norms
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,8 @@ class IEB(Stage[Supernet]):
 
     class_weights: Weight of each class in the loss on the labels. guide: Trained network whose widest answers the
     widest learns besides the labels. original: The teacher that is frozen. labelled: Whether the images have labels.
-    frozen: Whether the front keeps its weights and statistics.
+    Without labels, the widest only has to stay what it is, so it keeps its statistics: those of other images, or of the
+    same ones at another size, would change its answers. frozen: Whether the front keeps its weights and statistics.
     """
 
     updates_statistics = True
@@ -135,6 +137,8 @@ class IEB(Stage[Supernet]):
         self.frozen = frozen
         if frozen:
             net.front.requires_grad_(False)
+        for norm in batch_norms(net):
+            norm.anchored = not labelled
 
     def train(self, mode: bool = True) -> IEB:
         super().train(mode)

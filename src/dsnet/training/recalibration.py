@@ -16,7 +16,7 @@ from dsnet.training.distributed import in_order
 @torch.no_grad()
 def recalibrate(net: Supernet, images: Iterable[Tensor], *, frozen: bool = False) -> int:
     """Recompute the batch-norm statistics of every width at every image size, as the average over batches. Weights do
-    not change.
+    not change, nor do statistics of the widest that are anchored.
 
     images: Every world-th batch for each process, which all must call this and all get the same statistics.
     frozen: Whether the front keeps its statistics.
@@ -29,8 +29,9 @@ def recalibrate(net: Supernet, images: Iterable[Tensor], *, frozen: bool = False
     training, device = net.training, net.device
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
-        norm.running_mean.zero_()
-        norm.running_var.fill_(1)
+        rows = moving(norm)
+        norm.running_mean[rows] = 0
+        norm.running_var[rows] = 1
         norm.momentum = 1.0  # the statistics of a batch replace those of the one before
     net.train()
     net.front.train(not frozen)
@@ -50,8 +51,13 @@ def recalibrate(net: Supernet, images: Iterable[Tensor], *, frozen: bool = False
         raise ValueError("recalibration needs at least one batch of images")
     unpack(norms, averaged(found).to(device))
     for norm in norms:
-        norm.num_batches_tracked.fill_(len(found))
+        norm.num_batches_tracked[moving(norm)] = len(found)
     return len(found)
+
+
+def moving(norm: SliceBatchNorm2d) -> slice:
+    """The width indices whose statistics are recomputed."""
+    return slice(-1) if norm.anchored else slice(None)
 
 
 def packed(norms: Sequence[SliceBatchNorm2d]) -> Tensor:
@@ -65,8 +71,8 @@ def unpack(norms: Sequence[SliceBatchNorm2d], found: Tensor) -> None:
     """Set the statistics of all norms. Entries beyond a width are never used, and stay as they are."""
     for name, row in zip(("running_mean", "running_var"), found, strict=True):
         for norm, values in zip(norms, row.split([norm.prefix.numel() for norm in norms]), strict=True):
-            table = getattr(norm, name)
-            table.copy_(torch.where(norm.prefix, values.view_as(table), table))
+            table, rows = getattr(norm, name), moving(norm)
+            table[rows] = torch.where(norm.prefix, values.view_as(table), table)[rows]
 
 
 def averaged(batches: Sequence[Tensor]) -> Tensor:
