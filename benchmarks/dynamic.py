@@ -1,18 +1,19 @@
 """What the dynamic file costs next to a static file of the same path, in processor time, and what it takes in memory.
 
-    python benchmarks/dynamic.py [--sessions 3] [--repeats 12] [--export docs/results/dynamic]
+    python benchmarks/dynamic.py [--sessions 3] [--repeats 12] [--keep] [--export docs/results/dynamic]
 
 ds_mobilenet_v1 in floats and in INT8, and ds_resnet50 in floats, at 224 pixels, and EfficientNet-Lite0 at several image
 sizes up to 112 pixels (with dsnet[pretrained]), with one image on one thread. Both files take turns. Where a session
 puts its weights and maps in memory changes its time by some percent, so both are opened anew several times, and the
 ratios of all sessions are shown. A second table has the time of both relative to sessions that ONNX Runtime opens by
 default, with `enable_mem_reuse`. Processor time can be measured on a busy machine; the milliseconds of a quiet one are
-in runtime.md. Writes PREFIX.json and PREFIX.md.
+in runtime.md. --keep measures memory alone, and takes the times from PREFIX.json. Writes PREFIX.json and PREFIX.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from dataclasses import replace
 from functools import partial
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import stream
 import torch
@@ -35,6 +37,7 @@ from dsnet.nn import RouterSpec
 from dsnet.report.tables import markdown_table
 from dsnet.runtime.engine import open_session
 from dsnet.runtime.onnx import IMAGE, FileRunner, knobs
+from dsnet.schema import plain
 from dsnet.space import WidthPath
 
 CASES: list[tuple[str, str, list[WidthPath]]] = [
@@ -93,17 +96,52 @@ def compared(
     return rows
 
 
+def weights_of(graph: onnx.GraphProto) -> int:
+    """Bytes of the weights of a graph and of its branches."""
+    branches = [about.g for node in graph.node for about in node.attribute if about.HasField("g")]
+    return sum(len(tensor.raw_data) for tensor in graph.initializer) + sum(map(weights_of, branches))
+
+
+def prepared(file: Path, out: Path) -> int:
+    """Bytes of the weights that ONNX Runtime cuts and reorders when it loads a file, before it packs any."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.optimized_model_filepath = 4, str(out)
+    onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    return weights_of(onnx.load(out).graph)
+
+
+def memory(folder: Path) -> list[dict[str, Any]]:
+    """What each form of ds_mobilenet_v1 takes in memory, and how much of it are weights."""
+    artefacts, rows = Artefacts(network("ds_mobilenet_v1"), folder), []
+    for held in artefacts.weigh().artefacts:
+        file = {"dynamic file": "dynamic.onnx", "INT8 dynamic file": "dynamic-int8.onnx"}.get(held.artefact)
+        weights = None if file is None else prepared(folder / file, folder / "prepared.onnx")
+        rows.append({**plain(held), "weights": weights})
+    return rows
+
+
+def timed(sessions: int, repeats: int) -> dict[str, Any]:
+    """The times of both files in all cases, and on what they were measured."""
+    rows = []
+    with tempfile.TemporaryDirectory() as place:
+        for name, precision, paths in CASES:
+            rows += compared(name, precision, paths, sessions, repeats, Path(place))
+    return {**plain(machine()), "ratios": rows}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=12)
+    parser.add_argument("--keep", action="store_true")
     parser.add_argument("--export")
     args = parser.parse_args()
-    results: dict[str, Any] = {"ratios": []}
+    if args.keep and args.export is None:
+        parser.error("--keep needs --export, the prefix of the page whose times are kept")
+    known = json.loads(Path(args.export).with_suffix(".json").read_text()) if args.keep else None
+    results: dict[str, Any] = known or timed(args.sessions, args.repeats)
     with tempfile.TemporaryDirectory() as place:
-        for name, precision, paths in CASES:
-            results["ratios"] += compared(name, precision, paths, args.sessions, args.repeats, Path(place))
-        results["memory"] = Artefacts(network("ds_mobilenet_v1"), Path(place) / "memory").weigh().artefacts
+        results["memory"] = memory(Path(place))
     cells = [
         [
             row["model"],
@@ -125,15 +163,28 @@ def main() -> None:
     lines += ["## Without `enable_mem_reuse`, relative to ONNX Runtime's default", ""]
     lines += [*markdown_table(["<model", "<precision", "<path", "dynamic", "static"], cells), ""]
     cells = [
-        [held.artefact, f"{held.size / 1e6:.1f}", f"{held.memory / 1e6:.0f}", f"{held.memory / held.size:.1f}x"]
+        [
+            held["artefact"],
+            f"{held['size'] / 1e6:.1f}",
+            f"{held['memory'] / 1e6:.0f}",
+            f"{held['memory'] / held['size']:.1f}x",
+            "" if held["weights"] is None else f"{held['weights'] / 1e6:.0f}",
+        ]
         for held in results["memory"]
     ]
-    lines += ["## Memory of ds_mobilenet_v1, once every path has run", ""]
-    lines += [*markdown_table(["<artefact", "file, MB", "memory, MB", "memory / file"], cells), ""]
-    about = machine()
+    columns = ["<artefact", "file, MB", "memory, MB", "memory / file", "weights of every width, MB"]
+    lines += ["## Memory of ds_mobilenet_v1, once every path has run", "", *markdown_table(columns, cells), ""]
     lines += [
-        f"One image, one thread, {args.sessions} sessions. Made by `python benchmarks/dynamic.py` with dsnet",
-        f"{about.dsnet}, onnxruntime {about.onnxruntime} on {about.machine}; every figure is in dynamic.json.",
+        "Weights of every width: as ONNX Runtime cuts them out of those of the file. It packs the weights of quantised",
+        "convolutions besides, and keeps both. The rest are its code, its own description of every node of every",
+        "branch, and maps. [deploy.md](../deploy.md#without-dsnet) tells what was tried to lower it.",
+        "",
+    ]
+    sessions = len(results["ratios"][0]["ratios"])
+    lines += [
+        f"One image, one thread, {sessions} sessions. Made by `python benchmarks/dynamic.py` with dsnet",
+        f"{results['dsnet']}, onnxruntime {results['onnxruntime']} on {results['machine']}; every figure is in "
+        "dynamic.json.",
     ]
     print("\n".join(lines))
     if args.export:

@@ -1,18 +1,21 @@
 """Latency and size of INT8 files, next to files of floats and to static INT8 files of the same width.
 
     python benchmarks/int8.py [--model ds_mobilenet_v1] [--repeats 40] [--cuts 1 32 48 ...] [--export docs/results/int8]
+    python benchmarks/int8.py --keep --runs RUN ... --export docs/results/int8
 
 One image on one thread. The candidates of each comparison are interleaved, and ratios are of medians and of minima. The
 clock counts processor time, which is the time of one thread without what other programs take. The network has fresh
 weights and its ranges come from noise, because the time depends on neither. --cuts compares where the quantised part
 may begin: at the first convolution that reads so many channels at full width (1: at the stem). --runs RUN ... adds the
-accuracy of trained runs, from what `dsnet eval RUN/model.onnx RUN/model-int8.onnx` stored. Writes PREFIX.json and
+accuracy of trained runs, classifiers or detectors, from what `dsnet eval RUN/model.onnx RUN/model-int8.onnx` stored.
+--keep measures no times: it takes them, and the accuracy of all other runs, from PREFIX.json. Writes PREFIX.json and
 PREFIX.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -123,7 +126,23 @@ def accuracy(run: Path) -> dict[str, Any]:
             name = path_name(mine.path) if isinstance(mine, PathRow) else f"{mine.madds.mean / fp32.full.madds:.2f}"
             points = 100 * (theirs.score.mean - mine.score.mean)
             rows.append([kind, name, 100 * mine.score.mean, 100 * theirs.score.mean, points])
-    return {"run": run.name, "dataset": fp32.dataset, "images": fp32.images, "rows": rows}
+    about = {"run": run.name, "dataset": fp32.dataset, "images": fp32.images, "objects": fp32.objects}
+    return {**about, "metric": fp32.metric.name, "rows": rows}
+
+
+def measured(args: argparse.Namespace) -> dict[str, Any]:
+    """Times and sizes, and on what they were measured."""
+    with tempfile.TemporaryDirectory() as place:
+        result = widths(args.model, args.repeats, Path(place))
+        result["cuts"] = cuts(args.model, args.cuts, args.repeats, Path(place)) if args.cuts else []
+    return {**plain(machine()), **result, "repeats": args.repeats}
+
+
+def heading(found: dict[str, Any]) -> str:
+    """What a table of accuracies is about."""
+    objects = "" if found.get("objects") is None else f"{found['objects']} objects in "
+    metric = "Accuracy" if found.get("metric", "top-1") == "top-1" else found["metric"]
+    return f"{metric} of {found['run']} on {objects}{found['images']} test images of {found['dataset']}, in percent."
 
 
 def both(found: dict[str, float]) -> str:
@@ -136,38 +155,44 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--cuts", type=int, nargs="*", default=[1, 32, 48, 64, 96])
     parser.add_argument("--runs", type=Path, nargs="*", default=[])
+    parser.add_argument("--keep", action="store_true")
     parser.add_argument("--export", default=None)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        result = widths(args.model, args.repeats, Path(place))
-        result["cuts"] = cuts(args.model, args.cuts, args.repeats, Path(place)) if args.cuts else []
-    lines = [f"# INT8 and fp32: {args.model}, one image, one thread, ONNX Runtime", ""]
+    if args.keep:
+        if args.export is None:
+            parser.error("--keep needs --export, the prefix of the page whose times are kept")
+        result = json.loads(Path(args.export).with_suffix(".json").read_text())
+    else:
+        result = measured(args)
+    known = {found["run"]: found for found in [*result.get("accuracy", []), *map(accuracy, args.runs)]}
+    result["accuracy"] = list(known.values())
+    lines = [f"# INT8 and fp32: {result['model']}, one image, one thread, ONNX Runtime", ""]
     lines += markdown_table(
         ["<width", *RATIOS],
         [[path_name(row["path"]), *(both(row["ratios"][key]) for key in RATIOS)] for row in result["widths"]],
     )
     fp32, int8 = (result["bytes"][kind] / 1e6 for kind in ("fp32", "int8"))
     lines += ["", f"The dynamic file has {int8:.1f} MB instead of {fp32:.1f}: {result['size']:.2f}.", ""]
-    if args.cuts:
+    if result["cuts"]:
         lines += ["Where the quantised part begins: INT8 / fp32 of static files.", ""]
         lines += markdown_table(
             ["first convolution that reads", "<width", "INT8 / fp32"],
             [[f"{row['least']} channels", path_name(row["path"]), both(row)] for row in result["cuts"]],
         )
         lines.append("")
-    result["accuracy"] = [accuracy(run) for run in args.runs]
     for found in result["accuracy"]:
-        lines += [f"Accuracy of {found['run']} on {found['images']} test images of {found['dataset']}, in percent.", ""]
+        lines += [heading(found), ""]
         lines += markdown_table(
             ["<", "<width, or MAdds of the widest that the budget spends", "fp32", "INT8", "INT8 - fp32"],
             [[kind, name, f"{a:.2f}", f"{b:.2f}", f"{points:+.2f}"] for kind, name, a, b, points in found["rows"]],
         )
         lines.append("")
-    about = machine()
+    model, repeats = result["model"], result.get("repeats", args.repeats)
+    versions = f"dsnet {result['dsnet']}, torch {result['torch']}, onnxruntime {result['onnxruntime']}"
     lines += [
         "Processor time: ratios of medians, in brackets those of minima. A/A: the same file twice.",
-        f"Made by `python benchmarks/int8.py --model {args.model} --repeats {args.repeats} --runs RUN ...` with",
-        f"dsnet {about.dsnet}, torch {about.torch}, onnxruntime {about.onnxruntime} on {about.machine}, candidates",
+        f"Made by `python benchmarks/int8.py --model {model} --repeats {repeats} --runs RUN ...` with",
+        f"{versions} on {result['machine']}, candidates",
         "interleaved in random order, each call after an untimed one; every figure is in int8.json.",
     ]
     print("\n".join(lines))

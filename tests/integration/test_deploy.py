@@ -285,7 +285,8 @@ def test_bench_measures_widths_and_budgets(run: Path, tmp_path: Path, capsys: py
     files = result["widths"]["files"]  # type: ignore[index]
     assert files["dynamic"] > 1000
     memory = {held["artefact"]: held["memory"] for held in files["artefacts"]}
-    assert list(memory) == ["dynamic file", "widest path", "bundle", "file of widths 0,2,3,5"]
+    floats = ["dynamic file", "widest path", "bundle", "file of widths 0,2,3,5"]
+    assert list(memory) == [*floats, "INT8 dynamic file", "INT8 widest path"]
     if sys.platform == "linux":
         assert all(taken > 1e6 for taken in memory.values())
     assert {row["model"] for row in result["widths"]["against"]} == {"mobilenet_v1_tiny:0.5"}  # type: ignore[index]
@@ -322,11 +323,15 @@ def test_bench_of_a_file_fills_the_same_table_and_compares_routers(
     (deployed,) = result["deployed"]  # type: ignore[index]
     assert deployed["images"] == 64
     assert all(row["score"] is not None and not row["computed"] for row in deployed["rows"])
+    held = result["widths"]["file"]  # type: ignore[index]
+    assert (held["artefact"], held["size"]) == ("dynamic file", (run / "model.onnx").stat().st_size)
+    assert held["memory"] > 1e6 or sys.platform != "linux"
     alone = Path(shutil.copy(run / "model.onnx", tmp_path / "alone.onnx"))
     assert main(["bench", str(alone), "--repeats", "3"]) == 0  # there are no images beside it
     text = f"{' '.join(capsys.readouterr().out.split())} "  # notes wrap
     assert text.count(" * ") == 5 + 1
     assert " * computed" in text
+    assert re.search(r"Dynamic file: [0-9.]+k bytes, [0-9.]+M bytes of memory \([0-9.]+x\) once every path", text)
     runner = open_runner(alone, threads=1)
     held = latency.find(runner.setting())
     assert held is not None

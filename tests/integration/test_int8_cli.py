@@ -185,6 +185,8 @@ def test_bench_keeps_the_times_of_the_quantised_file_apart(
     assert deployed["images"] == 64
     assert all(row["times"]["p50"] > 0 and not row["computed"] for row in deployed["rows"])
     assert len(deployed["rows"]) == 6 + 5
+    held = result["widths"]["file"]
+    assert (held["artefact"], held["size"]) == ("INT8 dynamic file", file.stat().st_size)
     int8, floats = (dsnet.open_runner(run / f"{name}.onnx", threads=1) for name in ("model-int8", "model"))
     assert latency.find(int8.setting()) is not None
     assert latency.find(int8.setting()).setting.digest != floats.setting().digest

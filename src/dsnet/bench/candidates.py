@@ -15,7 +15,9 @@ from dsnet.bench.memory import loaded
 from dsnet.errors import RoutingError
 from dsnet.export.bundle import export_bundle
 from dsnet.export.dynamic import export_onnx
+from dsnet.export.int8 import Int8, quantisation
 from dsnet.latency.files import AGAIN, IDEALS
+from dsnet.latency.measure import noise
 from dsnet.latency.timing import Call
 from dsnet.manifest import Policy
 from dsnet.models import DynamicRunner, extract
@@ -29,6 +31,7 @@ from dsnet.runtime.runner import GroupedRunner
 from dsnet.space import WidthPath, path_name
 
 FEW = 4  # widths of the file that shows what fewer widths take
+SEEN = 2  # images on which the ranges of INT8 files are observed
 Ways = tuple[Callable[[WidthPath], Call], Callable[[WidthPath], Call] | None]
 
 
@@ -40,13 +43,13 @@ class Artefacts:
         self.manifest = net.manifest(size)
         self.size, self.table = self.manifest.image_size, self.manifest.table
 
-    def static(self, path: WidthPath) -> Path:
-        file = self.folder / f"path-{path_name(path).replace(',', '-')}.onnx"
-        return file if file.exists() else export_onnx(self.net, file, path=path, image_size=self.size)
+    def static(self, path: WidthPath, *, int8: Int8 | None = None) -> Path:
+        file = self.folder / f"path-{path_name(path).replace(',', '-')}{end_of(int8)}.onnx"
+        return file if file.exists() else export_onnx(self.net, file, path=path, image_size=self.size, int8=int8)
 
-    def dynamic(self) -> Path:
-        file = self.folder / "dynamic.onnx"
-        return file if file.exists() else export_onnx(self.net, file, image_size=self.size)
+    def dynamic(self, *, int8: Int8 | None = None) -> Path:
+        file = self.folder / f"dynamic{end_of(int8)}.onnx"
+        return file if file.exists() else export_onnx(self.net, file, image_size=self.size, int8=int8)
 
     def bundle(self) -> Path:
         folder = self.folder / "bundle"
@@ -66,15 +69,26 @@ class Artefacts:
         file = export_onnx(net, self.folder / "few.onnx", image_size=self.size)
         return {f"file of widths {','.join(map(str, widths))}": file}
 
+    def in_int8(self, widest: WidthPath) -> dict[str, Path]:
+        """The dynamic file and the widest path in INT8, by their names, if the network is wide enough for it."""
+        try:
+            int8 = quantisation(self.net, torch.from_numpy(noise(self.manifest, SEEN)))  # memory depends on no range
+        except ValueError:
+            return {}
+        return {"INT8 dynamic file": self.dynamic(int8=int8), "INT8 widest path": self.static(widest, int8=int8)}
+
     def weigh(self) -> FileSizes:
-        file = self.dynamic()
         router = self.manifest.router
         widest = self.manifest.space.widest if router is None else router.routing.widest
-        kinds = {"dynamic file": file, "widest path": self.static(widest), "bundle": self.bundle()}
-        kinds |= self.of_few_widths()
+        kinds = {"dynamic file": self.dynamic(), "widest path": self.static(widest), "bundle": self.bundle()}
+        kinds |= self.of_few_widths() | self.in_int8(widest)
         found = {kind: loaded(kind, where) for kind, where in kinds.items()}
         dynamic, alone = found["dynamic file"], found["widest path"]
         return FileSizes(dynamic.size, alone.size, dynamic.seconds, dynamic.memory, tuple(found.values()))
+
+
+def end_of(int8: Int8 | None) -> str:
+    return "" if int8 is None else "-int8"
 
 
 def candidates(

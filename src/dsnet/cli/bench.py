@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dsnet.latency.files import BenchConfig
+    from dsnet.manifest import Manifest
     from dsnet.results import Bench
 
 
@@ -88,6 +89,7 @@ def of_file(args: Namespace, config: BenchConfig, result: Bench) -> Bench:
 
     Its dynamic network is measured with images if its run or --root has them.
     """
+    from dsnet.bench.memory import loaded
     from dsnet.latency.files import bench_file
     from dsnet.opening import engine_of
     from dsnet.runtime.onnx import open_onnx
@@ -106,7 +108,15 @@ def of_file(args: Namespace, config: BenchConfig, result: Bench) -> Bench:
     widths, tables, ways = bench_file(
         lambda threads: opened(threads=threads), config, images=images, evaluation=evaluation
     )
+    on = [named[0] if named else "onnx", args.device]
+    widths = replace(widths, file=loaded(kind_of(runner.manifest), Path(args.model), *on))
     return replace(result, widths=widths, latency=tuple(tables), deployed=tuple(ways))
+
+
+def kind_of(manifest: Manifest) -> str:
+    """What an exported network is, in words."""
+    words = ["INT8"] * (manifest.precision == "int8") + [manifest.kind] + ["file"] * (manifest.kind != "bundle")
+    return " ".join(words)
 
 
 def images_beside(args: Namespace) -> np.ndarray | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from dsnet.latency import threads_text
 from dsnet.report.tables import filled, human
-from dsnet.results import Bench, DeployedTime, DeployedTimes, RoutedTimes, Table, Table1, WidthTime, WidthTimes
+from dsnet.results import Bench, DeployedTime, DeployedTimes, Loaded, RoutedTimes, Table, Table1, WidthTime, WidthTimes
 from dsnet.space import path_words
 
 QUIET = (0.95, 1.05)  # an ideal that differs more from itself says that the machine was disturbed
@@ -23,6 +24,9 @@ def bench_tables(bench: Bench) -> list[Table]:
     if (widths := bench.widths) is not None:
         told = bool(bench.deployed) and all(row.ratio is None and row.batch == 1 for row in widths.rows)
         tables += [] if told else width_tables(widths)
+        if widths.file is not None:
+            told_of = f"{started(widths.file.artefact)}: {memory(widths.file)}"
+            tables[0] = replace(tables[0], note=f"{tables[0].note} {told_of}".strip())
         if widths.against:
             columns = {"<static network": lambda row: row.model, **SETTING, **TIMES}
             tables.append(filled("Static networks that could run instead, as ONNX files", widths.against, columns))
@@ -164,12 +168,19 @@ def notes(widths: WidthTimes, rows: Sequence[WidthTime], last: bool) -> str:
             f"({files.load_bytes / files.dynamic:.1f}x the file)."
         )
         lines += [
-            f"{held.artefact.capitalize()}: {human(held.size)} bytes, {human(held.memory)} bytes of memory "
-            f"({held.memory / held.size:.1f}x) once every path has run."
-            for held in files.artefacts
-            if held.artefact != "dynamic file"
+            f"{started(held.artefact)}: {memory(held)}" for held in files.artefacts if held.artefact != "dynamic file"
         ]
     return "\n".join(lines)
+
+
+def started(words: str) -> str:
+    """Words at the start of a sentence."""
+    return words[:1].upper() + words[1:]
+
+
+def memory(held: Loaded) -> str:
+    ratio = held.memory / held.size
+    return f"{human(held.size)} bytes, {human(held.memory)} bytes of memory ({ratio:.1f}x) once every path has run."
 
 
 def routed_table(routed: RoutedTimes) -> Table:

@@ -96,6 +96,13 @@ class FileSizes(Measured):
 
 @dataclass(frozen=True)
 class WidthTimes(Measured):
+    """Times of paths in several runtimes.
+
+    Args:
+        files: What a network takes in the forms that it can be exported in.
+        file: What an exported file or bundle takes, if that is what was measured.
+    """
+
     model: str
     image_size: int
     repeats: int
@@ -105,6 +112,7 @@ class WidthTimes(Measured):
     against: tuple[StaticTime, ...] = ()
     speed_up: tuple[SpeedUp, ...] = ()
     files: FileSizes | None = None
+    file: Loaded | None = None
 
 
 @dataclass(frozen=True)
