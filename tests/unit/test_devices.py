@@ -70,6 +70,16 @@ def test_every_process_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
         find_device()
 
 
+def test_an_apple_chip_is_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, 0)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert find_device("mps") == torch.device("mps")
+    assert find_device("auto") == torch.device("cpu")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="one device for 2 processes; use cpu, or one process"):
+        find_device("mps")
+
+
 def test_a_state_of_more_gpus_is_resumed_on_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     """States of older versions hold the generators of all GPUs that were visible."""
     state, given = random_state(), []

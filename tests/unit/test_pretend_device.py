@@ -26,6 +26,7 @@ from dsnet.data.dataset import Batch
 from dsnet.manifest import Policy
 from dsnet.models import eager
 from dsnet.models.cached import DynamicRunner
+from dsnet.models.devices import SINGLE
 from dsnet.nn import RouterSpec, SliceGroupNorm
 from dsnet.space import Channels
 from dsnet.tasks import config_from
@@ -138,6 +139,14 @@ def test_the_device_lowers_what_autocast_lowers_on_the_cpu() -> None:
 
 
 @pytest.fixture
+def apple() -> Iterator[None]:
+    """The device has no double precision."""
+    SINGLE.add(DEVICE.type)
+    yield
+    SINGLE.remove(DEVICE.type)
+
+
+@pytest.fixture
 def uncached() -> Iterator[None]:
     """Autocast keeps no lowered weights, in which gradients of several paths would be added up."""
     before = torch.is_autocast_cache_enabled()
@@ -232,6 +241,51 @@ def test_the_paper_s_recipes_train_on_the_device(tmp_path: Path, uncached: None,
         make = partial(second_stage, config=config.sgs, cached=False, name=RECIPES[recipe])
     optim = replace(getattr(config, stage), epochs=10, batch_size=6)
     assert_trains_alike(make, tmp_path, optim)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        first_stage,
+        partial(second_stage, config=SGSConfig("gate"), cached=False),
+        partial(second_stage, config=SGSConfig("gate", early=0), cached=True),
+        pytest.param(partial(second_stage, config=SGSConfig("exit_first"), cached=True), marks=pytest.mark.slow),
+        pytest.param(partial(second_stage, config=SGSConfig("cheap_first"), cached=True), marks=pytest.mark.slow),
+    ],
+    ids=["supernet", "gate", "early", "exit_first", "cheap_first"],
+)
+def test_a_device_without_double_precision_trains(tmp_path: Path, apple: None, make: Make) -> None:
+    """What the CPU computes in double precision is computed on the CPU."""
+    expected, found = loop_of(make, tmp_path, CPU, CONFIG, reads=1), {}
+    for batch in expected.batches.epoch(0):
+        expected.step(batch)
+    with pretended(single=True):
+        loop = loop_of(make, tmp_path, DEVICE, CONFIG, reads=1)
+        for batch in loop.batches.epoch(0):
+            found = loop.step(batch)
+        assert {loss.dtype for loss in found.values()} == {torch.float64}
+        assert loop.progress.sums == pytest.approx(expected.progress.sums, rel=1e-6)
+        assert equal(loop.ema.net.state_dict(), expected.ema.net.state_dict(), 1e-6)
+
+
+@pytest.mark.slow
+def test_a_whole_run_does_without_double_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apple: None
+) -> None:
+    generator = np.random.default_rng(0)
+    pixels = [(generator.integers(0, 256, (16, 16), np.uint8), number % 3) for number in range(60)]
+    optim = {"steps": 2, "epochs": None, "batch_size": 16, "warmup_epochs": 0}
+    monkeypatch.setattr(distributed, "find_device", lambda name: DEVICE)
+    for router in ("auto", "gate"):
+        keys = {"sgs": {"router": router}, "optim": optim, "sgs_optim": optim}
+        with pretended(single=True):
+            run = dsnet.train(dsnet.Datasets(pixels), TINY, tmp_path / router, threads=1, **keys)
+        assert run.evaluation is not None
+        assert run.evaluation.dynamic is not None
+    half = {**keys, "optim": {**optim, "amp": "bf16"}}
+    with pretended(single=True), pytest.raises(ValueError, match=r"optim.amp is bf16, but pretend .* set --optim.amp"):
+        dsnet.train(dsnet.Datasets(pixels), TINY, tmp_path / "half", threads=1, **half)
+    assert not (tmp_path / "half").exists()
 
 
 def test_detectors_train_on_the_device() -> None:
