@@ -8,6 +8,7 @@ kernels and the speed of a real device are not tested here.
 from __future__ import annotations
 
 import copy
+import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,10 +22,12 @@ import torch
 from torch import Tensor
 
 import dsnet
+from dsnet.cli import main
 from dsnet.config import packaged, read_yaml
 from dsnet.data.dataset import Batch
+from dsnet.latency import measure
 from dsnet.manifest import Policy
-from dsnet.models import eager
+from dsnet.models import devices, eager
 from dsnet.models.cached import DynamicRunner
 from dsnet.models.devices import SINGLE
 from dsnet.nn import RouterSpec, SliceGroupNorm
@@ -38,7 +41,7 @@ from dsnet.training import (
     recalibrate,
 )
 from support.detectors import pictures, random_detector
-from support.networks import EARLY, ROUTERS, images, randomised, router_net, traces_on, varied
+from support.networks import EARLY, ROUTERS, calibrated, images, randomised, router_net, traces_on, varied
 from support.pretend import DEVICE, Pretended, WrongDeviceError, pretended
 from support.trainings import CONFIG, TINY, Make, first_stage, loop_of, second_stage
 
@@ -347,6 +350,33 @@ def test_evaluation_is_the_same_on_the_device(router: RouterSpec) -> None:
     assert np.array_equal(found.paths, expected.paths)
     assert np.array_equal(found.madds, expected.madds)
     assert np.array_equal(found.answers, expected.answers)
+
+
+@pytest.mark.slow
+def test_a_network_is_timed_on_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In PyTorch, with a latency table of its own. What runs on the CPU only is refused in one line."""
+    net = calibrated(TINY, ROUTERS[0])
+    dsnet.save(net, tmp_path / "net")
+    monkeypatch.setattr(devices, "find_device", lambda name: DEVICE)
+    monkeypatch.setattr(measure, "SECONDS", 0.0)
+    bench = ["bench", str(tmp_path / "net"), "--device", "cuda", "--repeats", "2"]
+    with pretended() as account:
+        assert main([*bench, "--json", "--paths", "0", "--runtimes", "eager", "runner"]) == 0
+        assert account.sends.total() > 0
+        result = json.loads(capsys.readouterr().out)
+        assert {row["runtime"] for row in result["widths"]["rows"]} == {"static", "eager", "runner"}
+        assert result["widths"]["made"]["runtime"] == f"on {DEVICE}"
+        (table,) = result["latency"]
+        assert table["setting"]["runtime"].endswith(f"on {DEVICE}")
+        assert len([row for row in table["rows"] if row["fixed"]]) == len(net.candidates)
+        for words in (["--runtimes", "onnx"], ["--against", "mobilenet_v1"], ["--routers", "x"], ["--table1"]):
+            assert main([*bench, *words]) == 2
+            said = capsys.readouterr().err
+            assert said.count("\n") == 1
+            assert f"{' '.join(words[:1])}" in said
+            assert "runs on the CPU" in said
 
 
 # Mistakes
