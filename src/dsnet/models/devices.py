@@ -59,10 +59,10 @@ def exact(x: Tensor) -> Tensor:
     return (x.cpu() if x.device.type in SINGLE else x).double()
 
 
-def unused_gpus() -> int:
-    """The number of GPUs of this machine that no process of this job uses."""
+def unused_gpus(place: torch.device) -> int:
+    """The number of GPUs of this machine that no process of this job uses, if this one uses a GPU."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(0, torch.cuda.device_count() - processes) if torch.cuda.is_available() else 0
+    return max(0, torch.cuda.device_count() - processes) if place.type == "cuda" else 0
 
 
 @contextmanager

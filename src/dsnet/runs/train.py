@@ -135,7 +135,7 @@ def announce(net: Any, data: Data, folder: Path, place: torch.device) -> None:
     """Say what is trained on which data, and where the run is written."""
     processes = f"{world()} processes on " if world() > 1 else ""
     print(f"{net.spec.name} on {data}, {processes}{place}, writes to {folder}", flush=True)
-    if left := unused_gpus():
+    if left := unused_gpus(place):
         count = torch.cuda.device_count()
         print(
             f"{left} of {count} GPUs are not used; torchrun --nproc_per_node {count} -m dsnet train uses all of them",
