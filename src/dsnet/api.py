@@ -64,7 +64,7 @@ def train(
         resume: Folder of a run to continue, bit for bit. It keeps its own config. "auto" continues the run in the
             folder `out` if it has begun, and begins it otherwise.
         overwrite: Delete the run that is in the folder `out`, once all checks have passed.
-        device: Where to train: auto (a GPU if there is one), cpu, cuda or cuda:N.
+        device: Where to train: auto (a GPU if there is one), cpu, cuda, cuda:N or mps.
         options: Keys of the config. Groups are dicts: seed=1, optim={"epochs": 30}, or **{"optim.epochs": 30}.
     """
     configs, folders = import_heavy("dsnet.runs.config"), import_heavy("dsnet.runs.folder")

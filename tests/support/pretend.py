@@ -77,13 +77,14 @@ class Account:
     """What crossed between the host and the device, by operator.
 
     reads: Values that the host read, each of which waits for the device. sends: Tensors that went to the device, with
-    their bytes in `sent`.
+    their bytes in `sent`. single: Whether the device has no double precision, as those of Apple.
     """
 
     reads: Counter[str] = field(default_factory=Counter)
     sends: Counter[str] = field(default_factory=Counter)
     sent: int = 0
     generators: dict[int, torch.Generator] = field(default_factory=dict, repr=False)
+    single: bool = False
 
     def clear(self) -> None:
         self.reads.clear()
@@ -174,7 +175,10 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             return x
         return known.get(id(x)) if id(x) in known and away else Pretended(x)
 
-    return found if name == "_local_scalar_dense" else tree_map(placed, found)
+    result = found if name == "_local_scalar_dense" else tree_map(placed, found)
+    if _account.held.single and any(x.dtype == torch.float64 for x in tree_leaves(result) if isinstance(x, Pretended)):
+        raise WrongDeviceError(f"{name} makes a tensor of float64, which {DEVICE} does not have")
+    return result
 
 
 def check(func: Any, name: str, args: Any, tensors: list[Tensor]) -> None:
@@ -232,9 +236,9 @@ def _without_gradients(self: Any) -> None:
 
 
 @contextmanager
-def pretended() -> Iterator[Account]:
+def pretended(*, single: bool = False) -> Iterator[Account]:
     """Let `DEVICE` exist, and count what crosses."""
-    _account.held = Account()
+    _account.held = Account(single=single)
     with (
         _Everything(),
         torch.autograd.set_multithreading_enabled(False),  # a device of Python has no thread of its own

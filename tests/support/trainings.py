@@ -35,10 +35,10 @@ def noise(device: torch.device) -> TrainBatches:
     return TrainBatches(Split(loader, torch.arange(12)), 6, seed=0, device=device)
 
 
-def loop_of(make: Make, folder: Path, device: torch.device, config: OptimConfig) -> Loop[Any]:
+def loop_of(make: Make, folder: Path, device: torch.device, config: OptimConfig, *, reads: int = READS) -> Loop[Any]:
     """A loop as on a GPU."""
     stage, batches = make(device)
-    loop: Loop[Any] = Loop(stage, batches, config, folder=folder, seed=0, momentum=0.9, device=device, reads=READS)
+    loop: Loop[Any] = Loop(stage, batches, config, folder=folder, seed=0, momentum=0.9, device=device, reads=reads)
     loop.stage.train()
     return loop
 

@@ -13,9 +13,13 @@ import torch
 
 import dsnet
 from dsnet.cli import main
+from dsnet.data.config import DataConfig
+from dsnet.data.labelled import open_dataset
 from dsnet.errors import CheckpointError
 from dsnet.export.dynamic import export_onnx
+from dsnet.models import create_model
 from dsnet.models.devices import find_device, tuned, unused_gpus, words_for
+from dsnet.runs.train import announce
 from dsnet.runtime import engine
 from dsnet.runtime.engine import device_name, onnx_runtime, open_session
 from dsnet.training.state import random_state, set_random_state
@@ -56,18 +60,50 @@ def test_every_process_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
     gpus(monkeypatch, 4)
     assert find_device() == torch.device("cuda", 0)
     assert find_device("cuda:3") == torch.device("cuda", 3)
-    assert unused_gpus() == 3
+    assert unused_gpus(find_device()) == 3
     with pytest.raises(ValueError, match=r"GPU 4 is asked for, but 4 GPUs are visible"):
         find_device("cuda:4")
     gpus(monkeypatch, 2, LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
     assert find_device() == find_device("cuda") == torch.device("cuda", 1)
     assert find_device("cpu") == torch.device("cpu")
-    assert unused_gpus() == 0
+    assert unused_gpus(find_device()) == 0
     with pytest.raises(ValueError, match="is one GPU for 2 processes; use cuda"):
         find_device("cuda:1")
     gpus(monkeypatch, 1, LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")  # a run that began with two is resumed with one
     with pytest.raises(ValueError, match=r"process 1 of this machine needs GPU 1, but 1 GPU is visible; .*to resume"):
         find_device()
+
+
+@pytest.mark.parametrize(
+    ("visible", "processes", "device", "left"),
+    [(4, 1, "auto", 3), (4, 1, "cuda:2", 3), (8, 6, "cuda", 2), (4, 4, "auto", 0), (1, 1, "auto", 0), (4, 1, "cpu", 0)],
+)
+def test_a_run_says_which_gpus_it_does_not_use(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    visible: int,
+    processes: int,
+    device: str,
+    left: int,
+) -> None:
+    """And how to use them. Someone who asked for the CPU knows."""
+    gpus(monkeypatch, visible, LOCAL_WORLD_SIZE=str(processes), LOCAL_RANK="0")
+    net = create_model("ds_mobilenet_v1_tiny")
+    announce(net, open_dataset(DataConfig()), Path("runs/a"), find_device(device))
+    first, *more = capsys.readouterr().out.splitlines()
+    assert f"{find_device(device)}, writes to" in first
+    said = f"torchrun --nproc_per_node {visible} -m dsnet train uses all of them"
+    assert more == ([f"{left} of {visible} GPUs are not used; {said}"] if left else [])
+
+
+def test_an_apple_chip_is_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, 0)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert find_device("mps") == torch.device("mps")
+    assert find_device("auto") == torch.device("cpu")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="one device for 2 processes; use cpu, or one process"):
+        find_device("mps")
 
 
 def test_a_state_of_more_gpus_is_resumed_on_fewer(monkeypatch: pytest.MonkeyPatch) -> None:

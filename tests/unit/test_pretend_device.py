@@ -8,6 +8,7 @@ kernels and the speed of a real device are not tested here.
 from __future__ import annotations
 
 import copy
+import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,11 +22,14 @@ import torch
 from torch import Tensor
 
 import dsnet
+from dsnet.cli import main
 from dsnet.config import packaged, read_yaml
 from dsnet.data.dataset import Batch
+from dsnet.latency import measure
 from dsnet.manifest import Policy
-from dsnet.models import eager
+from dsnet.models import devices, eager
 from dsnet.models.cached import DynamicRunner
+from dsnet.models.devices import SINGLE
 from dsnet.nn import RouterSpec, SliceGroupNorm
 from dsnet.space import Channels
 from dsnet.tasks import config_from
@@ -37,7 +41,7 @@ from dsnet.training import (
     recalibrate,
 )
 from support.detectors import pictures, random_detector
-from support.networks import EARLY, ROUTERS, images, randomised, router_net, traces_on, varied
+from support.networks import EARLY, ROUTERS, calibrated, images, randomised, router_net, traces_on, varied
 from support.pretend import DEVICE, Pretended, WrongDeviceError, pretended
 from support.trainings import CONFIG, TINY, Make, first_stage, loop_of, second_stage
 
@@ -138,6 +142,14 @@ def test_the_device_lowers_what_autocast_lowers_on_the_cpu() -> None:
 
 
 @pytest.fixture
+def apple() -> Iterator[None]:
+    """The device has no double precision."""
+    SINGLE.add(DEVICE.type)
+    yield
+    SINGLE.remove(DEVICE.type)
+
+
+@pytest.fixture
 def uncached() -> Iterator[None]:
     """Autocast keeps no lowered weights, in which gradients of several paths would be added up."""
     before = torch.is_autocast_cache_enabled()
@@ -234,6 +246,51 @@ def test_the_paper_s_recipes_train_on_the_device(tmp_path: Path, uncached: None,
     assert_trains_alike(make, tmp_path, optim)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        first_stage,
+        partial(second_stage, config=SGSConfig("gate"), cached=False),
+        partial(second_stage, config=SGSConfig("gate", early=0), cached=True),
+        pytest.param(partial(second_stage, config=SGSConfig("exit_first"), cached=True), marks=pytest.mark.slow),
+        pytest.param(partial(second_stage, config=SGSConfig("cheap_first"), cached=True), marks=pytest.mark.slow),
+    ],
+    ids=["supernet", "gate", "early", "exit_first", "cheap_first"],
+)
+def test_a_device_without_double_precision_trains(tmp_path: Path, apple: None, make: Make) -> None:
+    """What the CPU computes in double precision is computed on the CPU."""
+    expected, found = loop_of(make, tmp_path, CPU, CONFIG, reads=1), {}
+    for batch in expected.batches.epoch(0):
+        expected.step(batch)
+    with pretended(single=True):
+        loop = loop_of(make, tmp_path, DEVICE, CONFIG, reads=1)
+        for batch in loop.batches.epoch(0):
+            found = loop.step(batch)
+        assert {loss.dtype for loss in found.values()} == {torch.float64}
+        assert loop.progress.sums == pytest.approx(expected.progress.sums, rel=1e-6)
+        assert equal(loop.ema.net.state_dict(), expected.ema.net.state_dict(), 1e-6)
+
+
+@pytest.mark.slow
+def test_a_whole_run_does_without_double_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apple: None
+) -> None:
+    generator = np.random.default_rng(0)
+    pixels = [(generator.integers(0, 256, (16, 16), np.uint8), number % 3) for number in range(60)]
+    optim = {"steps": 2, "epochs": None, "batch_size": 16, "warmup_epochs": 0}
+    monkeypatch.setattr(distributed, "find_device", lambda name: DEVICE)
+    for router in ("auto", "gate"):
+        keys = {"sgs": {"router": router}, "optim": optim, "sgs_optim": optim}
+        with pretended(single=True):
+            run = dsnet.train(dsnet.Datasets(pixels), TINY, tmp_path / router, threads=1, **keys)
+        assert run.evaluation is not None
+        assert run.evaluation.dynamic is not None
+    half = {**keys, "optim": {**optim, "amp": "bf16"}}
+    with pretended(single=True), pytest.raises(ValueError, match=r"optim.amp is bf16, but pretend .* set --optim.amp"):
+        dsnet.train(dsnet.Datasets(pixels), TINY, tmp_path / "half", threads=1, **half)
+    assert not (tmp_path / "half").exists()
+
+
 def test_detectors_train_on_the_device() -> None:
     def losses(device: torch.device) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         x, objects = pictures(2).to(device), OBJECTS.to(device)
@@ -293,6 +350,33 @@ def test_evaluation_is_the_same_on_the_device(router: RouterSpec) -> None:
     assert np.array_equal(found.paths, expected.paths)
     assert np.array_equal(found.madds, expected.madds)
     assert np.array_equal(found.answers, expected.answers)
+
+
+@pytest.mark.slow
+def test_a_network_is_timed_on_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In PyTorch, with a latency table of its own. What runs on the CPU only is refused in one line."""
+    net = calibrated(TINY, ROUTERS[0])
+    dsnet.save(net, tmp_path / "net")
+    monkeypatch.setattr(devices, "find_device", lambda name: DEVICE)
+    monkeypatch.setattr(measure, "SECONDS", 0.0)
+    bench = ["bench", str(tmp_path / "net"), "--device", "cuda", "--repeats", "2"]
+    with pretended() as account:
+        assert main([*bench, "--json", "--paths", "0", "--runtimes", "eager", "runner"]) == 0
+        assert account.sends.total() > 0
+        result = json.loads(capsys.readouterr().out)
+        assert {row["runtime"] for row in result["widths"]["rows"]} == {"static", "eager", "runner"}
+        assert result["widths"]["made"]["runtime"] == f"on {DEVICE}"
+        (table,) = result["latency"]
+        assert table["setting"]["runtime"].endswith(f"on {DEVICE}")
+        assert len([row for row in table["rows"] if row["fixed"]]) == len(net.candidates)
+        for words in (["--runtimes", "onnx"], ["--against", "mobilenet_v1"], ["--routers", "x"], ["--table1"]):
+            assert main([*bench, *words]) == 2
+            said = capsys.readouterr().err
+            assert said.count("\n") == 1
+            assert f"{' '.join(words[:1])}" in said
+            assert "runs on the CPU" in said
 
 
 # Mistakes

@@ -1,17 +1,21 @@
-"""Timing with torch: its threads and its GPU."""
+"""Timing with torch: its threads and its devices."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
 from dsnet.latency import timing
 from dsnet.latency.timing import Call
+from dsnet.models.devices import wait_for
 
 K = TypeVar("K")
+CPU = torch.device("cpu")
 
 
 def interleaved(
@@ -20,21 +24,21 @@ def interleaved(
     *,
     warmup: int = 2,
     inputs: Sequence[tuple[Any, ...]] = ((),),
+    device: torch.device = CPU,
     what: str = "",
 ) -> dict[K, list[float]]:
-    """`timing.interleaved`, with CUDA events if there is a GPU."""
-    clock = cuda_seconds if torch.cuda.is_available() else None
+    """`timing.interleaved`, with all that the calls start on a device."""
+    clock = None if device.type == "cpu" else partial(finished_seconds, device)
     return timing.interleaved(calls, repeats, warmup=warmup, inputs=inputs, clock=clock, what=what)
 
 
-def cuda_seconds(call: Call, *given: Any) -> float:
-    """Time one call with CUDA events."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
+def finished_seconds(device: torch.device, call: Call, *given: Any) -> float:
+    """Time one call, until the device has done all that it was asked for."""
+    wait_for(device)
+    begun = time.perf_counter()
     call(*given)
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / 1e3
+    wait_for(device)
+    return time.perf_counter() - begun
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -19,6 +20,7 @@ from dsnet.latency.measure import noise
 from dsnet.latency.timing import machine, summary
 from dsnet.manifest import Manifest
 from dsnet.models import Supernet, create_model
+from dsnet.models.devices import words_for
 from dsnet.results import StaticTime, WidthTime, WidthTimes
 from dsnet.runtime.engine import open_session
 from dsnet.runtime.onnx import IMAGE
@@ -33,7 +35,7 @@ def bench(net: Any, config: BenchConfig) -> WidthTimes:
 def bench_widths(artefacts: Artefacts, config: BenchConfig) -> WidthTimes:
     """`bench` of a network whose files may exist already."""
     net, manifest = artefacts.net, artefacts.manifest
-    size, router = manifest.image_size, manifest.router
+    size, router, device = manifest.image_size, manifest.router, net.parts().device
     paths = paths_of(config, manifest, manifest.space.uniform if router is None else router.candidates)
     held = PartWriter(net.parts(), manifest).pinnable if manifest.points else [()]
     if missing := [path for path in paths if path not in held]:
@@ -46,12 +48,12 @@ def bench_widths(artefacts: Artefacts, config: BenchConfig) -> WidthTimes:
     statics = {name: Artefacts(each, folder / name.replace(":", "-"), size) for name, each in others.items()}
     for threads, batch in product(config.threads, config.batch_sizes):
         with torch_threads(threads):
-            x = torch.from_numpy(noise(manifest, batch))
+            x = torch.from_numpy(noise(manifest, batch)).to(device)
             calls = candidates(x, paths, config.runtimes, artefacts, threads)
             for name, other in statics.items():
                 calls[name, ()] = partial(open_session(other.static(()), threads).run, None, {IMAGE: x.numpy()})
             what = f"{len(calls)} candidates, {threads_text(threads)}, batch {batch}"
-            times = interleaved(calls, config.repeats, what=what)
+            times = interleaved(calls, config.repeats, device=device, what=what)
         for name, other in statics.items():
             spent = summary(times.pop((name, ())))
             against.append(StaticTime(name, "static onnx", batch, threads, other.table.madds(()), spent))
@@ -62,7 +64,7 @@ def bench_widths(artefacts: Artefacts, config: BenchConfig) -> WidthTimes:
         image_size=size,
         repeats=config.repeats,
         rows=tuple(rows),
-        made=machine(),
+        made=replace(machine(), runtime=words_for(device).strip()),
         router=None if router is None else router.spec.kind,
         against=tuple(against),
         speed_up=speed_up(rows),

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 def add_arguments(parser: Parser) -> None:
     parser.add("model", "A name from `dsnet models`, a run folder, an ONNX file or a bundle.")
     how = "How to run the network: eager (slices weights), runner, compiled, onnx, openvino or openvino-bf16."
-    parser.add("--runtimes", how, nargs="+", default=["runner", "onnx"], metavar="NAME")
+    parser.add("--runtimes", f"{how} Default: runner and onnx.", nargs="+", metavar="NAME")
     paths = (
         "Paths to compare with their ideal, such as 0 7 13 or 0,0,0,0, or `all` (default: slimmest, middle, widest)."
     )
     parser.add("--paths", paths, nargs="+", metavar="PATH")
     parser.add("--threads", "Numbers of threads to measure with.", nargs="+", type=int, default=[1])
     parser.add("--batch_sizes", "Numbers of images per call.", nargs="+", type=int, default=[1])
-    where = "Where ONNX Runtime runs a file or a bundle: auto, cpu, cuda, cuda:N or mps. Networks are timed on the CPU."
+    where = "Where to run: auto, cpu, cuda, cuda:N or mps. Networks are timed there in PyTorch, files in ONNX Runtime."
     parser.add("--device", where, default="cpu", metavar="NAME")
     parser.add("--image_size")
     rounds = "Number of rounds. Each candidate is timed once in every round."
@@ -57,7 +57,7 @@ def run(args: Namespace) -> None:
     from dsnet.runtime.onnx import is_artefact
 
     config = BenchConfig(
-        runtimes=tuple(args.runtimes),
+        runtimes=tuple(args.runtimes or BenchConfig.runtimes),
         paths=None if args.paths is None else tuple(args.paths),
         threads=tuple(args.threads),
         batch_sizes=tuple(args.batch_sizes),
@@ -144,16 +144,14 @@ def of_network(args: Namespace, config: BenchConfig, result: Bench) -> Bench:
     from dsnet.bench.widths import bench_widths
     from dsnet.config import CONFIG
     from dsnet.models import list_models
+    from dsnet.models.devices import find_device
     from dsnet.results import write
     from dsnet.runs.folder import BENCH
-    from dsnet.runtime.engine import device_name
 
-    if device_name(args.device) not in ("auto", "cpu"):
-        raise ValueError(
-            f"networks and runs are timed on the CPU, not on {args.device}; export the run, and time the file there"
-        )
-
-    net, run = network(args.model), Path(args.model)
+    place = find_device(args.device)
+    if place.type != "cpu":
+        config = elsewhere(args, config)
+    net, run = network(args.model).to(place), Path(args.model)
     is_run = args.model not in list_models()
     with tempfile.TemporaryDirectory() as folder:
         artefacts = Artefacts(net, Path(folder), args.image_size)
@@ -171,6 +169,20 @@ def of_network(args: Namespace, config: BenchConfig, result: Bench) -> Bench:
     if is_run and (run / CONFIG).is_file():  # `dsnet report` finds it there
         write(result, run / BENCH)
     return result
+
+
+def elsewhere(args: Namespace, config: BenchConfig) -> BenchConfig:
+    """What is measured of a network on another device than the CPU: PyTorch alone."""
+    asked = {
+        f"--runtimes {name}": name in (args.runtimes or ()) for name in config.runtimes if name in ("onnx", "openvino")
+    }
+    asked |= {"--against": bool(args.against), "--routers": args.routers is not None, "--table1": args.table1}
+    if wrong := [name for name, given in asked.items() if given]:
+        raise ValueError(
+            f"{wrong[0]} runs on the CPU, and PyTorch alone runs a network on {args.device}; leave it out, or export "
+            f"the run, and time the file there"
+        )
+    return config if args.runtimes else replace(config, runtimes=("runner",))
 
 
 def without_places(words: list[str]) -> list[str]:

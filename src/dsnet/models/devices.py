@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from dsnet.runtime.engine import device_name
+
+SINGLE = {"mps"}  # kinds of devices without double precision
 
 
 def find_device(name: str | torch.device = "auto") -> torch.device:
@@ -16,19 +19,21 @@ def find_device(name: str | torch.device = "auto") -> torch.device:
 
     torchrun's processes of one machine take one GPU each.
     """
-    name = device_name(str(name))
+    name, processes = device_name(str(name)), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if name == "mps":
         if not torch.backends.mps.is_available():
             raise ValueError("device 'mps' is not there: it needs macOS on an Apple chip; use cpu")
+        if processes > 1:
+            raise ValueError(f"device 'mps' is one device for {processes} processes; use cpu, or one process")
         return torch.device("mps")
     if not torch.cuda.is_available():
         raise ValueError(
             f"device {name!r} is not there: PyTorch {torch.__version__} sees no GPU; use cpu, or install a build of "
             f"PyTorch for your GPU and its driver"
         )
-    processes, visible = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    visible = torch.cuda.device_count()
     if ":" not in name:
         index = int(os.environ.get("LOCAL_RANK", "0"))
     elif processes == 1:
@@ -44,10 +49,20 @@ def find_device(name: str | torch.device = "auto") -> torch.device:
     return torch.device("cuda", index)
 
 
-def unused_gpus() -> int:
-    """The number of GPUs of this machine that no process of this job uses."""
+def finest(device: torch.device) -> torch.dtype:
+    """The most precise numbers of a device."""
+    return torch.float32 if device.type in SINGLE else torch.float64
+
+
+def exact(x: Tensor) -> Tensor:
+    """A tensor in double precision, on the CPU if its device has none."""
+    return (x.cpu() if x.device.type in SINGLE else x).double()
+
+
+def unused_gpus(place: torch.device) -> int:
+    """The number of GPUs of this machine that no process of this job uses, if this one uses a GPU."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(0, torch.cuda.device_count() - processes) if torch.cuda.is_available() else 0
+    return max(0, torch.cuda.device_count() - processes) if place.type == "cuda" else 0
 
 
 @contextmanager

@@ -109,7 +109,8 @@ def width_tables(widths: WidthTimes) -> list[Table]:
     found = [(threads, batch, list(rows)) for (threads, batch), rows in groups]
     tables = []
     for number, (threads, batch, rows) in enumerate(found, start=1):
-        title = f"{widths.model}, {widths.image_size} px, {threads_text(threads)}, batch {batch}"
+        place = widths.made.runtime or threads_text(threads)
+        title = f"{widths.model}, {widths.image_size} px, {place}, batch {batch}"
         last = number == len(found)
         tables.append(
             filled(

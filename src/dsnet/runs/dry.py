@@ -20,9 +20,9 @@ from dsnet import tasks
 from dsnet.config import RunConfig
 from dsnet.data.batches import Batches
 from dsnet.data.dataset import Batch, Data
-from dsnet.models.devices import tuned
+from dsnet.models.devices import tuned, wait_for
 from dsnet.runs.folder import RunFolder
-from dsnet.runs.train import make_loop
+from dsnet.runs.train import check_precision, make_loop
 from dsnet.tasks import Plan
 from dsnet.training import Loop
 from dsnet.training.distributed import process_group, world
@@ -102,6 +102,7 @@ def dry_run(config: RunConfig, device: str = "auto") -> Dry:
             if plan.goes_on and caches(config):
                 left.append((name, plan.optim.total(len(data.train) // plan.optim.batch(len(data.train)))))
                 continue
+            check_precision(plan, place)
             start = plan.prepare(copy.deepcopy(net).eval()) if plan.goes_on and len(plans) > 1 else net
             measured.append(measure(name, plan, start, data, run, config, place))
     return Dry(f"dry run of {net.spec.name} on {data}; nothing is written", str(place), tuple(measured), tuple(left))
@@ -118,7 +119,7 @@ def measure(
     loop = make_loop(plan, net, data, run, config, place)
     assert loop is not None
     batches, size = loop.batches, loop.batches.batch_size
-    loaded = size / seconds_each(endless(batches))
+    loaded = size / seconds_each(endless(batches), place)
     loop.stage.train()
     ready = endless(batches)
     with FlopCounterMode(display=False) as counter:
@@ -126,7 +127,7 @@ def measure(
     madds = sum(count for kind, count in counter.get_flop_counts()["Global"].items() if kind in FORWARD) // 2
     if place.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    trained = size / seconds_each(stepped(loop, ready))
+    trained = size / seconds_each(stepped(loop, ready), place)
     parameters = sum(parameter.numel() for parameter in net.parameters())
     return Measured(name, parameters, size, madds, peak_memory(place), loaded, trained, loop.total)
 
@@ -143,21 +144,16 @@ def stepped(loop: Loop[Any], batches: Iterator[Batch]) -> Iterator[None]:
         yield
 
 
-def seconds_each(things: Iterator[Any]) -> float:
+def seconds_each(things: Iterator[Any], place: torch.device) -> float:
     """Seconds for one of STEPS things, behind a warm-up."""
     for _ in islice(things, WARM_UP):
         pass
-    waited()
+    wait_for(place)
     began = time.perf_counter()
     for _ in islice(things, STEPS):
         pass
-    waited()
+    wait_for(place)
     return (time.perf_counter() - began) / STEPS
-
-
-def waited() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def peak_memory(place: torch.device) -> int:

@@ -17,9 +17,9 @@ from dsnet.data.check import check_files
 from dsnet.data.dataset import Data
 from dsnet.data.folders import listed
 from dsnet.data.own import Datasets
-from dsnet.errors import DamagedError, DataError, TrainingError
+from dsnet.errors import DamagedError, DataError
 from dsnet.models import eager
-from dsnet.models.devices import unused_gpus
+from dsnet.models.devices import SINGLE, unused_gpus
 from dsnet.results import Evaluation
 from dsnet.runs.evaluate import evaluate, evaluate_resampled
 from dsnet.runs.folder import RunFolder
@@ -47,7 +47,8 @@ def train(
     """Train what the config asks for, or go on. draw: figures of the result as well. resample: also write the scores
     over test images that are drawn again.
 
-    overwrite: Delete the run that is in the folder, once all checks have passed. device: auto, cpu, cuda or cuda:N.
+    overwrite: Delete the run that is in the folder, once all checks have passed. device: auto, cpu, cuda,
+        cuda:N or mps.
     own: The datasets of a run on data from Python.
     Returns the evaluation of the saved network on the test split; processes other than the first return None.
     """
@@ -62,8 +63,6 @@ def train(
         together(folder),
         ExitStack() as until_the_end,
     ):
-        if place.type == "mps":
-            raise TrainingError("training needs double precision, which mps does not have; use --device cpu")
         check_shared(folder, resume=resume)
         if resume and rank() == 0:
             until_the_end.enter_context(run.held())
@@ -74,6 +73,7 @@ def train(
         left = plans_left(plans, run) if resume else plans
         # Find errors in the config before the folder is touched.
         for plan in left:
+            check_precision(plan, place)
             if plan.stage is not None:
                 train_batches(plan, data, config, place)
         loop: Loop[Any] | None = None
@@ -135,7 +135,7 @@ def announce(net: Any, data: Data, folder: Path, place: torch.device) -> None:
     """Say what is trained on which data, and where the run is written."""
     processes = f"{world()} processes on " if world() > 1 else ""
     print(f"{net.spec.name} on {data}, {processes}{place}, writes to {folder}", flush=True)
-    if left := unused_gpus():
+    if left := unused_gpus(place):
         count = torch.cuda.device_count()
         print(
             f"{left} of {count} GPUs are not used; torchrun --nproc_per_node {count} -m dsnet train uses all of them",
@@ -149,6 +149,15 @@ def check(data: Data, config: RunConfig) -> None:
     """Check the image files before anything is written. Damaged ones are an error, or counted if they are skipped."""
     if skipped := check_files(data, config.data):
         print(f"damaged files that are skipped: {len(skipped):,}\n{listed(skipped)}", flush=True)
+
+
+def check_precision(plan: Plan[Any], place: torch.device) -> None:
+    """Refuse mixed precision on devices that train in single precision only."""
+    if place.type in SINGLE and plan.optim.amp != "none":
+        raise ValueError(
+            f"{plan.key}.amp is {plan.optim.amp}, but {place.type} trains in single precision; "
+            f"set --{plan.key}.amp none"
+        )
 
 
 def plans_left(plans: Sequence[Plan[Any]], run: RunFolder) -> Sequence[Plan[Any]]:

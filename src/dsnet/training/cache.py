@@ -23,6 +23,7 @@ from dsnet.data.dataset import Batch, Split
 from dsnet.errors import DataError
 from dsnet.files import one_at_a_time
 from dsnet.models import Entered, Supernet
+from dsnet.models.devices import exact
 from dsnet.nn.layers import GridPool
 from dsnet.nn.router import SIDE, of_router
 from dsnet.schema import to_json
@@ -321,7 +322,7 @@ class Moments:
         self.sums: Tensor | None = None
 
     def add(self, values: Tensor) -> None:
-        values = values.double()
+        values = exact(values)
         count = values.new_full((1, values.shape[1]), len(values))
         sums = torch.cat([count, values.sum(0, keepdim=True), values.square().sum(0, keepdim=True)])
         self.sums = sums if self.sums is None else self.sums + sums

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dsnet.cost import CostTable
+from dsnet.models.devices import exact
 
 
 def constants(table: CostTable, *, dynamic: bool = True) -> list[Tensor]:
@@ -40,11 +41,11 @@ def expected(
             )
     if dynamic and table.probe is not None:
         return _expected_probing(table, mixes)
-    total = torch.full((len(mixes[0]),), float(table.front.madds), dtype=torch.float64, device=mixes[0].device)
+    mixes = [exact(mix) for mix in mixes]
+    total = mixes[0].new_full((len(mixes[0]),), float(table.front.madds))
     before = total.new_ones(len(total), 1)
-    *steps, heads = known or [held.to(total.device) for held in constants(table, dynamic=dynamic)]
-    for costs, mix in zip(steps, mixes, strict=True):
-        after = mix.double()
+    *steps, heads = [held.to(total) for held in known or constants(table, dynamic=dynamic)]
+    for costs, after in zip(steps, mixes, strict=True):
         total = total + torch.einsum("bi,ij,bj->b", before, costs, after)
         before = after
     return total + before @ heads
@@ -54,6 +55,6 @@ def _expected_probing(table: CostTable, mixes: Sequence[Tensor]) -> Tensor:
     """Expected MAdds of a router that probes: every sample runs the slimmest candidate; those that choose another path
     run the rest of it as well."""
     assert table.probe is not None
-    slim = torch.stack([mix[:, width].double() for mix, width in zip(mixes, table.probed, strict=True)]).prod(0)
+    slim = torch.stack([exact(mix[:, width]) for mix, width in zip(mixes, table.probed, strict=True)]).prod(0)
     rest = expected(table, mixes, dynamic=False) - table.shared.madds
     return table.probe.madds + rest - slim * (table.madds(table.probed) - table.shared.madds)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dsnet.models.devices import SINGLE, exact
 from dsnet.training import distributed
 from dsnet.training.interruption import SIGNALS
 
@@ -41,7 +42,7 @@ class Ledger:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device = torch.device("cpu") if device.type in SINGLE else device  # of sums in double precision
         self.begin({}, 0)
 
     def begin(self, sums: dict[str, float], skips: int) -> None:
@@ -60,7 +61,7 @@ class Ledger:
         processes, and whether any is not finite."""
         if not self.names:
             self.begin(dict.fromkeys(losses, 0.0), 0)
-        local = torch.stack([loss.double() for loss in losses.values()])
+        local = torch.stack([exact(loss) for loss in losses.values()])
         flags = self.filled([float(number in caught) for number in SIGNALS]) if caught else self.unset
         told = torch.cat([torch.nan_to_num(local), (~local.isfinite()).double(), flags])
         means, bad, flags = distributed.total(told).split([len(losses), len(losses), len(SIGNALS)])
@@ -72,6 +73,7 @@ class Ledger:
 
     def judge(self, finite: Tensor, step: int) -> None:
         """Note whether the gradient of a step is finite."""
+        finite = finite.to(self.device)
         self.first = torch.where(finite | (self.first != NEVER), self.first, step)
         self.skips = torch.where(finite, 0, self.skips + 1)
 

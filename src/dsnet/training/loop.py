@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -41,6 +42,7 @@ from dsnet.training.state import Progress, load_state, random_state, save_state,
 N = TypeVar("N", bound=nn.Module)
 MAX_SKIPS = 10
 READS = 50  # steps on a GPU
+TOO_MUCH = "can't allocate memory|out of memory"  # what the CPU and Apple's GPUs say
 Validate = Callable[[N], dict[str, float]]
 
 
@@ -188,7 +190,7 @@ class Loop(Generic[N]):
         try:
             yield
         except RuntimeError as error:
-            if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            if not isinstance(error, torch.OutOfMemoryError) and not re.search(TOO_MUCH, str(error)):
                 raise
             parts = self.config.accumulate
             raise TrainingError(

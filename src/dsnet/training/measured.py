@@ -70,7 +70,7 @@ def measured(net: Supernet, config: SGSConfig, reads: Iterable[tuple[Read, Tenso
     if fresh and spec.kind == "gate" and spec.early is None and (layer := code_reader(net, 0)) is not None:
         standardise(layer, seen)
     weights = None if counts is None or not config.balanced else balancing(distributed.total(counts))
-    weights = None if weights is None else weights.to(net.device)
+    weights = None if weights is None else weights.to(net.head.classifier.weight)
     return Measured(weights, max(0.0, (slim - wide) / images))
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dsnet.data.batches import seed_of
 from dsnet.models import Entered, Supernet, count
+from dsnet.models.devices import exact, finest
 from dsnet.nn.router import of_router
 from dsnet.training.cache import Read, compared, exit_logits, read_images, scores_of, unpacked
 from dsnet.training.complexity import constants, expected
@@ -70,11 +71,12 @@ class SGS(Stage[Supernet]):
         self.table = count(net)
         prices = [self.table.madds(path, dynamic=True) / self.table.widest for path in net.candidates]
         # Constants of the losses, on the device of the network.
-        self.register_buffer("prices", torch.tensor(prices, dtype=torch.float64), persistent=False)
+        precision = finest(net.device)
+        self.register_buffer("prices", torch.tensor(prices, dtype=precision), persistent=False)
         self.register_buffer("edges", torch.tensor(self.windows), persistent=False)
         self.costs = [f"costs{number}" for number in range(len(self.table.whole.steps) + 1)]
         for name, held in zip(self.costs, constants(self.table.whole), strict=True):
-            self.register_buffer(name, held, persistent=False)
+            self.register_buffer(name, held.to(precision), persistent=False)
         self.span = prices[-1] ** 2 - prices[0] ** 2
         for name, parameter in net.named_parameters():
             parameter.requires_grad_(self.trains(name))
@@ -131,7 +133,8 @@ class SGS(Stage[Supernet]):
             mix = straight_through(self.within(raw, windows), drawn.temperature, generator)
             each = torch.stack([F.cross_entropy(full(logits), labels, reduction="none") for logits in answers], 1)
             losses["classification"] = (mix * each).sum(1).mean()
-            losses["complexity"] = self.complexity(mix.double() @ self.prices).to(each.dtype)
+            mix = exact(mix)
+            losses["complexity"] = self.complexity(mix @ self.prices.to(mix)).to(each)
         return losses
 
     def mixed_losses(self, entered: Entered, labels: Tensor, drawn: Draw) -> dict[str, Tensor]:
@@ -154,7 +157,7 @@ class SGS(Stage[Supernet]):
         shares = expected(self.table.whole, mixes, known=costs) / self.table.widest
         return {
             "classification": F.cross_entropy(full(logits), labels),
-            "complexity": self.complexity(shares).to(full(logits).dtype),
+            "complexity": self.complexity(shares).to(full(logits)),
             "guidance": torch.stack(guidance).sum(),
         }
 

@@ -142,7 +142,7 @@ def accuracy(net: Supernet, batches: Iterable[Batch], paths: Sequence[WidthPath]
     """The top-1 accuracy of every path over the batches of all processes. Every process must call this."""
     training, device = net.training, net.device
     net.eval()
-    sums = torch.zeros(len(paths), 2, dtype=torch.float64, device=device)  # right, images
+    sums = torch.zeros(len(paths), 2, dtype=torch.int64, device=device)  # right, images
     for batch in batches:
         images, labels = batch.images.to(device), batch.labels.to(device)
         if len(images):
