@@ -13,7 +13,7 @@ from dsnet.experiments.catalogue.compared import LOST, Compared, compared
 from dsnet.experiments.catalogue.sizes_points import BOTH, RESIZED, SETTINGS, SMALL, WIDTHS, points_of, small_label
 from dsnet.experiments.catalogue.sizes_times import Larger, from_files, larger, pinned
 from dsnet.experiments.catalogue.slim_points import DYNAMIC, INT8, STATIC, Point
-from dsnet.experiments.catalogue.starts import BOTH_FIRST, NARROW_FIRST, SMALL_FIRST, convert, static_rows
+from dsnet.experiments.catalogue.starts import BOTH_FIRST, EVEN_FIRST, SMALL_FIRST, convert, static_rows
 from dsnet.experiments.layout import Column, Findings, Row, Runs, Table
 from dsnet.experiments.measures import widest, widest_madds
 from dsnet.experiments.recipe import Recipe, Scale
@@ -52,7 +52,7 @@ def sizes_tables(scale: Scale) -> tuple[Table, ...]:
 
 def prepare(scale: Scale, out: Path, root: str | None) -> None:
     """Convert the networks that the runs start from, unless they are there."""
-    convert(scale, out, root, (NARROW_FIRST, SMALL_FIRST, BOTH_FIRST))
+    convert(scale, out, root, (EVEN_FIRST, SMALL_FIRST, BOTH_FIRST))
 
 
 def compare(scale: Scale, runs: Runs) -> Findings:
