@@ -16,6 +16,7 @@ import pytest
 
 from dsnet.cli import main
 from dsnet.experiments import EXPERIMENTS, grid
+from dsnet.experiments.catalogue.slim_points import REPAIRED
 from dsnet.hull import level
 from dsnet.manifest import Policy
 from dsnet.models import eager
@@ -86,6 +87,25 @@ def test_rows_without_finished_runs_are_left_out_of_a_comparison(tmp_path: Path)
     assert "dynamic at 0.5" in page
     for left_out in ("widths only at", "sizes and widths at", "equal steps at", "with exits at", "| 0.0001 | 0 |"):
         assert left_out not in page
+
+
+@pytest.mark.slow
+def test_a_comparison_names_the_seeds_that_it_has_and_how_long_they_learned(tmp_path: Path) -> None:
+    words = ["reproduce", "slim", "--scale", "smoke", "--seeds", "0", "1", "--out", str(tmp_path)]
+    assert main(words) == 0
+    check_result(tmp_path, "slim")
+    result = read(tmp_path / "slim.json", Experiment)
+    assert result.seeds == (0, 1)
+    times = next(table for table in result.tables if table.title == "How long the networks learned")
+    repaired = [row for row in times.rows if row[0] == REPAIRED]
+    assert [row[1] for row in repaired] == ["0", "1"]
+    assert [bool(row[4]) for row in times.rows] == [row[0] == REPAIRED for row in times.rows]
+    kept = [name for names in result.runs.values() for name in names if "seed0" in name]
+    for run in [run for run in (tmp_path / "runs").glob("slim-*seed1*") if run.name not in kept]:
+        shutil.rmtree(run)
+    (tmp_path / "slim.json").unlink()
+    assert main([*words, "--finished"]) == 0
+    assert read(tmp_path / "slim.json", Experiment).seeds == (0,)
 
 
 @pytest.mark.parametrize("name", SMOKE)

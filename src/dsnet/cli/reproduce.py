@@ -20,7 +20,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add("--list", "Show the experiments and how many of their runs are done.", action="store_true")
     scale = "How much to train: smoke (a minute, digits), cpu (hours, CIFAR-10), or paper (ImageNet, with torchrun)."
     parser.add("--scale", scale, choices=("smoke", "cpu", "paper"), default="cpu")
-    root = "Folder of the data: cifar-10-batches-bin, imagenette, BCCD and caltech101; or imagenet and VOCdevkit."
+    root = "Folder of the data: cifar-10-batches-bin, imagenette, BCCD, caltech101 and VOCdevkit; or imagenet."
     parser.add("--root", root, metavar="FOLDER")
     parser.add("--out", "Folder of runs and results (default: runs/SCALE).", metavar="FOLDER")
     parser.add("--seeds", "Seeds to train with (default: those of the scale).", nargs="+", type=int)

@@ -76,7 +76,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Findings:
-    """Results that do not follow from columns of single runs. rule: how its claims are judged, if not by seed alone."""
+    """Results that do not follow from columns of single runs. rule: how its claims are judged, if not by seed alone.
+    seeds: Those that its tables show, where not every run has all of them."""
 
     text: tuple[str, ...]
     tables: tuple[results.Table, ...]
@@ -84,6 +85,7 @@ class Findings:
     figures: tuple[Figure, ...]
     bench: Bench | None = None
     rule: str = ""
+    seeds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,7 @@ def measured(experiment: Experiment, scale: Scale, cells: dict[str, list[Cell]],
             figures=found.figures,
             bench=found.bench,
             rule=found.rule,
+            seeds=found.seeds or result.seeds,
         )
     commits = Counter(run.commit for run in {run.folder: run for mine in done.values() for run in mine}.values())
     seconds = sum(seconds_of(out / RUNS / cell.name) for cell in in_order(flat_list(cells)))

@@ -162,7 +162,7 @@ class LayerWriter(fx.Interpreter):
                     for part, tensor in tensors.items()
                     if tensor is not None
                 ]
-                more = {"group": layer.groups} if layer.groups > 1 else {}
+                more: dict[str, Any] = {"group": layer.groups} if layer.groups > 1 else {}
                 more |= {"dilations": list(layer.dilation)} if max(layer.dilation) > 1 else {}
                 sides, strides = list(layer.kernel_size), list(layer.stride)
                 pads = [*layer.padding] * 2

@@ -323,7 +323,8 @@ def constant(spec: GraphSpec, node: Node, shared: bool) -> Sliceable:
 
 def conv1d(spec: GraphSpec, node: Node, shared: bool) -> Sliceable:
     options: dict[str, Any] = dict(node.options)
-    return Fixed(nn.Conv1d(*options.pop("channels"), options.pop("kernel"), **options))
+    reads, writes = options.pop("channels")
+    return Fixed(nn.Conv1d(reads, writes, options.pop("kernel"), **options))
 
 
 def take(spec: GraphSpec, node: Node, shared: bool) -> Sliceable:

@@ -95,7 +95,7 @@ EXPERIMENTS = {
             "EfficientNet-Lite0, converted by `dsnet slim`, learns one set of photographs and then another, with and "
             "without the gate of the first.",
             uses.slim_transfer_tables,
-            prepare=slim.prepare,
+            prepare=uses.prepare_slim,
         ),
         Experiment("detection", "Object detection", "FSSD on a dynamic backbone.", uses.detection_tables),
         Experiment(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dsnet.config import CONFIG
 from dsnet.experiments.catalogue.alternatives import rule_of
 from dsnet.experiments.catalogue.slim_points import DYNAMIC, STATIC, Curves, Points, Times, timed
 from dsnet.experiments.catalogue.starts import SWEEP, sweep_label
@@ -86,10 +87,11 @@ def compared(
     table = ResultTable(title, ("<network", *COLUMNS, "seeds"), rows, note.format(images=count), kept)
     return Findings(
         text=(),
-        tables=(table, *more, *sweep(by_seed)),
+        tables=(table, *more, *sweep(by_seed), *trainings(by_seed, seeds)),
         claims=judgements,
         figures=tuple(chart(values, found.groups, over, drawn) for over in AXES),
         rule=rule_of(judgements),
+        seeds=tuple(seeds),
     )
 
 
@@ -118,6 +120,32 @@ def sweep(runs: Mapping[str, Mapping[int, Finished]]) -> Iterator[ResultTable]:
     if rows:
         columns = ("learning rate", "seed", "calibration top-1")
         yield ResultTable("Learning rates of the static network", columns, tuple(rows))
+
+
+def trainings(runs: Mapping[str, Mapping[int, Finished]], seeds: Sequence[int]) -> Iterator[ResultTable]:
+    """Seconds of training steps of every run, and of the run without labels that it started from."""
+    rows = []
+    for label, mine in runs.items():
+        for seed in [seed for seed in seeds if seed in mine]:
+            own, source = seconds_of(mine[seed]), RunFolder.of(mine[seed].folder).config().source
+            trained = source is not None and (Path(source) / CONFIG).is_file()
+            before = f"{seconds_of(Finished(Path(source), seed)):.0f}" if trained else ""
+            rows.append((label, str(seed), f"{own:.0f}", f"{own / seconds_of(runs[STATIC][seed]):.2f}", before))
+    note = (
+        "Seconds of training steps by the clock, without validation; other runs may have trained at the same time. A "
+        "repair without labels is made once for all tasks."
+    )
+    columns = ("<network", "seed", "seconds", "of static's", "seconds of the repair before")
+    yield ResultTable("How long the networks learned", columns, tuple(rows), note)
+
+
+def seconds_of(run: Finished) -> float:
+    """Seconds of a run's steps in stage I, from the images per second of its epochs."""
+    batch, before, total = int(RunFolder.of(run.folder).config().optim.batch_size), 0, 0.0
+    for line in run.history:
+        total += (line["step"] - before) * batch / max(line["images_per_second"], 1e-9)
+        before = line["step"]
+    return total
 
 
 def figures(label: str, found: Compared) -> Line:

@@ -22,7 +22,7 @@ from dsnet.experiments.catalogue.sizes_points import (
 )
 from dsnet.experiments.catalogue.sizes_times import Larger, from_files, larger, pinned
 from dsnet.experiments.catalogue.slim_points import DYNAMIC, INT8, STATIC, Point
-from dsnet.experiments.catalogue.starts import BOTH_FIRST, NARROW_FIRST, SMALL_FIRST, convert, static_rows
+from dsnet.experiments.catalogue.starts import BOTH_FIRST, EVEN_FIRST, SMALL_FIRST, convert, static_rows
 from dsnet.experiments.layout import Column, Findings, Row, Runs, Table
 from dsnet.experiments.measures import widest, widest_madds
 from dsnet.experiments.recipe import Recipe, Scale
@@ -75,7 +75,7 @@ def sizes_tables(scale: Scale) -> tuple[Table, ...]:
 
 def prepare(scale: Scale, out: Path, root: str | None) -> None:
     """Convert the networks that the runs start from, unless they are there."""
-    convert(scale, out, root, (NARROW_FIRST, SMALL_FIRST, BOTH_FIRST))
+    convert(scale, out, root, (EVEN_FIRST, SMALL_FIRST, BOTH_FIRST))
 
 
 def compare(scale: Scale, runs: Runs) -> Findings:

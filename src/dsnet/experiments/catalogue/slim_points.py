@@ -29,8 +29,10 @@ from dsnet.runtime.onnx import IMAGE, FileRunner, knobs
 from dsnet.space import WidthPath
 
 DYNAMIC, STATIC, NARROW = "dynamic", "static", "narrow static"
+REPAIRED = "dynamic, after repair on unlabelled photographs"
+SHORT = {DYNAMIC: "dynamic", REPAIRED: "repaired"}  # how the dynamic networks are called in labels
 FIXED, ORACLE, INT8 = "fixed widths", "oracle", " INT8"
-SHARES = (0.4, 0.5, 0.6, 0.7, 0.85)  # budgets, as shares of the widest path's MAdds
+SHARES = (0.35, 0.4, 0.5, 0.6, 0.7, 0.85)  # budgets, as shares of the widest path's MAdds
 QUANTISED = (0.5, 0.7)
 
 
@@ -57,23 +59,28 @@ Curve = Sequence[tuple[float, float]]  # share of the MAdds, and accuracy
 Curves = Mapping[str, Curve]  # of dynamic networks by label
 
 
-def dynamic_points(run: Finished, scratch: Path) -> tuple[Points, Curves]:
-    """The budgets of the dynamic network in floats and INT8, its widths alone, and the oracle among them."""
-    artefacts, traces = traced(run, scratch / DYNAMIC)
+def fixed(name: str) -> str:
+    """The group of a dynamic network's widths. name: What it is called in labels."""
+    return FIXED if name == SHORT[DYNAMIC] else f"{FIXED}, {name}"
+
+
+def dynamic_points(run: Finished, label: str, scratch: Path) -> tuple[Points, Curve]:
+    """The budgets of a dynamic network in floats and INT8, its widths alone, and the oracle among them."""
+    name, (artefacts, traces) = SHORT[label], traced(run, scratch)
     size, paths, found = artefacts.size, artefacts.manifest.space.uniform, Points()
     file = FileRunner(artefacts.dynamic(), threads=1)
     for share in SHARES:
         policy = policy_for(artefacts.manifest, share)
         outcome = traces.at(policy)
         call = session_call(file.session, knobs(file.manifest, policy))
-        found[f"dynamic at {share:g}"] = Point(DYNAMIC, traces.correct(outcome), outcome.spent, call, size)
-    found |= dynamic_int8(run, scratch / "int8.onnx")
+        found[f"{name} at {share:g}"] = Point(name, traces.correct(outcome), outcome.spent, call, size)
+    found |= dynamic_int8(run, name, scratch / "int8.onnx")
     for path in paths:
         call = file_call(artefacts.static(path))
-        point = Point(FIXED, traces.right(path), float(traces.table.madds(path)), call, size)
-        found[f"width {path[0]} of the dynamic network"] = point
-    found[ORACLE] = oracle(traces, paths, size)
-    return found, {DYNAMIC: curve_of(traces)}
+        point = Point(fixed(name), traces.right(path), float(traces.table.madds(path)), call, size)
+        found[f"width {path[0]} of the {name} network"] = point
+    found[ORACLE if label == DYNAMIC else f"{ORACLE}, {name}"] = oracle(traces, paths, size)
+    return found, curve_of(traces)
 
 
 def curve_of(traces: Traces) -> Curve:
@@ -89,8 +96,8 @@ def oracle(traces: Traces, paths: Sequence[WidthPath], size: int) -> Point:
     return Point(ORACLE, np.asarray(right.any(0)), float(costs[right.argmax(0)].mean()), None, size)
 
 
-def dynamic_int8(run: Finished, file: Path) -> Points:
-    """The dynamic network in INT8, in one file."""
+def dynamic_int8(run: Finished, name: str, file: Path) -> Points:
+    """A dynamic network in INT8, in one file."""
     folder = RunFolder.of(run.folder)
     made = quantised(folder, folder.load().float())
     runner = FileRunner(export_onnx(made.net, file, int8=made.int8), threads=1)
@@ -99,7 +106,7 @@ def dynamic_int8(run: Finished, file: Path) -> Points:
         policy = policy_for(runner.manifest, share)
         right, spent = answers(data, lambda image, policy=policy: routed(runner, image, policy))  # type: ignore[misc]
         call = session_call(runner.session, knobs(runner.manifest, policy))
-        found[f"dynamic at {share:g}{INT8}"] = Point(DYNAMIC + INT8, right, spent, call, data.image_size)
+        found[f"{name} at {share:g}{INT8}"] = Point(name + INT8, right, spent, call, data.image_size)
     return found
 
 

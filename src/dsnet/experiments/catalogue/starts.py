@@ -16,15 +16,19 @@ from dsnet.models import Supernet
 from dsnet.slimming.network import slim
 from dsnet.slimming.pretrained import PRETRAINED
 from dsnet.slimming.sources import read_images
-from dsnet.slimming.widths import Share
+from dsnet.slimming.widths import MULTIPLE, Share
 from dsnet.tasks import save
 
 NARROW_FIRST, SMALL_FIRST, BOTH_FIRST = "slim", "sizes", "sizes_both"  # what the networks may run as
+EVEN_FIRST = "slim_16"  # as NARROW_FIRST, with channels in multiples of 16, which INT8 wants
+NARROW = ((0.35, 0.5), (0.5, 0.75), (0.75, 0.75), 1.0)  # shares of hidden and residual channels
 WIDTHS: dict[str, Sequence[Share]] = {
-    NARROW_FIRST: ((0.35, 0.5), (0.5, 0.75), (0.75, 0.75), 1.0),  # shares of hidden and residual channels
+    NARROW_FIRST: NARROW,
+    EVEN_FIRST: NARROW,
     SMALL_FIRST: (1.0,),
     BOTH_FIRST: ((0.5, 0.75), 1.0),
 }
+SIZED = (SMALL_FIRST, BOTH_FIRST)
 SWEEP = (1e-4, 2e-4, 2e-3)  # learning rates of the static network besides that of the recipe
 
 
@@ -47,11 +51,14 @@ def convert(scale: Scale, out: Path, root: str | None, names: Sequence[str]) -> 
     for name in names:
         folder = out / STARTS / name
         if not folder.is_dir():
-            sizes = () if name == NARROW_FIRST else tuple(scale.bases[name].keys["model.sizes"])
-            save(converted(scale, root, WIDTHS[name], sizes), folder)
+            sizes = tuple(scale.bases[name].keys["model.sizes"]) if name in SIZED else ()
+            multiple = 16 if name == EVEN_FIRST else MULTIPLE
+            save(converted(scale, root, WIDTHS[name], sizes, multiple=multiple), folder)
 
 
-def converted(scale: Scale, root: str | None, widths: Sequence[Share], sizes: Sequence[int]) -> Supernet:
+def converted(
+    scale: Scale, root: str | None, widths: Sequence[Share], sizes: Sequence[int], *, multiple: int = MULTIPLE
+) -> Supernet:
     """EfficientNet-Lite0 with its ImageNet weights, or, at scale smoke, a network that is new."""
     size = int(scale.bases[NARROW_FIRST].keys["model.image_size"])
     if scale.name == "smoke":
@@ -65,6 +72,7 @@ def converted(scale: Scale, root: str | None, widths: Sequence[Share], sizes: Se
     else:
         images = read_images(Path(root or "") / scale.folders[NARROW_FIRST] / "train", 3, size, known.preprocessing)
         how: dict[str, Any] = {"sort": "components", "affine": "width", "sizes": sizes, "name": name}
+        how["multiple"] = multiple
         net = slim(model, images[:1], widths, images=images, **how)
     net.card = replace(net.card, preprocessing=known.preprocessing)
     return net

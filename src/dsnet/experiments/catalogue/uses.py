@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from dsnet.experiments.catalogue.networks import MBNET, RESNET, SUPERNET, static_madds
 from dsnet.experiments.catalogue.routers import one_by_one
-from dsnet.experiments.catalogue.starts import NARROW_FIRST
+from dsnet.experiments.catalogue.starts import NARROW_FIRST, convert
 from dsnet.experiments.layout import Claim, Column, Measure, Row, Table
 from dsnet.experiments.measures import (
     as_trained,
@@ -78,6 +80,11 @@ def transfer_tables(scale: Scale) -> tuple[Table, ...]:
         )
         tables.append(Table(f"Transfer of {name} to other data", columns, tuple(rows), tuple(claims), note))
     return tuple(tables)
+
+
+def prepare_slim(scale: Scale, out: Path, root: str | None) -> None:
+    """Convert the network that `slim_transfer` starts from, unless it is there."""
+    convert(scale, out, root, (NARROW_FIRST,))
 
 
 def slim_transfer_tables(scale: Scale) -> tuple[Table, ...]:
