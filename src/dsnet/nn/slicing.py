@@ -9,10 +9,8 @@ downstream sees zeros there.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
@@ -91,20 +89,6 @@ def leading(tensor: Tensor, channels: Channels, width: int, dim: int = 0) -> Ten
     return torch.cat([tensor.narrow(dim, start, stop - start) for start, stop in ranges], dim)
 
 
-class _Corner(torch.autograd.Function):
-    """The leading rows and columns of a weight. Its gradient is padded once; two slices would pad it twice."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, rows: int, columns: int) -> Tensor:
-        ctx.missing = weight.shape[0] - rows, weight.shape[1] - columns
-        return weight[:rows, :columns]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        rows, columns = ctx.missing
-        return F.pad(grad, (*(0, 0) * (grad.dim() - 2), 0, columns, 0, rows)), None, None
-
-
 def corner(weight: Tensor, cout: Channels, w_out: int, cin: Channels, w_in: int) -> Tensor:
     """The part of a weight [out, in, ...] that maps one width to another."""
     if cout.parts or cin.parts:
@@ -112,7 +96,6 @@ def corner(weight: Tensor, cout: Channels, w_out: int, cin: Channels, w_in: int)
     rows, columns = cout[w_out], cin[w_in]
     if (rows, columns) == weight.shape[:2]:
         return weight
-    if weight.requires_grad and torch.is_grad_enabled():
-        found: Tensor = _Corner.apply(weight, rows, columns)
-        return found
+    if weight.requires_grad and torch.is_grad_enabled():  # in one view, whose gradient is padded once; slices pad twice
+        return weight.as_strided((rows, columns, *weight.shape[2:]), weight.stride())
     return weight[:rows, :columns]

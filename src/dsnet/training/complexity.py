@@ -44,7 +44,7 @@ def expected(
     mixes = [exact(mix) for mix in mixes]
     total = mixes[0].new_full((len(mixes[0]),), float(table.front.madds))
     before = total.new_ones(len(total), 1)
-    *steps, heads = [held.to(total) for held in known or constants(table, dynamic=dynamic)]
+    *steps, heads = known or [held.to(total.device) for held in constants(table, dynamic=dynamic)]
     for costs, after in zip(steps, mixes, strict=True):
         total = total + torch.einsum("bi,ij,bj->b", before, costs, after)
         before = after

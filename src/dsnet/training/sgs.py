@@ -133,8 +133,7 @@ class SGS(Stage[Supernet]):
             mix = straight_through(self.within(raw, windows), drawn.temperature, generator)
             each = torch.stack([F.cross_entropy(full(logits), labels, reduction="none") for logits in answers], 1)
             losses["classification"] = (mix * each).sum(1).mean()
-            mix = exact(mix)
-            losses["complexity"] = self.complexity(mix @ self.prices.to(mix)).to(each)
+            losses["complexity"] = self.complexity(exact(mix) @ exact(self.prices)).to(each)
         return losses
 
     def mixed_losses(self, entered: Entered, labels: Tensor, drawn: Draw) -> dict[str, Tensor]:
@@ -153,7 +152,7 @@ class SGS(Stage[Supernet]):
 
         logits, raws, mixes = self.net.run_mixed(entered, choose)
         guidance = [self.guidance(raw, answers, labels, windows) for raw in raws if raw is not None]
-        costs = [self.get_buffer(name) for name in self.costs]
+        costs = [exact(self.get_buffer(name)) for name in self.costs]
         shares = expected(self.table.whole, mixes, known=costs) / self.table.widest
         return {
             "classification": F.cross_entropy(full(logits), labels),
