@@ -5,7 +5,7 @@
 The files are empty and the shards have no content, because opening reads neither. `first` is the process that lists
 them, or reads the index, and takes the fingerprint; `others` get what it found in the form in which it is sent.
 `seconds` are processor times of opening, and of drawing the order of an epoch, of one process with one thread;
-`megabytes` is what the process grows by. Waiting for a disk or a network does not count: `--place` names a folder on
+`megabytes` is what the process grows by, without pages of files. Waiting for a disk or a network does not count: `--place` names a folder on
 the file system in question, and `clock` is the time that passed.
 """
 
@@ -38,7 +38,8 @@ from dsnet.data.config import DataConfig
 from dsnet.data.labelled import open_dataset
 
 def held():
-    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 1e6
+    (line,) = (line for line in open("/proc/self/status") if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024 / 1e6
 
 torch.set_num_threads(1)
 kind, root, sent = sys.argv[1:]
