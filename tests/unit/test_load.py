@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,15 +12,10 @@ from dsnet.routers import RouterSpec
 from dsnet.routing.parts import Routed
 from dsnet.serve import protocol
 from dsnet.serve.limits import Limits
+from support.benchmarks import benchmark
 from support.networks import calibrated
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "load.py"
-found = spec_from_file_location("load", FILE)
-assert found is not None
-assert found.loader is not None
-load = sys.modules["load"] = module_from_spec(found)
-found.loader.exec_module(load)
-
+load = benchmark("load")
 ASKED = load.Question(b"", (1, 1))
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,18 +11,12 @@ import torch
 from dsnet.config import packaged
 from dsnet.models import create_model
 from dsnet.training import IEB, IEBConfig, OptimConfig
-
-FILE = Path(__file__).parents[2] / "benchmarks" / "memory.py"
+from support.benchmarks import benchmark
 
 
 @pytest.fixture(scope="module")
 def memory() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("memory_benchmark", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["memory_benchmark"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return benchmark("memory")
 
 
 def test_storages_count_from_their_making_to_their_end(memory: ModuleType) -> None:

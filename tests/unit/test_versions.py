@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from support.benchmarks import benchmark
+
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "benchmarks" / "versions.py"
 MODEL = "ds_mobilenet_v1_tiny"
@@ -19,12 +20,7 @@ MODEL = "ds_mobilenet_v1_tiny"
 
 @pytest.fixture(scope="module")
 def versions() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("versions_benchmark", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["versions_benchmark"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return benchmark("versions")
 
 
 @pytest.fixture
