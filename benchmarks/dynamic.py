@@ -13,7 +13,6 @@ in runtime.md. --keep measures memory alone, and takes the times from PREFIX.jso
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from dataclasses import replace
 from functools import partial
@@ -26,7 +25,7 @@ import onnxruntime
 import stream
 import torch
 from stream import AGAIN, FIRST
-from turns import in_turns, write_page
+from turns import in_turns, kept, write_page
 
 from dsnet import export_onnx, quantisation
 from dsnet.bench.candidates import Artefacts
@@ -136,10 +135,7 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--export")
     args = parser.parse_args()
-    if args.keep and args.export is None:
-        parser.error("--keep needs --export, the prefix of the page whose times are kept")
-    known = json.loads(Path(args.export).with_suffix(".json").read_text()) if args.keep else None
-    results: dict[str, Any] = known or timed(args.sessions, args.repeats)
+    results = kept(args.export) if args.keep else timed(args.sessions, args.repeats)
     with tempfile.TemporaryDirectory() as place:
         results["memory"] = memory(Path(place))
     cells = [

@@ -1,6 +1,7 @@
 """What half precision gains on a CPU: fp16 and bf16 in ONNX Runtime and OpenVINO, next to fp32 and INT8.
 
     python benchmarks/half.py [--model ds_mobilenet_v1] [--repeats 30] [--run RUN] [--export docs/results/half]
+    python benchmarks/half.py --keep --run RUN --export docs/results/half
 
 Times the slimmest and the widest path as static files, with one image on one thread:
 
@@ -9,7 +10,9 @@ Times the slimmest and the widest path as static files, with one image on one th
     bf16            OpenVINO computes the file of floats in bfloat16 (INFERENCE_PRECISION_HINT)
 
 The candidates take turns, and times are processor times. --run, a trained run of classification, adds the share of its
-test images whose path and whose class are those of the file of floats. Writes PREFIX.json and PREFIX.md.
+test images whose path and whose class are those of the file of floats, and the MAdds that they spend in relation to
+it, at several of its budgets. --keep measures no times, and takes them from PREFIX.json. Writes PREFIX.json and
+PREFIX.md.
 """
 
 from __future__ import annotations
@@ -25,20 +28,23 @@ import numpy as np
 import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from turns import processor_seconds, write_page
+from turns import kept, processor_seconds, write_page
 
 from dsnet import export_onnx, quantisation
 from dsnet.latency.timing import Call, interleaved, machine, summary
-from dsnet.manifest import Policy
 from dsnet.models import Supernet, model_spec
 from dsnet.report.tables import markdown_table
+from dsnet.routing.parts import Routed
 from dsnet.runs.folder import RunFolder
 from dsnet.runtime import openvino
 from dsnet.runtime.engine import ONNX_RUNTIME, Engine
 from dsnet.runtime.onnx import IMAGE, FileRunner
+from dsnet.runtime.seal import sealed
+from dsnet.schema import plain
 from dsnet.space import path_name
 from dsnet.tasks import images_of
 
+BUDGETS = 3  # at which images are compared
 LARGE = 256  # numbers of a tensor that is worth storing in fp16
 
 
@@ -54,7 +60,7 @@ def with_half_weights(file: Path, out: Path) -> Path:
     nodes = [*casts, *graph.node]
     del graph.node[:]
     graph.node.extend(nodes)
-    onnx.save(proto, out)
+    out.write_bytes(sealed(proto.SerializeToString()))
     return out
 
 
@@ -124,7 +130,8 @@ def timed(name: str, repeats: int, folder: Path) -> list[dict[str, Any]]:
 
 
 def agreement(run: Path, count: int, folder: Path) -> list[dict[str, Any]]:
-    """The share of test images whose path and whose class are those of the file of floats in ONNX Runtime."""
+    """How much test images differ from the file of floats in ONNX Runtime at several budgets: shares of equal paths and
+    of equal classes, and MAdds."""
     held = RunFolder.of(run)
     net, (config, data) = held.load().float(), held.opened()
     images = images_of(held.task, data, "test", config)
@@ -137,19 +144,20 @@ def agreement(run: Path, count: int, folder: Path) -> list[dict[str, Any]]:
         "fp32, OpenVINO": lambda: FileRunner(floats, threads=1, engine=openvino.engine()),
         "fp32, OpenVINO bf16": lambda: FileRunner(floats, threads=1, engine=openvino.engine(openvino.HALF)),
     }
-    policy = Policy()
+    known = net.manifest().router.budgets
+    budgets = [known[round(place * (len(known) - 1) / (BUDGETS + 1))].madds for place in range(1, BUDGETS + 1)]
     rows: list[dict[str, Any]] = []
+    first: list[Routed] = []
     for label, opened in kinds.items():
-        routed = opened().run(x, policy)
-        if not rows:
-            first = routed
-        same = {
-            "path": (routed.paths == first.paths).all(1).float().mean().item(),
-            "class": (routed.logits.argmax(1) == first.logits.argmax(1)).float().mean().item(),
-        }
-        rows.append(
-            {"file": label, "images": len(x), **same, "bytes": (half if "fp16" in label else floats).stat().st_size}
-        )
+        runner = opened()
+        found = [runner(x, budget=madds) for madds in budgets]
+        first = first or found
+        pairs = list(zip(found, first, strict=True))
+        row: dict[str, Any] = {"file": label, "run": run.name, "images": len(x), "budgets": budgets}
+        row["path"] = np.mean([(a.paths == b.paths).all(1).numpy().mean() for a, b in pairs])
+        row["class"] = np.mean([(a.logits.argmax(1) == b.logits.argmax(1)).numpy().mean() for a, b in pairs])
+        row["madds"] = [int(a.madds.sum()) / int(b.madds.sum()) for a, b in pairs]
+        rows.append({**row, "bytes": (half if "fp16" in label else floats).stat().st_size})
     return rows
 
 
@@ -159,10 +167,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--run", type=Path)
     parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--keep", action="store_true")
     parser.add_argument("--export")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        results: dict[str, Any] = {"times": timed(args.model, args.repeats, Path(place))}
+        about = {**plain(machine()), "openvino": openvino.engine().name, "model": args.model, "repeats": args.repeats}
+        results = kept(args.export) if args.keep else about | {"times": timed(args.model, args.repeats, Path(place))}
         if args.run is not None:
             results["agreement"] = agreement(args.run, args.images, Path(place))
     columns = ["<path", "<file", "<engine", "MB", "CPU ms", "to fp32 in ONNX Runtime"]
@@ -177,18 +187,26 @@ def main() -> None:
         ]
         for row in results["times"]
     ]
-    lines = [f"# Half precision on a CPU: {args.model}, one image, one thread", "", *markdown_table(columns, cells), ""]
-    if args.run is not None:
+    model, repeats = (results.get(name, getattr(args, name)) for name in ("model", "repeats"))
+    lines = [f"# Half precision on a CPU: {model}, one image, one thread", "", *markdown_table(columns, cells), ""]
+    if rows := results.get("agreement"):
         cells = [
-            [row["file"], f"{row['bytes'] / 1e6:.2f}", f"{row['path']:.2%}", f"{row['class']:.2%}"]
-            for row in results["agreement"]
+            [
+                row["file"],
+                f"{row['bytes'] / 1e6:.2f}",
+                f"{row['path']:.2%}",
+                f"{row['class']:.2%}",
+                f"{min(row['madds']):.3f} to {max(row['madds']):.3f}",
+            ]
+            for row in rows
         ]
-        lines += [f"{args.images} test images of a trained run, as its router sends them.", ""]
-        lines += [*markdown_table(["<file", "MB", "same path", "same class"], cells), ""]
-    about = machine()
+        lines += [f"{rows[0]['images']} test images of a trained run at {len(rows[0]['budgets'])} of its budgets.", ""]
+        columns = ["<file", "MB", "same path", "same class", "MAdds spent, to fp32 in ONNX Runtime"]
+        lines += [*markdown_table(columns, cells), ""]
     lines += [
-        f"Processor time, medians. Made by `python benchmarks/half.py --repeats {args.repeats} --run RUN` with",
-        f"dsnet {about.dsnet}, onnxruntime {about.onnxruntime}, {openvino.engine().name} on {about.machine};",
+        f"Processor time, medians. Made by `python benchmarks/half.py --repeats {repeats} --run RUN` with",
+        f"dsnet {results['dsnet']}, onnxruntime {results['onnxruntime']}, "
+        f"{results.get('openvino', openvino.engine().name)} on {results['machine']};",
         "every figure is in half.json.",
     ]
     print("\n".join(lines))

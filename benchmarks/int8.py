@@ -15,7 +15,6 @@ PREFIX.md.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from turns import processor_seconds, write_page
+from turns import kept, processor_seconds, write_page
 
 from dsnet import export_onnx, quantisation
 from dsnet.export import int8 as room
@@ -158,12 +157,7 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--export", default=None)
     args = parser.parse_args()
-    if args.keep:
-        if args.export is None:
-            parser.error("--keep needs --export, the prefix of the page whose times are kept")
-        result = json.loads(Path(args.export).with_suffix(".json").read_text())
-    else:
-        result = measured(args)
+    result = kept(args.export) if args.keep else measured(args)
     known = {found["run"]: found for found in [*result.get("accuracy", []), *map(accuracy, args.runs)]}
     result["accuracy"] = list(known.values())
     lines = [f"# INT8 and fp32: {result['model']}, one image, one thread, ONNX Runtime", ""]

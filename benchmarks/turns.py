@@ -27,6 +27,14 @@ def in_turns(calls: Mapping[K, Call], repeats: int) -> dict[K, list[float]]:
     return {key: [1e3 * each for each in found] for key, found in times.items()}
 
 
+def kept(prefix: str | None) -> dict[str, Any]:
+    """The results of a page that was made before, for what is not measured again."""
+    if prefix is None:
+        raise SystemExit("--keep needs --export, the prefix of the page whose times are kept")
+    held: dict[str, Any] = json.loads(Path(prefix).with_suffix(".json").read_text())
+    return held
+
+
 def write_page(prefix: Path, results: Mapping[str, Any], lines: list[str]) -> None:
     """Write PREFIX.json, with the machine, and PREFIX.md."""
     held = {**plain(machine()), **plain(results)}
