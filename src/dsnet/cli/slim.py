@@ -156,4 +156,4 @@ def show(name: str, report: SlimReport, size: int, out: str) -> None:
 
 
 def layers(names: tuple[str, ...]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} + {len(names) - 1}"
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
