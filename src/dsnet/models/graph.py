@@ -163,11 +163,12 @@ class GraphSpec(Network):
         found: list[int] = []
         only, (_, *rows) = self.widths[0] == 1, self.space.rows(path)
         for segment, (start, stop) in enumerate(pairwise(self.places)):
+            begun = len(found)
             for node in self.nodes[start:stop]:
                 slim = only or any(len(set(self.groups[group])) > 1 for group, _ in node.writes)
                 if node.op in ("conv", "linear") and slim:
                     count = self.counts(node.writes)[rows[segment - self.older(node.writes, segment)]]
-                    if not found or found[-1] != count:
+                    if found[begun:][-1:] != [count]:
                         found.append(count)
         return found
 
