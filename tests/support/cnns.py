@@ -303,3 +303,34 @@ class Rare(nn.Module):
         x = torch.maximum(x, self.slopes) - 0.1 * x.pow(3) + x.norm(dim=(2, 3), keepdim=True).log1p()
         x = self.six(x)
         return self.fc((x.amin((2, 3)) - x.mean((2, 3))).exp() * self.scale)
+
+
+class GroupBlock(nn.Module):
+    """A residual block with group norms. stride: 2 where it begins a stage of more channels."""
+
+    def __init__(self, cin: int, cout: int, stride: int = 1) -> None:
+        super().__init__()
+        self.one, self.first = nn.Conv2d(cin, cout, 3, stride, 1, bias=False), nn.GroupNorm(cout // 4, cout)
+        self.two, self.second = nn.Conv2d(cout, cout, 3, padding=1), nn.GroupNorm(cout // 4, cout)
+        self.project = nn.Conv2d(cin, cout, 1, stride) if stride > 1 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second(self.two(F.silu(self.first(self.one(x)))))
+        return F.relu(y + self.project(x))
+
+
+@cnn
+class Stages(nn.Module):
+    """Stages with group norms, which may have several gates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16)
+        self.one, self.two = GroupBlock(16, 24, 2), GroupBlock(24, 32, 2)
+        self.more, self.squeeze, self.excite = GroupBlock(32, 32), nn.Linear(32, 8), nn.Linear(8, 32)
+        self.three, self.fc = GroupBlock(32, 40, 2), nn.Linear(40, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.more(self.two(self.one(F.relu(self.norm(self.stem(x))))))
+        x = x * torch.sigmoid(self.excite(F.relu(self.squeeze(x.mean((2, 3))))))[:, :, None, None]
+        return self.fc(self.three(F.avg_pool2d(x, 1)).mean((2, 3)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -16,16 +17,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from dsnet.errors import SlimError
 from dsnet.export.bundle import export_bundle
 from dsnet.export.dynamic import export_onnx
-from dsnet.models import DynamicRunner, Supernet, count, extract
+from dsnet.models import DynamicRunner, Supernet, count, eager, extract
 from dsnet.models.sizes import at_sizes
 from dsnet.models.taps import graph_taps
 from dsnet.nn import Gate, SliceBatchNorm2d, SliceLayerNorm2d
 from dsnet.opening import open_runner
+from dsnet.routers import RouterSpec
 from dsnet.slimming.convert import Affine, check_same
 from dsnet.slimming.network import slim, slim_with_report
 from dsnet.slimming.sort import Importance
 from dsnet.tasks import load, save
-from dsnet.training import IEB, recalibrate
+from dsnet.training import IEB, recalibrate, with_fresh_router
 from dsnet.training.ieb import IEBConfig
 from support.cnns import CNNS, SIZE, conv, lively
 from support.networks import assert_close
@@ -49,15 +51,15 @@ def original(name: str) -> nn.Module:
 
 
 @cache
-def converted(name: str) -> Supernet:
+def converted(name: str, cuts: tuple[str, ...] = ()) -> Supernet:
     affine: Affine = "width" if name in OWN else "shared"
-    return slim(original(name), example(), WIDTHS, sort="none", affine=affine)
+    return slim(original(name), example(), WIDTHS, cuts or None, sort="none", affine=affine)
 
 
 @cache
-def disturbed(name: str) -> Supernet:
+def disturbed(name: str, cuts: tuple[str, ...] = ()) -> Supernet:
     """Other statistics at every width, and a gate that does something: laws on equal rows would prove nothing."""
-    net = copy.deepcopy(converted(name))
+    net = copy.deepcopy(converted(name, cuts))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(2)
         for module in net.modules():
@@ -291,3 +293,94 @@ def test_a_repair_without_labels_keeps_the_statistics_of_the_widest() -> None:
     IEB(plain, IEBConfig("inplace"), frozen=True)
     recalibrate(plain, images, frozen=True)
     assert (plain(noise(), net.space.widest) - wanted).abs().max() > 1e-3
+
+
+SEVERAL = [("stages", ("norm", "one", "more")), ("stages", ("one", "mul")), ("next", ("first", "one"))]
+
+
+@pytest.mark.parametrize(("name", "cuts"), SEVERAL)
+def test_a_network_without_batch_norms_may_have_several_gates(name: str, cuts: tuple[str, ...], tmp_path: Path) -> None:
+    """Each chooses the width of what follows: sliced = extracted = mixed = grouped = in files, and costs are exact."""
+    net = disturbed(name, cuts)
+    assert len(net.chain) == len(cuts)
+    assert net.space.size == len(WIDTHS) ** len(cuts)
+    check_all_paths(copy.deepcopy(net).double(), noise(4).double())
+    for path in (net.space.slimmest, tuple(range(len(cuts))), net.space.widest):
+        with FlopCounterMode(display=False) as counter:
+            net(noise(1), path)
+        assert count(net).cost(path).layers == counter.get_total_flops() // 2
+        assert count(net).params(path) == sum(p.numel() for p in extract(net, path).parameters())
+    save(net, tmp_path)
+    assert load(tmp_path).spec == net.spec
+    export_onnx(net, tmp_path / "model.onnx")
+    export_bundle(net, tmp_path / "bundle")
+    runners = [DynamicRunner(net), open_runner(tmp_path / "model.onnx"), open_runner(tmp_path / "bundle")]
+    with torch.no_grad():
+        assert_close(converted(name, cuts)(noise(), net.space.widest), original(name)(noise()), 1e-4)
+        for path in net.space:
+            for runner in runners:
+                assert_close(torch.as_tensor(runner(noise(1), path=path).logits), net(noise(1), path), 1e-4)
+
+
+@torch.no_grad()
+def check_all_paths(net: Supernet, x: Tensor) -> None:
+    """Sliced = extracted = mixed, where every sample has a path of its own; several paths at once are the same, too."""
+    paths = list(net.space)
+    alone = [net(x, path) for path in paths]
+    assert len({float(rows.sum()) for rows in alone}) == len(alone)
+    together = net.forward_paths(x, paths)
+    for path, wanted, given in zip(paths, alone, together, strict=True):
+        assert_close(extract(net, path, fold=True)(x), wanted)
+        assert_close(given, wanted)
+    for chosen in (paths[: len(x)], paths[-len(x) :], random.Random(0).sample(paths, len(x))):
+        widths = torch.tensor(chosen)
+        mixed, _, _ = net.forward_mixed(x, lambda point, scores, widths=widths: torch.eye(3).double()[widths[:, point]])
+        for number, path in enumerate(chosen):
+            assert_close(mixed[number], alone[paths.index(path)][number])
+
+
+def test_routed_batches_are_grouped_at_every_gate() -> None:
+    """A batch whose samples take different paths has the answers of each sample alone."""
+    net, x = disturbed("stages", ("norm", "one", "more")), noise(12)
+    gated = replace(net.spec, router=RouterSpec("gate"), gate=replace(net.spec.gate, standardised=True))
+    net = with_fresh_router(copy.deepcopy(net), gated).eval()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(4)
+        for gate in (segment.first.gate for segment in net.chain):
+            assert gate is not None
+            assert gate.slimming is not None
+            assert gate.reduce.bias is not None
+            gate.reduce.bias.fill_(5)
+            codes: list[Tensor] = []
+            handle = gate.slimming.register_forward_pre_hook(lambda head, args, codes=codes: codes.append(args[0]))
+            net.run_scored(x, net.space.widest)
+            handle.remove()
+            gate.slimming.standardise(codes[0])
+            gate.slimming.score.weight.normal_(0, 3)
+        routed = eager(net)(x)
+        assert len({tuple(path) for path in routed.paths.tolist()}) > 3
+        for image, path, logits in zip(x, routed.paths.tolist(), routed.logits, strict=True):
+            assert_close(logits[None], net(image[None], tuple(path)), 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "cuts", "words"),
+    [
+        (
+            "residual",
+            ("stem", 0.5),
+            "several cuts need group or layer norms, but batch norm 'one.0.1' .*give one --cut",
+        ),
+        (
+            "stages",
+            ("norm", "two.first"),
+            "behind 'two.first': channels from before go on beside new ones; choose from",
+        ),
+        ("stages", ("norm", "nowhere"), "there is no such module; choose from"),
+        ("stages", ("one", 1.5), "give a share between 0 and 1"),
+        ("stages", ("one", "mul", 0.9), "the cut at 0.9 of the MAdds is impossible: no place is left behind"),
+    ],
+)
+def test_cuts_that_do_not_suit(name: str, cuts: tuple[str | float, ...], words: str) -> None:
+    with pytest.raises(SlimError, match=words):
+        slim(original(name), example(), WIDTHS, cuts, sort="none")

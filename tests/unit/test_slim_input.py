@@ -88,7 +88,7 @@ def useless() -> int:
         (Folding, r"layer norm over the last 1 axes of \[3, 16, 16\]; normalise over the channels of maps"),
         (Spreading, "divides a variance over pixels by 256 less 1; compute it with correction=0"),
         (Growing, "is aten.clamp.Tensor in a form that dsnet slim does not know"),
-        (TwoStreams, "the front ends at 'cat', and behind it is fc .it is the classes.; choose an earlier --cut"),
+        (TwoStreams, "the cut is at 'cat', and behind it is fc .it is the classes.; choose an earlier --cut"),
         (Double, "returns 2 values of shapes .*one vector of class scores"),
         (Blending, "averages over the images of a batch"),
         (Narrow, "behind it is layers.2 .its 4 channels are too few for multiples of 8.* a smaller --multiple than 8"),

@@ -39,8 +39,11 @@ def add_arguments(parser: Parser) -> None:
         "channels (default: one size)."
     )
     parser.add("--sizes", sizes, type=int, nargs="+", default=[], metavar="PX")
-    cut = "Where the shared front ends: the name of a module, or a share of the MAdds (default: about 0.2)."
-    parser.add("--cut", cut, metavar="NAME|SHARE")
+    cut = (
+        "Where the shared front ends: the name of a module, or a share of the MAdds (default: about 0.2). With "
+        "several, a gate at each chooses the width of what follows; the network must have group or layer norms."
+    )
+    parser.add("--cut", cut, nargs="+", metavar="NAME|SHARE")
     parser.add("--multiple", "Round channels to multiples of this number; 16 suits INT8.", type=int, default=8)
     images = "Folder of images like those that the network will see. About 300 of them tell which channels matter."
     parser.add("--images", images, metavar="FOLDER")
@@ -98,7 +101,7 @@ def run(args: Namespace) -> None:
             model,
             example,
             widths,
-            share_or_name(args.cut),
+            None if args.cut is None else list(map(share_or_name, args.cut)),
             images=images,
             sort=args.sort,
             multiple=args.multiple,
@@ -117,9 +120,9 @@ def run(args: Namespace) -> None:
         show(name, report, size, args.out)
 
 
-def share_or_name(text: str | None) -> str | float | None:
+def share_or_name(text: str) -> str | float:
     try:
-        return None if text is None else float(text)
+        return float(text)
     except ValueError:
         return text
 
@@ -138,8 +141,9 @@ def show(name: str, report: SlimReport, size: int, out: str) -> None:
     from dsnet.report.tables import human, print_table
 
     whole = report.madds[-1]
+    gates = f", more gates behind {', '.join(report.cuts)}" if report.cuts else ""
     print_table(
-        f"{name} at {size} px, front to {report.cut}: {report.front / whole:.0%} of the MAdds",
+        f"{name} at {size} px, front to {report.cut}: {report.front / whole:.0%} of the MAdds{gates}",
         ["<width", "MAdds", "of widest"],
         [[str(width), human(madds), f"{madds / whole:.1%}"] for width, madds in enumerate(report.madds)],
         note=f"{report.sliceable:.0%} of the MAdds are in layers that slim widths make cheaper. The widest differs "
@@ -156,4 +160,4 @@ def show(name: str, report: SlimReport, size: int, out: str) -> None:
 
 
 def layers(names: tuple[str, ...]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} + {len(names) - 1}"
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

@@ -240,7 +240,9 @@ def without_later(spec: Any) -> Any:
     not have then, unless they are used."""
     if not isinstance(spec, dict):
         return former(spec) if isinstance(spec, str) else spec
-    return {key: without_later(held) for key, held in spec.items() if held or key not in ("sizes", "candidates")}
+    return {
+        key: without_later(held) for key, held in spec.items() if held or key not in ("sizes", "candidates", "cuts")
+    }
 
 
 def uncalibrated(net: Supernet, paths: Sequence[WidthPath]) -> list[WidthPath]:

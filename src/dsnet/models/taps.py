@@ -31,7 +31,7 @@ def graph_taps(spec: GraphSpec) -> dict[str, tuple[str, Tap]]:
         side, own = sides.get(node.name, 0), parts.get(node.name)
         if live != {node.name} or side < 2 or own is None or node.op in OTHERS:
             continue
-        choice = None if number < spec.cut else 0
+        choice = None if number < spec.cut else sum(number >= place for place in spec.places) - 1
         tap = Tap(choice, spec.counts(own, shared=choice is None), side)
         found[f"stride{2 ** round(log2(spec.image_size / side))}"] = node.name, tap
     return found
@@ -40,13 +40,14 @@ def graph_taps(spec: GraphSpec) -> dict[str, tuple[str, Tap]]:
 def sides_of(spec: GraphSpec) -> dict[str, int]:
     """The sides of all square maps before the classifier, by node."""
     with torch.device("meta"):
-        front, (segment,), _ = spec.modules()
-        rest: Any = segment.eval().rest
+        front, segments, _ = spec.modules()
         image = torch.empty(1, spec.in_channels, spec.image_size, spec.image_size)
         width = spec.widths[0] - 1
-        before = front.eval().values(image, 0)
-        behind = rest.values(before[spec.nodes[spec.cut - 1].name], width)
-    maps = {name: value.shape for name, value in {**before, **behind}.items()}
+        values = front.eval().values(image, 0, 0)
+        for segment, place in zip(segments, spec.places, strict=False):
+            graph: Any = segment.eval().first.graph
+            values |= graph.values(values[spec.nodes[place - 1].name], width, width)
+    maps = {name: value.shape for name, value in values.items()}
     return {name: shape[2] for name, shape in maps.items() if len(shape) == 4 and shape[2] == shape[3]}
 
 

@@ -9,7 +9,7 @@ width; a linear layer, and a function that is not zero at zero, gets a mask.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, cast
 
@@ -75,18 +75,25 @@ def scales(op: Op) -> bool:
     return alone and (op.options["stride"], op.options["padding"]) == ((1, 1), (0, 0))
 
 
-def add_masks(traced: Traced, cut: int, sliced: Callable[[str], bool]) -> list[Op]:
-    """Insert what is missing behind the front. sliced: Whether a value has channels that slim widths lack.
+def add_masks(traced: Traced, cuts: Sequence[int], sliced: Callable[[str], bool]) -> tuple[list[Op], list[str]]:
+    """Insert what is missing behind the front. What enters a further gate must be clean, too.
 
-    Returns the norms that were inserted. The operations are changed in place.
+    cuts: The numbers of the last operations before the gates. sliced: Whether a value has channels that slim widths
+    lack. Returns the norms that were inserted, and the names of the last operations now. The operations are changed in
+    place. Norms would have statistics for each width, so with several gates there are masks alone.
     """
-    sources: dict[str, set[str]] = {op.name: set() for op in traced.ops[: cut + 1]}
+    first, *others = cuts
+    sources: dict[str, set[str]] = {op.name: set() for op in traced.ops[: first + 1]}
     needed: set[str] = set()
-    for op in traced.ops[cut + 1 :]:
+    for number, op in enumerate(traced.ops[first + 1 :], first + 1):
         if op.dense:
             needed |= sources[op.inputs[0]]
         sources[op.name] = set() if not sliced(op.name) else unclean(op, sources)
-    return insert(traced, needed)
+        if number in others:
+            needed |= sources[op.name]
+    names = [traced.ops[number].name for number in cuts]
+    norms, renamed = insert(traced, needed, masks=bool(others))
+    return norms, [renamed.get(name, name) for name in names]
 
 
 def unclean(op: Op, sources: dict[str, set[str]]) -> set[str]:
@@ -109,21 +116,21 @@ def unclean(op: Op, sources: dict[str, set[str]]) -> set[str]:
     return {op.name}
 
 
-def insert(traced: Traced, needed: set[str]) -> list[Op]:
+def insert(traced: Traced, needed: set[str], *, masks: bool) -> tuple[list[Op], dict[str, str]]:
     ops, renamed, norms = list[Op](), dict[str, str](), list[Op]()
     for op in traced.ops:
         op.inputs = [renamed.get(name, name) for name in op.inputs]
         ops.append(op)
         if op.name not in needed:
             continue
-        on_map = op.kind == "conv" and prod(op.shape[1:]) > 1
+        on_map = op.kind == "conv" and prod(op.shape[1:]) > 1 and not masks
         follower = identity_norm(op) if on_map else Op(f"{op.name}_mask", "mask", [op.name], op.shape, place=op.place)
         renamed[op.name] = follower.name
         ops.append(follower)
         if on_map:
             norms.append(follower)
     traced.ops = ops
-    return norms
+    return norms, renamed
 
 
 def identity_norm(op: Op) -> Op:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -15,13 +16,15 @@ from dsnet.errors import SlimError
 from dsnet.models.graph import CLASSES, IMAGE, LAYERS, GraphSpec, Node, Part
 from dsnet.models.supernet import Supernet
 from dsnet.slimming.clean import add_masks, fold_pads, fold_scales
-from dsnet.slimming.cut import find_classifier, find_cut, fold_last, madds, slimmest
+from dsnet.slimming.cut import find_classifier, find_cut, find_more, fold_last, madds, slimmest
 from dsnet.slimming.groups import FEW, Groups, Layout, find_groups, parts_between
 from dsnet.slimming.recording import trace_module
 from dsnet.slimming.trace import Op, Traced
 from dsnet.slimming.widths import MULTIPLE, WIDTHS, Share, find_widths
 
 TOLERANCE = 1e-4  # of the spread of the answers: how far the converted network may lie from the original
+Cut = str | float | Sequence[str | float] | None
+"""Where the front ends: the name of a module, or a share of the MAdds. With several, there is a gate at each."""
 Affine = Literal["shared", "width"]
 """Whether all widths share the affine parameters of a batch norm, or each has its own."""
 SMALL = 0.01  # of the MAdds: layers on pooled maps below this share are squeezes, which stay whole
@@ -31,14 +34,15 @@ SMALL = 0.01  # of the MAdds: layers on pooled maps below this share are squeeze
 class Plan:
     """A network on its way: its operations, their channels, and where it is cut.
 
-    classifier: The name of the last layer. cut: The name of the last operation of the front.
+    classifier: The name of the last layer. cuts: The names of the last operations before the gates; the first is the
+    last of the front.
     """
 
     traced: Traced
     groups: Groups
     layouts: dict[str, Layout]
     classifier: str
-    cut: str
+    cuts: list[str]
     counts: dict[int, tuple[int, ...]]
     norms: list[Op]
 
@@ -61,12 +65,13 @@ def plan(
     example: Tensor,
     widths: Sequence[Share] = WIDTHS,
     *,
-    cut: str | float | None = None,
+    cut: Cut = None,
     multiple: int = MULTIPLE,
     overrides: Mapping[str, Sequence[Share]] | None = None,
     affine: Affine = "shared",
 ) -> Plan:
     """Read a module, find its groups, and decide where it is cut and how wide its groups are."""
+    first, *further = [cut] if cut is None or isinstance(cut, str | float | int) else list(cut)
     traced = trace_module(model, example)
     fold_last(traced)
     fold_pads(traced)
@@ -76,15 +81,16 @@ def plan(
     # Grouped convolutions keep all their groups or lose some; what saves more depends on the layers around them.
     tried = [(copied(traced), few) for few in ((FEW, 0) if has_groups(traced) else (0,))]
     found = [(each, *find_groups(each, answer, few)) for each, few in tried]
-    cuts = [find_cut(*each, classifier, cut) for each in found]
+    cuts = [find_cut(*each, classifier, first) for each in found]
     best = min(range(len(found)), key=lambda number: slimmest(*found[number], cuts[number]))
     (traced, groups, layouts), place = found[best], cuts[best]
     for op in traced.ops[: place + 1]:
         groups.fix(layouts[op.name], "it belongs to the shared front")
     fix_squeezes(traced, groups, layouts)
-    counts = find_widths(traced, groups, layouts, widths, multiple=multiple, overrides=overrides, cut=place)
-    result = Plan(traced, groups, layouts, answer, traced.ops[place].name, counts, [])
-    result.norms = add_masks(traced, place, result.sliced)
+    places = [place, *find_more(traced, groups, layouts, classifier, place, further)]  # type: ignore[arg-type]
+    counts = find_widths(traced, groups, layouts, widths, multiple=multiple, overrides=overrides, cuts=places)
+    result = Plan(traced, groups, layouts, answer, [], counts, [])
+    result.norms, result.cuts = add_masks(traced, places, result.sliced)
     for op in traced.ops[place + 1 :] if affine == "width" else ():
         if op.kind == "batch_norm":
             op.options["own"] = True
@@ -149,7 +155,7 @@ def spec_of(found: Plan, name: str) -> GraphSpec:
                 op=op.kind,
                 inputs=tuple(op.inputs),
                 reads=reads,
-                writes=parts(op.name) if layer or op.name == found.cut else (),
+                writes=parts(op.name) if layer or op.name in found.cuts else (),
                 options=tuple(options.items()),
             )
         )
@@ -157,9 +163,10 @@ def spec_of(found: Plan, name: str) -> GraphSpec:
         name=name,
         nodes=tuple(nodes),
         groups=tuple(found.counts.values()),
-        cut=found.number(found.cut),
+        cut=found.number(found.cuts[0]),
+        cuts=tuple(map(found.number, found.cuts[1:])),
         head=answer - 1,
-        widths=(len(next(iter(found.counts.values()))),),
+        widths=(len(next(iter(found.counts.values()))),) * len(found.cuts),
         divides=division(ops),
         num_classes=ops[-1].shape[0],
         in_channels=image.shape[0],
@@ -187,7 +194,8 @@ def state_of(found: Plan, spec: GraphSpec) -> dict[str, Tensor]:
         if number < spec.cut:
             place = f"front.layers.{node.name}"
         elif number < spec.head:
-            place = f"segments.0.first.graph.layers.{node.name}"
+            segment = bisect(spec.cuts, number)
+            place = f"segments.{segment}.first.graph.layers.{node.name}"
         else:
             place = "head.classifier" if number == spec.head else f"head.pools.{node.name}"
         rows = 1 if number < spec.cut else spec.widths[0]

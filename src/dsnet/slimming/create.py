@@ -10,6 +10,7 @@ import torch
 
 from dsnet import models
 from dsnet.models.supernet import Supernet
+from dsnet.slimming.convert import Cut
 from dsnet.slimming.network import slim
 from dsnet.slimming.pretrained import PRETRAINED
 from dsnet.slimming.widths import WIDTHS, Share
@@ -20,7 +21,7 @@ def create_model(
     *,
     pretrained: bool = False,
     widths: Sequence[Share] = WIDTHS,
-    cut: str | float | None = None,
+    cut: Cut = None,
     **options: Any,
 ) -> Supernet:
     """Create a network; None keeps the model's default.
@@ -47,7 +48,7 @@ def create_model(
 def pretrained_model(
     name: str,
     widths: Sequence[Share] = WIDTHS,
-    cut: str | float | None = None,
+    cut: Cut = None,
     *,
     num_classes: int | None = None,
     image_size: int | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 
 import torch
@@ -105,16 +106,100 @@ def find_cut(
     return min(near, key=loss)
 
 
-def named_cut(traced: Traced, name: str, places: list[int], shares: dict[int, float]) -> int:
+def find_more(
+    traced: Traced,
+    groups: Groups,
+    layouts: dict[str, Layout],
+    classifier: int,
+    first: int,
+    wanted: Sequence[str | float],
+) -> list[int]:
+    """The numbers of the last operations before further gates. The groups of the front are fixed already.
+
+    Channels that are in use there may go on for a while, but only before the next gate, and not beside new ones: the
+    gates choose their widths apart.
+    """
+    if not wanted:
+        return []
+    norm = next((op for op in traced.ops[first + 1 : classifier] if op.kind == "batch_norm"), None)
+    if norm is not None:
+        raise SlimError(
+            f"several cuts need group or layer norms, but batch norm {norm.place or norm.name!r} follows the first, "
+            f"and its statistics would depend on every choice before; give one --cut, or replace the norms"
+        )
+    total, spent = sum(map(madds, traced.ops)), 0
+    shares: dict[int, float] = {}
+    places = {
+        number: settled(traced, groups, layouts, classifier, first, number) for number in candidates(traced, classifier)
+    }
+    ends = {number: end for number, end in places.items() if end is not None}
+    for number, op in enumerate(traced.ops):
+        spent += madds(op)
+        shares |= {number: spent / total} if number in ends else {}
+    found, free = list[int](), first + 1
+    for one in wanted:
+        open_ones = [number for number in ends if number >= free]
+        if isinstance(one, str):
+            number = named_cut(
+                traced, one, open_ones, shares, lowest=0.0, why="channels from before go on beside new ones"
+            )
+        elif not open_ones or not 0 < one < 1:
+            raise SlimError(
+                f"the cut at {one} of the MAdds is impossible: "
+                f"{'give a share between 0 and 1' if open_ones else 'no place is left behind the others'}"
+            )
+        else:
+            number = min(open_ones, key=lambda number, one=one: abs(shares[number] - one))  # type: ignore[misc]
+        found.append(number)
+        free = max(number + 1, ends[number])
+    return found
+
+
+def settled(
+    traced: Traced, groups: Groups, layouts: dict[str, Layout], classifier: int, first: int, cut: int
+) -> int | None:
+    """The number of the operation behind which only new channels go on, if a gate follows this cut. None if the
+    channels from before it go on to the end."""
+    if cut <= first:
+        return None
+
+    def varying(layout: Layout) -> set[int]:
+        return {group for group, _ in groups.resolve(layout)} - groups.reasons.keys()
+
+    old = {group for op in traced.ops[first + 1 : cut + 1] for group in varying(layouts[op.name])}
+    olds = {op.name for op in traced.ops if old & varying(layouts[op.name])}
+    mixed = any(varying(layouts[op.name]) - old for op in traced.ops[cut + 1 :] if op.name in olds)
+    last = max((number for number, op in enumerate(traced.ops) if olds.intersection(op.inputs)), default=cut)
+    ends = [number for number in candidates(traced, classifier) if number >= max(last, cut)]
+    return None if mixed or last >= classifier or not ends else ends[0]
+
+
+def named_cut(
+    traced: Traced,
+    name: str,
+    places: Collection[int],
+    shares: Mapping[int, float],
+    *,
+    lowest: float = 0.05,
+    why: str = "several maps go on behind it",
+) -> int:
+    """The number of the last operation of a module.
+
+    lowest: The smallest share of the MAdds at which others are proposed instead. why: Why it does not suit, if it is
+    there.
+    """
     inside = [
         number for number, op in enumerate(traced.ops) if name in (op.name, op.place) or op.place.startswith(f"{name}.")
     ]
     if inside and inside[-1] in places:
         return inside[-1]
-    near = [traced.ops[number] for number in places if 0.05 <= shares[number] <= 0.7]
+    near = [traced.ops[number] for number in places if lowest <= shares[number] <= (0.7 if lowest else 1)]
     known = list(dict.fromkeys(op.place or op.name for op in near))
-    what = "several maps go on behind it" if inside else "there is no such module"
-    raise SlimError(f"the network cannot be cut behind {name!r}: {what}; choose from {', '.join(known[:12])}")
+    what = why if inside else "there is no such module"
+    raise SlimError(
+        f"the network cannot be cut behind {name!r}: {what}; "
+        f"{'choose from ' + ', '.join(known[:12]) if known else 'no other place suits'}"
+    )
 
 
 def slimmest(traced: Traced, groups: Groups, layouts: dict[str, Layout], cut: int) -> float:

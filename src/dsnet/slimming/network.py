@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dsnet.errors import SlimError
 from dsnet.models.sizes import at_sizes
 from dsnet.models.supernet import Supernet
-from dsnet.slimming.convert import Affine, built, check_same, plan
+from dsnet.slimming.convert import Affine, Cut, built, check_same, plan
 from dsnet.slimming.observe import settle
 from dsnet.slimming.report import SlimReport, report
 from dsnet.slimming.sort import Importance, sort_members
@@ -22,7 +22,7 @@ def slim(
     model: nn.Module,
     example: Tensor,
     widths: Sequence[Share] = WIDTHS,
-    cut: str | float | None = None,
+    cut: Cut = None,
     *,
     images: Tensor | None = None,
     sort: Importance | None = None,
@@ -38,7 +38,8 @@ def slim(
         model: The CNN, with trained weights. torch.export must be able to record it.
         example: An image [1, channels, size, size], or several. Only the shape matters.
         widths: Shares of the channels, slimmest first, the last 1. A pair is for hidden and residual channels.
-        cut: Where the front ends that all widths share: the name of a module, or a share of the MAdds.
+        cut: Where the front ends that all widths share: the name of a module, or a share of the MAdds. With several, a
+            gate at each chooses the width of what follows; this needs group or layer norms.
         images: Some images as the network takes them, about 300; they tell which channels matter.
         sort: Importance by which channels are sorted: `components` (the default with images; channels between linear
             layers become principal components), `activation` (with images), `scale` (without), `l1`, or `none`.
@@ -57,7 +58,7 @@ def slim_with_report(
     model: nn.Module,
     example: Tensor,
     widths: Sequence[Share] = WIDTHS,
-    cut: str | float | None = None,
+    cut: Cut = None,
     *,
     images: Tensor | None = None,
     sort: Importance | None = None,
@@ -75,6 +76,8 @@ def slim_with_report(
         raise SlimError(
             f"the largest of the image sizes {list(sizes)} must be that of the example, {example.shape[-1]} px"
         )
+    if sizes and isinstance(cut, Sequence) and not isinstance(cut, str) and len(cut) > 1:
+        raise SlimError(f"there are {len(cut)} cuts and {len(sizes)} image sizes; give one cut, or one size")
     found = plan(model, example, widths, cut=cut, multiple=multiple, overrides=overrides, affine=affine)
     generator = torch.Generator().manual_seed(0)
     seen = torch.randn(4, *example.shape[1:], generator=generator) if images is None else images

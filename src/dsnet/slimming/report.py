@@ -32,9 +32,10 @@ class SlimReport:
     """The account of a conversion.
 
     Args:
-        madds: MAdds of each width at the network's image size.
+        madds: MAdds of each width at the network's image size; with several gates, of the same width behind all.
         front: MAdds of the front that all widths share.
         cut: Name of the last operation of the front.
+        cuts: Names of the last operations before further gates.
         sliceable: Share of the MAdds in layers that become cheaper at slim widths.
         error: Largest difference from the original network, as a share of the spread of its answers.
     """
@@ -46,6 +47,7 @@ class SlimReport:
     sliceable: float
     error: float
     notes: tuple[str, ...] = ()
+    cuts: tuple[str, ...] = ()
 
 
 def report(plan: Plan, net: Supernet, error: float) -> SlimReport:
@@ -74,11 +76,14 @@ def report(plan: Plan, net: Supernet, error: float) -> SlimReport:
         for op in plan.ops
         if (cost := costs.get(op.name, 0)) and (plan.sliced(op.name) or plan.sliced(op.inputs[0]))
     )
+    ops = {op.name: op for op in plan.ops}
+    places = [ops[name].place or name for name in plan.cuts]
     return SlimReport(
         groups=tuple(rows),
-        madds=tuple(table.madds(path) for path in net.space),
+        madds=tuple(table.madds(path) for path in net.space.uniform),
         front=table.whole.front.madds,
-        cut=next((op.place for op in plan.ops if op.name == plan.cut), "") or plan.cut,
+        cut=places[0],
+        cuts=tuple(places[1:]),
         sliceable=sliced / total,
         error=error,
         notes=tuple(plan.traced.notes),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from itertools import pairwise
 from math import lcm
 
 from dsnet.errors import SlimError
@@ -64,12 +65,12 @@ def find_widths(
     *,
     multiple: int = MULTIPLE,
     overrides: Mapping[str, Sequence[Share]] | None = None,
-    cut: int = 0,
+    cuts: Sequence[int] = (0,),
 ) -> dict[int, tuple[int, ...]]:
     """Members of every group at each width.
 
-    overrides: Shares of the groups that layers write, by their names. cut: The number of the last operation of the
-    front.
+    overrides: Shares of the groups that layers write, by their names. cuts: The numbers of the last operations before
+    the gates.
     """
     shares = pairs(widths, least=1)
     if multiple < 1:
@@ -93,10 +94,11 @@ def find_widths(
             min(total, step * max(1, round(part * total / step))) if part < 1 else total for part in kept
         )
     if len(widths) > 1:
-        layers = layers_of(traced, traced.ops[cut + 1 :])
-        behind = {place: groups.resolve(layouts[name]) for name, place in layers.items()}
-        check_sliced(found, groups, behind, traced.ops[cut], multiple)
-        check_apart(found, behind, widths, multiple)
+        for cut, end in pairwise([*cuts, len(traced.ops)]):
+            layers = layers_of(traced, traced.ops[cut + 1 : end + 1])
+            behind = {place: groups.resolve(layouts[name]) for name, place in layers.items()}
+            check_sliced(found, groups, behind, traced.ops[cut], multiple)
+            check_apart(found, behind, widths, multiple)
     return found
 
 
@@ -156,12 +158,12 @@ Behind = Mapping[str, Layout]
 
 
 def check_sliced(found: Mapping[int, tuple[int, ...]], groups: Groups, behind: Behind, last: Op, multiple: int) -> None:
-    """Refuse a network of which no group is sliced."""
-    if any(counts[0] < counts[-1] for counts in found.values()):
+    """Refuse a network that slices no group behind a gate."""
+    if any(found[group][0] < found[group][-1] for layout in behind.values() for group, _ in layout):
         return
     whys = [f"{name} ({why_whole(groups, layout, multiple)})" for name, layout in list(behind.items())[:3]]
     raise SlimError(
-        f"no channels of the network can be slimmed: the front ends at {last.place or last.name!r}, and behind it "
+        f"no channels of the network can be slimmed: the cut is at {last.place or last.name!r}, and behind it "
         f"{'is ' + ', '.join(whys) if whys else 'are no weights'}; choose an earlier --cut or a smaller --multiple "
         f"than {multiple}, replace what needs all channels, or leave all of them and give several image sizes (width "
         f"1). Streams side by side up to the end cannot be slimmed"
@@ -178,7 +180,7 @@ def why_whole(groups: Groups, layout: Layout, multiple: int) -> str:
 def check_apart(found: Mapping[int, tuple[int, ...]], behind: Behind, widths: Sequence[Share], multiple: int) -> None:
     """Refuse widths that are equal in all groups."""
     for number in range(len(widths) - 1):
-        if any(counts[number] < counts[number + 1] for counts in found.values()):
+        if any(found[group][number] < found[group][number + 1] for layout in behind.values() for group, _ in layout):
             continue
         sizes = {
             name: [sum(factor * found[group][width] for group, factor in layout) for width in (number, -1)]
