@@ -45,24 +45,9 @@ from dsnet.training.loop import READS
 RECIPE = "imagenet_ds_resnet50"
 CANDIDATES = ("contiguous", "channels_last", "channels_last, moments")
 ROWS, LAST = torch.contiguous_format, torch.channels_last
-UNMOVED = (
-    *[
-        "view",
-        "slice",
-        "alias",
-        "detach",
-        "t",
-        "transpose",
-        "permute",
-        "expand",
-        "unsqueeze",
-        "squeeze",
-        "select",
-        "as_strided",
-        "split",
-    ],
-    *["split_with_sizes", "_unsafe_view", "device", "empty", "empty_like", "empty_strided"],
-)
+UNMOVED: tuple[str, ...] = ("view", "slice", "alias", "detach", "t", "transpose", "permute", "expand", "unsqueeze")
+UNMOVED += ("squeeze", "select", "as_strided", "split", "split_with_sizes", "_unsafe_view")
+UNMOVED += ("device", "empty", "empty_like", "empty_strided")
 COPIES = ("clone", "_to_copy", "copy_")
 
 

@@ -39,20 +39,8 @@ MODELS = {"ds_mobilenet_v1_tiny": (128, 32), "ds_mobilenet_v1_small": (32, 96), 
 STAGES = ("stage I", "stage II, gate", "stage II, slim_first")
 CANDIDATES = ("older", "now", "now, memory given back", "older again")
 COUNTED = ("ds_mobilenet_v1", "ds_resnet50")
-VIEWS = [
-    "view",
-    "slice",
-    "alias",
-    "detach",
-    "t",
-    "transpose",
-    "permute",
-    "expand",
-    "unsqueeze",
-    "squeeze",
-    "select",
-    "as_strided",
-]
+VIEWS: tuple[str, ...] = ("view", "slice", "alias", "detach", "t", "transpose", "permute", "expand", "unsqueeze")
+VIEWS += ("squeeze", "select", "as_strided")
 TWICE = ("slice_backward", "constant_pad_nd")
 WARM = 2  # steps that are not counted
 HERE = Path(__file__).parents[1]
