@@ -165,10 +165,12 @@ def card_in(folder: Path, content: Mapping[str, Any], *, fit: str) -> Card:
 
 LATER: dict[str, dict[str, Any]] = {
     "": {"sizes": []},
+    "graph": {"cuts": []},
     "router": {"early": None, "bound": False, "windows": None, "candidates": []},
     "gate": {"standardised": False, "blocks": "all"},
 }
-"""Keys of a spec's parts that older models lack, with the values that they mean. The spec of a network has no name."""
+"""Keys of a spec's parts that older models lack, with the values that they mean. The spec of a network has no name, and
+graph stands for one that is a graph."""
 
 
 def completed(spec: Any) -> Any:
@@ -181,7 +183,9 @@ def completed(spec: Any) -> Any:
     }
     if isinstance(router := found.get("router"), dict) and isinstance(router.get("kind"), str):
         found["router"] = {**router, "kind": present(router["kind"])}
-    return {**LATER[""], **found} if "stages" in found or "nodes" in found else found
+    if "nodes" in found:
+        return {**LATER[""], **LATER["graph"], **found}
+    return {**LATER[""], **found} if "stages" in found else found
 
 
 def with_standard(given: dict[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -14,15 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from dsnet.checkpoint import completed
 from dsnet.errors import SlimError
 from dsnet.export.bundle import export_bundle
 from dsnet.export.dynamic import export_onnx
 from dsnet.models import DynamicRunner, Supernet, count, eager, extract
+from dsnet.models.parts import without_later
 from dsnet.models.sizes import at_sizes
 from dsnet.models.taps import graph_taps
 from dsnet.nn import Gate, SliceBatchNorm2d, SliceLayerNorm2d
 from dsnet.opening import open_runner
 from dsnet.routers import RouterSpec
+from dsnet.schema import plain
 from dsnet.slimming.convert import Affine, check_same
 from dsnet.slimming.network import slim, slim_with_report
 from dsnet.slimming.sort import Importance
@@ -361,6 +364,15 @@ def test_routed_batches_are_grouped_at_every_gate() -> None:
         assert len({tuple(path) for path in routed.paths.tolist()}) > 3
         for image, path, logits in zip(x, routed.paths.tolist(), routed.logits, strict=True):
             assert_close(logits[None], net(image[None], tuple(path)), 1e-4)
+
+
+def test_networks_of_one_gate_are_read_and_named_as_before() -> None:
+    """A file and a digest of theirs do not name further gates."""
+    net = converted("residual")
+    written = plain(net.spec)
+    before = {key: value for key, value in written.items() if key not in ("cuts", "sizes")}
+    assert completed(before) == written
+    assert without_later(written) == without_later(before)
 
 
 @pytest.mark.parametrize(
