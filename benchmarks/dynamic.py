@@ -1,13 +1,14 @@
 """What the dynamic file costs next to a static file of the same path, in processor time, and what it takes in memory.
 
-    python benchmarks/dynamic.py [--sessions 3] [--repeats 12] [--keep] [--export docs/results/dynamic]
+    python benchmarks/dynamic.py [--sessions 3] [--repeats 12] [--keep times] [--export docs/results/dynamic]
 
 ds_mobilenet_v1 in floats and in INT8, and ds_resnet50 in floats, at 224 pixels, and EfficientNet-Lite0 at several image
 sizes up to 112 pixels (with dsnet[pretrained]), with one image on one thread. Both files take turns. Where a session
 puts its weights and maps in memory changes its time by some percent, so both are opened anew several times, and the
 ratios of all sessions are shown. A second table has the time of both relative to sessions that ONNX Runtime opens by
 default, with `enable_mem_reuse`. Processor time can be measured on a busy machine; the milliseconds of a quiet one are
-in runtime.md. --keep measures memory alone, and takes the times from PREFIX.json. Writes PREFIX.json and PREFIX.md.
+in runtime.md. --keep times measures memory alone, and takes the times from PREFIX.json. Writes PREFIX.json and
+PREFIX.md.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=12)
-    parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--keep", choices=("times",))
     parser.add_argument("--export")
     args = parser.parse_args()
     results = kept(args.export) if args.keep else timed(args.sessions, args.repeats)

@@ -1,7 +1,7 @@
 """What half precision gains on a CPU: fp16 and bf16 in ONNX Runtime and OpenVINO, next to fp32 and INT8.
 
     python benchmarks/half.py [--model ds_mobilenet_v1] [--repeats 30] [--run RUN] [--export docs/results/half]
-    python benchmarks/half.py --keep --run RUN --export docs/results/half
+    python benchmarks/half.py --keep times --run RUN --export docs/results/half
 
 Times the slimmest and the widest path as static files, with one image on one thread:
 
@@ -11,8 +11,8 @@ Times the slimmest and the widest path as static files, with one image on one th
 
 The candidates take turns, and times are processor times. --run, a trained run of classification, adds the share of its
 test images whose path and whose class are those of the file of floats, and the MAdds that they spend in relation to
-it, at several of its budgets. --keep measures no times, and takes them from PREFIX.json. Writes PREFIX.json and
-PREFIX.md.
+it, at several of its budgets. --keep times takes the times from PREFIX.json, and --keep agreement the other part.
+Writes PREFIX.json and PREFIX.md.
 """
 
 from __future__ import annotations
@@ -167,12 +167,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--run", type=Path)
     parser.add_argument("--images", type=int, default=1000)
-    parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--keep", choices=("times", "agreement"))
     parser.add_argument("--export")
     args = parser.parse_args()
+    before = kept(args.export) if args.keep else {}
     with tempfile.TemporaryDirectory() as place:
         about = {**plain(machine()), "openvino": openvino.engine().name, "model": args.model, "repeats": args.repeats}
-        results = kept(args.export) if args.keep else about | {"times": timed(args.model, args.repeats, Path(place))}
+        results = before
+        if args.keep != "times":
+            results = before | about | {"times": timed(args.model, args.repeats, Path(place))}
         if args.run is not None:
             results["agreement"] = agreement(args.run, args.images, Path(place))
     columns = ["<path", "<file", "<engine", "MB", "CPU ms", "to fp32 in ONNX Runtime"]

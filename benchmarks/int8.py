@@ -1,15 +1,15 @@
 """Latency and size of INT8 files, next to files of floats and to static INT8 files of the same width.
 
     python benchmarks/int8.py [--model ds_mobilenet_v1] [--repeats 40] [--cuts 1 32 48 ...] [--export docs/results/int8]
-    python benchmarks/int8.py --keep --runs RUN ... --export docs/results/int8
+    python benchmarks/int8.py --keep times --runs RUN ... --export docs/results/int8
 
 One image on one thread. The candidates of each comparison are interleaved, and ratios are of medians and of minima. The
 clock counts processor time, which is the time of one thread without what other programs take. The network has fresh
 weights and its ranges come from noise, because the time depends on neither. --cuts compares where the quantised part
 may begin: at the first convolution that reads so many channels at full width (1: at the stem). --runs RUN ... adds the
 accuracy of trained runs, classifiers or detectors, from what `dsnet eval RUN/model.onnx RUN/model-int8.onnx` stored.
---keep measures no times: it takes them, and the accuracy of all other runs, from PREFIX.json. Writes PREFIX.json and
-PREFIX.md.
+--keep times measures no times: it takes them, and the accuracy of all other runs, from PREFIX.json. --keep accuracy
+measures times, and takes the accuracy of all other runs from there. Writes PREFIX.json and PREFIX.md.
 """
 
 from __future__ import annotations
@@ -154,11 +154,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--cuts", type=int, nargs="*", default=[1, 32, 48, 64, 96])
     parser.add_argument("--runs", type=Path, nargs="*", default=[])
-    parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--keep", choices=("times", "accuracy"))
     parser.add_argument("--export", default=None)
     args = parser.parse_args()
-    result = kept(args.export) if args.keep else measured(args)
-    known = {found["run"]: found for found in [*result.get("accuracy", []), *map(accuracy, args.runs)]}
+    before = kept(args.export) if args.keep else {"accuracy": []}
+    result = before if args.keep == "times" else measured(args)
+    known = {found["run"]: found for found in [*before["accuracy"], *map(accuracy, args.runs)]}
     result["accuracy"] = list(known.values())
     lines = [f"# INT8 and fp32: {result['model']}, one image, one thread, ONNX Runtime", ""]
     lines += markdown_table(

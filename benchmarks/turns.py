@@ -30,7 +30,7 @@ def in_turns(calls: Mapping[K, Call], repeats: int) -> dict[K, list[float]]:
 def kept(prefix: str | None) -> dict[str, Any]:
     """The results of a page that was made before, for what is not measured again."""
     if prefix is None:
-        raise SystemExit("--keep needs --export, the prefix of the page whose times are kept")
+        raise SystemExit("--keep needs --export, the prefix of the page of which a part is kept")
     held: dict[str, Any] = json.loads(Path(prefix).with_suffix(".json").read_text())
     return held
 

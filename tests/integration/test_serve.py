@@ -252,7 +252,7 @@ def test_figures_and_page(served: Running) -> None:
     assert b"<!doctype html>" in page
     assert "default-src 'none'" in headers["content-security-policy"]
     assert not [word for word in (b"http://", b"https://", b"//cdn") if word in page]  # no outside requests
-    assert [one["name"] for one in served.ask("GET", "/models")[1]] == ["net", "bundle", "raw", "boxes"]
+    assert [one["name"] for one in served.ask("GET", "/models")[1]] == ["net", "bundle", "raw", "int8", "boxes"]
 
 
 # Wrong requests
