@@ -5,8 +5,8 @@
 The files are empty and the shards have no content, because opening reads neither. `first` is the process that lists
 them, or reads the index, and takes the fingerprint; `others` get what it found in the form in which it is sent.
 `seconds` are processor times of opening, and of drawing the order of an epoch, of one process with one thread;
-`megabytes` is what the process grows by, without pages of files. Waiting for a disk or a network does not count: `--place` names a folder on
-the file system in question, and `clock` is the time that passed.
+`megabytes` is what the process grows by, without pages of files. Waiting for a disk or a network does not count:
+`--place` names a folder on the file system in question, and `clock` is the time that passed.
 """
 
 from __future__ import annotations
