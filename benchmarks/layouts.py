@@ -45,9 +45,8 @@ from dsnet.training.loop import READS
 RECIPE = "imagenet_ds_resnet50"
 CANDIDATES = ("contiguous", "channels_last", "channels_last, moments")
 ROWS, LAST = torch.contiguous_format, torch.channels_last
-UNMOVED: tuple[str, ...] = ("view", "slice", "alias", "detach", "t", "transpose", "permute", "expand", "unsqueeze")
-UNMOVED += ("squeeze", "select", "as_strided", "split", "split_with_sizes", "_unsafe_view")
-UNMOVED += ("device", "empty", "empty_like", "empty_strided")
+UNMOVED = {"view", "slice", "alias", "detach", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze", "select"}
+UNMOVED |= {"as_strided", "split", "split_with_sizes", "_unsafe_view", "device", "empty", "empty_like", "empty_strided"}
 COPIES = ("clone", "_to_copy", "copy_")
 
 
@@ -195,8 +194,8 @@ def counted(stage: Any, optim: Any, size: int, images: int) -> dict[str, Any]:
     with mode, tempfile.TemporaryDirectory() as folder:
         loop: Loop[Any] = Loop(stage, one_pixel(), optim, folder=Path(folder), seed=0, momentum=0.99, reads=READS)
         loop.stage.train()
-        zeros = torch.zeros(images, dtype=torch.long)
-        batch = Batch(torch.zeros(images, 3, size, size), zeros, zeros)
+        labels = torch.zeros(images, dtype=torch.long)
+        batch = Batch(torch.zeros(images, 3, size, size), labels, labels)
         loop.step(batch)
         with Layouts() as layouts:
             loop.step(batch)
