@@ -323,6 +323,10 @@ def test_a_network_without_batch_norms_may_have_several_gates(name: str, cuts: t
         for path in net.space:
             for runner in runners:
                 assert_close(torch.as_tensor(runner(noise(1), path=path).logits), net(noise(1), path), 1e-4)
+            features = net.forward_features(noise(1), path)
+            assert features.keys() == net.spec.taps.keys()
+            for tap, (choice, channels, side) in net.spec.taps.items():
+                assert features[tap].shape[1:] == (channels[0 if choice is None else path[choice]], side, side)
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from dsnet.limits import allow
 from dsnet.models.build import Modules
 from dsnet.models.graph_layers import CLASSES, IMAGE, LAYERS
-from dsnet.models.graph_parts import GraphBlock, GraphFront, GraphHead, GraphSegment, Layers
+from dsnet.models.graph_parts import GraphBlock, GraphHead, GraphSegment, Layers
 from dsnet.models.network import Network, Tap
 from dsnet.models.ops import OPS
 from dsnet.models.taps import graph_taps
@@ -191,5 +191,5 @@ class GraphSpec(Network):
             hidden, candidates = max(1, channels.max // self.gate.reduction), len(self.routing[segment])
             gate = Gate(self.gate, channels, hidden, candidates)
             segments.append(GraphSegment(GraphBlock(Layers(self, self.nodes[start:stop], segment), channels, gate)))
-        front = GraphFront(self, self.nodes[: self.cut])
+        front = Layers(self, self.nodes[: self.cut])
         return front, list(segments), GraphHead(self, self.nodes[self.head :])

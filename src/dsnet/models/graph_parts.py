@@ -50,16 +50,16 @@ class Layers(nn.Module):
         nodes = self.nodes[start:stop]
         return self.values(x, w_in, w_out, start=start, stop=stop, keep=())[nodes[-1].name] if nodes else x
 
-    def features(self, x: Tensor, w_in: Width, w_out: Width) -> tuple[Tensor, Features]:
-        """The last map, and those that detectors can read by their names. Behind the last of them in the last segment
-        nothing is run."""
+    def features(self, x: Tensor, width: Width) -> tuple[Tensor, Features]:
+        """The last map behind the entry, and those that detectors can read, by name. What follows the last of these
+        in the last segment is not run."""
         own = {node.name: number for number, node in enumerate(self.nodes)}
         tapped = {tap: name for tap, (name, _) in graph_taps(self.spec).items() if name in own}
-        stop = len(self.nodes)
+        start, stop = self.entry, len(self.nodes)
         if self.segment == len(self.spec.widths) - 1:
             stop = 1 + max((own[name] for name in tapped.values()), default=-1)
-        values = self.values(x, w_in, w_out, stop=stop, keep=tapped.values())
-        last = values[self.nodes[stop - 1].name] if stop else x
+        values = self.values(x, width, width, start=start, stop=stop, keep=tapped.values())
+        last = values[self.nodes[stop - 1].name] if stop > start else x
         return last, {tap: values[name] for tap, name in tapped.items()}
 
     def values(
@@ -139,20 +139,20 @@ class GraphSegment(Segment):
         nn.Module.__init__(self)
         self.first, self.tap = first, None
 
-    def rest(self, x: Tensor, width: Width) -> Tensor:  # type: ignore[override]
-        graph = self.first.graph
-        return graph.run(x, width, width, start=graph.entry)
-
-    def features(self, x: Tensor, w_in: Width, w_out: Width) -> tuple[Tensor, Features]:
-        scaled, _ = self.attend(self.enter(x, w_in), w_in)
-        return self.first.graph.features(scaled, w_in, w_out)
+    @property
+    def rest(self) -> Behind:  # type: ignore[override]
+        return Behind(self.first.graph)
 
 
-class GraphFront(Layers):
-    """The layers before the first gate."""
+class Behind:
+    """The nodes of a segment behind its entry, which run at one width."""
 
-    def features(self, x: Tensor, width: Width) -> tuple[Tensor, Features]:  # type: ignore[override]
-        return super().features(x, width, width)
+    def __init__(self, graph: Layers) -> None:
+        self.graph = graph
+        self.features = graph.features
+
+    def __call__(self, x: Tensor, width: Width) -> Tensor:
+        return self.graph.run(x, width, width, start=self.graph.entry)
 
 
 class GraphHead(nn.Module):

@@ -32,6 +32,8 @@ def graph_taps(spec: GraphSpec) -> dict[str, tuple[str, Tap]]:
         if live != {node.name} or side < 2 or own is None or node.op in OTHERS:
             continue
         choice = None if number < spec.cut else sum(number >= place for place in spec.places) - 1
+        if spec.older(own, choice):  # its width was chosen before
+            continue
         tap = Tap(choice, spec.counts(own, shared=choice is None), side)
         found[f"stride{2 ** round(log2(spec.image_size / side))}"] = node.name, tap
     return found
