@@ -76,7 +76,8 @@ def page(found: list[dict[str, Any]]) -> list[str]:
         "",
         f"`python benchmarks/multiple.py`: {NETWORK} at {SIZE} px, converted with the hidden and residual widths "
         f"{widths}. Static files of each width in ONNX Runtime, one image, one thread, milliseconds of processor time, "
-        "medians. Ratios are of minima, to the first multiple; the last column is nanoseconds of INT8 for a thousand MAdds.",
+        "medians. Ratios are of minima, to the first multiple; the last column is nanoseconds of INT8 for a thousand "
+        "MAdds.",
         "",
         f"dsnet {about.dsnet}, onnxruntime {about.onnxruntime} on {about.machine}.",
         "",
