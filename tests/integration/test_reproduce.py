@@ -13,10 +13,12 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 
 from dsnet.cli import main
 from dsnet.experiments import EXPERIMENTS, grid
 from dsnet.experiments.catalogue.slim_points import REPAIRED
+from dsnet.experiments.recipe import Cell
 from dsnet.hull import level
 from dsnet.manifest import Policy
 from dsnet.models import eager
@@ -25,8 +27,9 @@ from dsnet.results import Chart, Experiment, Stat, read
 from dsnet.routing.traces import by_path
 from dsnet.runs.evaluate import EvalOptions, evaluate_traced
 from dsnet.runs.folder import RunFolder
+from dsnet.tasks.classification.config import ClassificationConfig
 from dsnet.training import Interrupted
-from support.grid import broken_cell, copied_cell, copy_run
+from support.grid import broken_cell, copied_cell, copy_run, counted_cell
 from support.runs import SMOKE
 
 
@@ -282,6 +285,18 @@ def test_workers_train_the_same_runs(out: Path, tmp_path: Path, monkeypatch: pyt
     logs = sorted((tmp_path / "runs").glob("*.log"))
     assert len(logs) == 3
     assert all("epoch 1/1" in log.read_text() for log in logs)
+
+
+@pytest.mark.parametrize(("workers", "each"), [(2, 3), (3, 2), (8, 1)])
+def test_workers_share_the_cores(workers: int, each: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid, "train_cell", counted_cell)
+    before = torch.get_num_threads()
+    torch.set_num_threads(6)
+    try:
+        grid.train_all([Cell("run", ClassificationConfig(), ())], tmp_path, workers)
+    finally:
+        torch.set_num_threads(before)
+    assert (tmp_path / "run.log").read_text() == f"{each} threads\n"
 
 
 def test_a_failed_worker_is_named(

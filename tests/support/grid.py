@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import torch
+
 from dsnet.experiments.grid import RESULT, is_finished
 from dsnet.experiments.recipe import Cell
 
@@ -28,3 +30,7 @@ def copied_cell(runs: Path, cell: Cell, folder: Path, device: str = "auto") -> N
 
 def broken_cell(cell: Cell, folder: Path, device: str = "auto") -> None:
     raise OSError(f"{folder.parent}/0.png: it is truncated\nor no image")
+
+
+def counted_cell(cell: Cell, folder: Path, device: str = "auto") -> None:
+    print(f"{torch.get_num_threads()} threads")

@@ -15,6 +15,8 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dsnet.data.batches import end_with_parent
 from dsnet.errors import TrainingError
 from dsnet.experiments.recipe import Cell
@@ -90,8 +92,12 @@ def train_all(cells: Sequence[Cell], runs: Path, workers: int = 1, device: str =
 
 
 def train_beside(left: list[Cell], runs: Path, workers: int, device: str) -> None:
-    """Train each run in its own process. If interrupted, all running processes save their state first."""
+    """Train each run in its own process. If interrupted, all running processes save their state first.
+
+    The processes share the cores: if each used all of them, their threads would wait for each other most of the time.
+    """
     context = multiprocessing.get_context("spawn")
+    threads = max(1, torch.get_num_threads() // workers)
     running: dict[SpawnProcess, Cell] = {}
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
@@ -100,9 +106,8 @@ def train_beside(left: list[Cell], runs: Path, workers: int, device: str) -> Non
             ready = [cell for cell in left if not any(need.name in waits for need in cell.needs)]
             for cell in ready[: workers - len(running)]:
                 print(f"{len(left):4d} left, {cell.name} starts", file=sys.stderr, flush=True)
-                process = context.Process(
-                    target=train_logged, args=(partial(train_cell, device=device), cell, runs / cell.name)
-                )
+                work = partial(train_cell, device=device)
+                process = context.Process(target=train_logged, args=(work, cell, runs / cell.name, threads))
                 process.start()
                 running[process] = cell
                 left.remove(cell)
@@ -129,9 +134,13 @@ def check_end(process: SpawnProcess, cell: Cell, runs: Path) -> None:
     )
 
 
-def train_logged(train: Callable[[Cell, Path], None], cell: Cell, folder: Path) -> None:
-    """Train a cell in its own process. Output goes to a log; if training fails, its last line is the error."""
+def train_logged(train: Callable[[Cell, Path], None], cell: Cell, folder: Path, threads: int) -> None:
+    """Train a cell in its own process. Output goes to a log; if training fails, its last line is the error.
+
+    threads: Threads of the process, if the cell's config gives none.
+    """
     end_with_parent()
+    torch.set_num_threads(threads)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(folder.name + ".log").open("a", buffering=1) as log:
         sys.stdout = sys.stderr = log
