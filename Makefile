@@ -28,8 +28,9 @@ test-lowest:
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n auto --dist worksteal -m 'not slow'
 	rm -rf $(LOWEST)
 
-# Trains all runs and writes the pages in docs/results. It takes many hours on two cores.
-# DATA is the folder of cifar-10-batches-bin, imagenette and BCCD.
+# Trains the runs of the paper's experiments and of the demo's networks, and writes their pages. Other pages in docs/results name their own
+# commands. It takes many hours on two cores. DATA is the folder of cifar-10-batches-bin, imagenette and BCCD; Fashion-MNIST comes from Debian's
+# package dataset-fashion-mnist.
 results: $(VENV)/installed
 	@test -n "$(DATA)" || { echo "give the folder of cifar-10-batches-bin, imagenette and BCCD: make results DATA=folder"; exit 2; }
 	$(BIN)/dsnet reproduce motivation latency main ieb temperature losses sgs gate_design gate_distribution \
