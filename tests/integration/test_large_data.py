@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import dsnet
 from dsnet.cli import main
@@ -17,7 +18,7 @@ from dsnet.data.labelled import open_dataset
 from dsnet.errors import CheckpointError
 from dsnet.runs import dry
 from dsnet.runs import train as runs_train
-from dsnet.tasks import config_from
+from dsnet.tasks import config_from, read_config
 from dsnet.tasks.classification.task import new_network
 from dsnet.training import Interrupted
 from dsnet.training.display import Display
@@ -161,6 +162,47 @@ def test_a_dry_run_measures_and_writes_nothing(
     assert not list(tmp_path.iterdir())
     assert main(["train", "--dry_run", "--resume", str(tmp_path)]) == 2
     assert "--dry_run is for a training that has not begun" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("sgs", "said"),
+    [
+        (["--sgs.router", "gate", "--sgs.cache", "0"], "training: "),
+        (["--sgs.router", "gate", "--sgs.cache", "1"], "stage II: "),
+        (["--sgs.router", "cheap_first", "--sgs.held_out", "true", "--sgs.cache", "1"], "stage II: "),
+    ],
+)
+def test_a_dry_run_of_stage_two_alone(
+    trained: Path, sgs: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dry, "STEPS", 1)
+    words = ["train", "--dry_run", "--stage", "gate", "--from", str(trained), "--sgs_optim.batch_size", "16"]
+    assert main([*words, "--sgs_optim.epochs", "3", *sgs]) == 0
+    data = open_dataset(read_config(trained / "config.yaml").data)
+    images = len(data.calibration if "true" in sgs else data.train)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.strip().startswith(said))
+    assert f" {3 * (images // 16):,} steps" in line
+    assert ("not measured" in line) == (sgs[-1] == "1")
+
+
+def test_a_job_that_torchrun_starts_again_keeps_its_options(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also one that was refused at first."""
+    before = (run / "model.safetensors").read_bytes()
+    words = ["train", *SHORT, "--optim.lr", "0.3", "--out", str(run)]
+    for count in "01":
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
+        assert main(words) == 2
+        error = capsys.readouterr().err
+        assert ("already holds a run" if count == "0" else "goes on with the run's own config") in error
+    assert (run / "model.safetensors").read_bytes() == before
+
+
+def test_a_training_gives_the_threads_back(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    assert main(["train", *SHORT, "--threads", str(before + 1), "--out", str(tmp_path), "--model.name", "none"]) == 2
+    assert torch.get_num_threads() == before
 
 
 def test_the_madds_of_a_dry_run_are_those_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

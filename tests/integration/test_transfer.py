@@ -206,6 +206,26 @@ def test_a_static_network_learns_from_a_run_and_resumes_without_it(
     assert whole.read_bytes() == broken.read_bytes()
 
 
+@pytest.mark.parametrize("teacher", ["guide", "start"])
+def test_a_run_that_is_overwritten_does_not_teach_the_next(trained: Path, tmp_path: Path, teacher: str) -> None:
+    """Its folder holds a copy of its own teacher."""
+    net, other = dsnet.load(trained), Path(shutil.copytree(trained, tmp_path / "other"))
+    with torch.no_grad():
+        net.head.classifier.weight.neg_()
+    dsnet.save(net, other)
+    words = ["train", *SHORT, "--optim.epochs", "1", "--stage", "supernet", "--optim.lr", "0.01"]
+    for out, source in (("a", trained), ("b", other), ("a", other)):
+        named = ["--distill"] if teacher == "guide" else ["--ieb.teacher", "original", "--from"]
+        small = ["--model.name", "mobilenet_v1_tiny"] if teacher == "guide" else []
+        again = ["--overwrite"] if (tmp_path / out).exists() else []
+        assert main([*words, *small, *named, str(source), "--out", str(tmp_path / out), *again]) == 0
+        if (out, source) == ("a", trained):
+            before = (tmp_path / "a" / "model.safetensors").read_bytes()
+    a, b = ((tmp_path / name / "model.safetensors").read_bytes() for name in "ab")
+    assert a == b
+    assert a != before
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -18,9 +18,12 @@ from dsnet.data.labelled import open_dataset
 from dsnet.errors import DataError
 from dsnet.models import Supernet, model_spec
 from dsnet.nn import RouterSpec
+from dsnet.tasks import config_from
+from dsnet.tasks.classification import router as task_router
 from dsnet.tasks.classification.router import data_words
+from dsnet.tasks.classification.task import new_network
 from dsnet.training import cache, with_fresh_router
-from dsnet.training.cache import CachedBatches, Moments, make_cache, read, unpacked
+from dsnet.training.cache import CachedBatches, Moments, make_cache, read, rows_of, unpacked
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +102,27 @@ def test_damaged_files_are_left_out(digits: Data, net: Supernet) -> None:
 
 
 def test_a_cache_that_is_too_large_is_refused(digits: Data, net: Supernet) -> None:
-    with pytest.raises(DataError, match=r"needs 0\.0 GB of memory, more than sgs\.cache_limit 1e-05; .*--sgs\.cache 0"):
+    with pytest.raises(
+        DataError, match=r"needs [\d.e-]+ GB of memory, more than sgs\.cache_limit 1e-05; .*--sgs\.cache 0"
+    ):
         make_cache(net, some(digits, 40), 3, limit=1e-5, display=False)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("router", ["cheap_first", "gate", "exit_first"])
+def test_the_check_before_stage_one_counts_what_is_cached(
+    digits: Data, tmp_path: Path, router: str, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a cache that is too large is refused before anything is trained, and no other one is."""
+    found = []
+    monkeypatch.setattr(task_router, "check_size", lambda views, images, numbers, limit: found.append(numbers))
+    sgs = {"router": router, **({"cache_folder": str(tmp_path)} if kept else {})}
+    config = config_from({"data": {"dataset": "digits"}, "model": {"name": "ds_mobilenet_v1_tiny"}, "sgs": sgs})
+    plain = new_network(config, digits)
+    task_router.check_cache(plain, digits, config)
+    net = with_fresh_router(plain, config.routed(plain.spec)).eval()
+    image = torch.zeros(1, digits.channels, digits.image_size, digits.image_size)
+    assert found == [rows_of(net, image, kept=kept).shape[1]]
 
 
 def test_kept_features_serve_every_router_on_the_same_network(digits: Data, net: Supernet, tmp_path: Path) -> None:

@@ -225,3 +225,14 @@ def test_a_runner_answers_where_the_images_are(tmp_path: Path) -> None:
     assert runner.device == torch.device("cpu")
     assert runner(x, path=(1,)).logits.device == x.device
     assert isinstance(runner(x.numpy(), path=(1,)).logits, np.ndarray)
+
+
+@pytest.mark.parametrize(("allowed", "threads", "taken"), [(2, 0, 2), (8, 0, 0), (2, 1, 1)])
+def test_a_session_keeps_to_the_cores_of_its_process(
+    file: Path, allowed: int, threads: int, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime counts all cores of the machine. With all of them allowed, it chooses."""
+    monkeypatch.setattr(engine, "cores", lambda: allowed)
+    monkeypatch.setattr(engine.os, "cpu_count", lambda: 8)
+    session = open_session(file, threads)
+    assert session.get_session_options().intra_op_num_threads == taken

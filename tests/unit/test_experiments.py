@@ -430,12 +430,12 @@ def test_a_paired_verdict_asks_for_every_seed_and_for_an_interval_without_zero()
 
 
 def test_the_static_network_is_the_one_that_calibration_images_prefer() -> None:
-    """At the end of its training, whatever it had in between; and whichever rates are there."""
+    """By its best epoch, which is the one that training keeps; and whichever rates are there."""
 
     def run(*scores: float) -> Any:
         return SimpleNamespace(history=[{"lr": 0.1}, *({"calibration/width0": score} for score in scores)])
 
-    runs = {STATIC: run(0.7, 0.8), sweep_label(SWEEP[0]): run(0.95, 0.79), "another network": run(0.99)}
+    runs = {STATIC: run(0.8, 0.7), sweep_label(SWEEP[0]): run(0.1, 0.79), "another network": run(0.99)}
     assert best_static(runs) is runs[STATIC]
-    runs[sweep_label(SWEEP[1])] = run(0.1, 0.81)
+    runs[sweep_label(SWEEP[1])] = run(0.1, 0.81, 0.6)
     assert best_static(runs) is runs[sweep_label(SWEEP[1])]

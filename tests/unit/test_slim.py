@@ -121,6 +121,29 @@ def test_sliced_equals_extracted_equals_mixed(name: str) -> None:
         assert len({float(rows.sum()) for rows in alone}) == len(alone)  # widths differ
 
 
+@pytest.mark.parametrize("value", [0.0, 0.5])
+def test_a_border_reaches_no_channel_beyond_the_width(value: float) -> None:
+    body = [nn.Conv2d(3, 16, 3, 2), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.ConstantPad2d(1, value)]
+    model = nn.Sequential(
+        *body, nn.Conv2d(32, 24, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 5)
+    )
+    net = slim(model, example(), WIDTHS).double()
+    x = noise().double()
+    with torch.no_grad():
+        mixed, _, _ = net.forward_mixed(x, lambda point, scores: torch.eye(3).double())
+        alone = [net(x, path) for path in net.space]
+    assert_close(mixed, torch.stack([rows[number] for number, rows in enumerate(alone)]))
+
+
+def test_a_converted_model_keeps_its_frozen_parts() -> None:
+    model = original("residual").train()
+    frozen = next(module for module in model.modules() if isinstance(module, nn.BatchNorm2d)).eval()
+    slim(model, example(), WIDTHS)
+    assert model.training
+    assert not frozen.training
+    model.eval()
+
+
 @pytest.mark.parametrize("name", CNNS)
 def test_costs_are_those_of_the_flop_counter_and_of_extracted_networks(name: str) -> None:
     net = converted(name)

@@ -24,6 +24,7 @@ from dsnet.tasks.classification.config import ClassificationConfig
 from dsnet.tasks.classification.task import widths_plan
 from dsnet.training import IEB, IEBConfig, Interrupted, Loop, OptimConfig, learning_rate, make_optimizer, recalibrate
 from dsnet.training.display import Display, Lines
+from dsnet.training.ledger import Ledger
 from support.networks import images, randomised
 
 CONFIG = OptimConfig(epochs=1, batch_size=64, lr=0.02, warmup_epochs=0)
@@ -442,7 +443,8 @@ def test_patience_ends_the_training_and_a_resumed_run_stays_ended(digits, tmp_pa
 def test_class_weights_follow_the_training_images(digits, tmp_path: Path) -> None:
     plain, weighted = (ClassificationConfig(ieb=IEBConfig(class_weights=name)) for name in ("none", "balanced"))
     stages = [
-        widths_plan(config, digits, tmp_path).stage(create_model("mobilenet_v1_tiny")) for config in (plain, weighted)
+        widths_plan(config, digits, tmp_path, resume=False).stage(create_model("mobilenet_v1_tiny"))
+        for config in (plain, weighted)
     ]
     counts = digits.train.source.labels[digits.train.ids].bincount()
     assert stages[0].class_weights is None
@@ -490,3 +492,13 @@ def test_too_little_memory_names_the_option_that_needs_less(digits, tmp_path: Pa
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
     with pytest.raises(RuntimeError, match="something else"), loop.enough_memory(64):
         raise RuntimeError("something else")
+
+
+def test_skipped_steps_count_over_the_end_of_an_epoch() -> None:
+    ledger = Ledger(torch.device("cpu"))
+    for _ in range(3):
+        ledger.begin({}, ledger.read().skips)  # a new epoch
+        for step in range(2):
+            ledger.note({"loss": torch.tensor(1.0)}, step)
+            ledger.judge(torch.tensor(False), step)
+    assert ledger.read().skips == 6

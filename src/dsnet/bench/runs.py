@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dsnet.bench.candidates import Artefacts
-from dsnet.bench.timing import interleaved, torch_threads
+from dsnet.bench.timing import interleaved
 from dsnet.errors import ResultError
 from dsnet.latency import threads_text
 from dsnet.latency.files import BenchConfig, bench_budgets
@@ -22,6 +22,7 @@ from dsnet.latency.measure import TRIED, Operating, budgets_of, measure, noise, 
 from dsnet.latency.timing import Call, machine, summary
 from dsnet.manifest import Policy
 from dsnet.models import DynamicRunner, eager, route
+from dsnet.models.devices import torch_threads
 from dsnet.results import (
     DeployedTimes,
     EqualRun,

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from dsnet.bench.candidates import eager_call, static_call
-from dsnet.bench.timing import interleaved, torch_threads
+from dsnet.bench.timing import interleaved
 from dsnet.latency.timing import Call, machine, ratio, summary
 from dsnet.models import DynamicRunner, Supernet, create_model, extract
+from dsnet.models.devices import torch_threads
 from dsnet.nn import SliceConv2d, SliceDepthwise
 from dsnet.nn.slicing import Width, index
 from dsnet.results import Table1, Way

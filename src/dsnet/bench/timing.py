@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -39,14 +38,3 @@ def finished_seconds(device: torch.device, call: Call, *given: Any) -> float:
     call(*given)
     wait_for(device)
     return time.perf_counter() - begun
-
-
-@contextmanager
-def torch_threads(number: int) -> Iterator[None]:
-    """Set the number of torch threads temporarily."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

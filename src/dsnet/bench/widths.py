@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dsnet.bench.candidates import Artefacts, candidates
-from dsnet.bench.timing import interleaved, torch_threads
+from dsnet.bench.timing import interleaved
 from dsnet.export.parts import PartWriter
 from dsnet.latency import threads_text
 from dsnet.latency.files import BenchConfig, paths_of, rows_of, speed_up
@@ -20,7 +20,7 @@ from dsnet.latency.measure import noise
 from dsnet.latency.timing import machine, summary
 from dsnet.manifest import Manifest
 from dsnet.models import Supernet, create_model
-from dsnet.models.devices import words_for
+from dsnet.models.devices import torch_threads, words_for
 from dsnet.results import StaticTime, WidthTime, WidthTimes
 from dsnet.runtime.engine import open_session
 from dsnet.runtime.onnx import IMAGE

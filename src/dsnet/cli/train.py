@@ -110,7 +110,7 @@ def run(args: Namespace) -> int | None:
         raise ValueError("--dry_run is for a training that has not begun; leave --resume out")
     if resume := args.resume or again:
         folder = Path(resume)
-        config = resumed_config(folder, {} if again else keys_of(args))
+        config = resumed_config(folder, keys_of(args))
     elif int(os.environ.get("WORLD_SIZE", "1")) > 1 and not args.out and not args.dry_run:
         raise ValueError("several processes must agree on a folder; give --out FOLDER")
     else:

@@ -88,3 +88,14 @@ def wait_for(device: torch.device) -> None:
     """Wait until a device has done all that it was asked for, so that a clock can be read."""
     if device.type in ("cuda", "mps"):
         getattr(torch, device.type).synchronize()
+
+
+@contextmanager
+def torch_threads(number: int | None) -> Iterator[None]:
+    """Let PyTorch use a number of threads for a while. None: as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -20,7 +20,7 @@ from dsnet import tasks
 from dsnet.config import RunConfig
 from dsnet.data.batches import Batches
 from dsnet.data.dataset import Batch, Data
-from dsnet.models.devices import tuned, wait_for
+from dsnet.models.devices import torch_threads, tuned, wait_for
 from dsnet.runs.folder import RunFolder
 from dsnet.runs.train import check_precision, make_loop
 from dsnet.tasks import Plan
@@ -87,30 +87,30 @@ class Dry:
 
 def dry_run(config: RunConfig, device: str = "auto") -> Dry:
     """Take some steps of every stage. Nothing is written outside of the folder for temporary files."""
-    if config.threads:
-        torch.set_num_threads(config.threads)
     keep_memory()
     task = tasks.named(config.task)
-    with process_group(config.timeout, device) as place, tempfile.TemporaryDirectory() as folder:
+    with (
+        torch_threads(config.threads),
+        process_group(config.timeout, device) as place,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         run = RunFolder(Path(folder), task)
         data = opened_once(lambda: task.open_data(config))
-        plans = [plan for plan in task.plans(config, data, run.folder) if plan.stage is not None]
+        plans = [plan for plan in task.plans(config, data, run.folder, resume=False) if plan.stage is not None]
         net = task.begin(config, data, again=None)
+        for name, source in task.sources(config, net).items():  # a stage may read what a run keeps in its folder
+            tasks.save(source, run.folder / name)
         measured, left = [], []
         for plan in plans:
             name = "stage II" if plan.goes_on else "stage I"
-            if plan.goes_on and caches(config):
-                left.append((name, plan.optim.total(len(data.train) // plan.optim.batch(len(data.train)))))
+            start = plan.prepare(copy.deepcopy(net).eval()) if plan.goes_on else net
+            if plan.caches(start):
+                images = len(data.split(plan.split))
+                left.append((name, plan.optim.total(images // plan.optim.batch(images, processes=world()))))
                 continue
             check_precision(plan, place)
-            start = plan.prepare(copy.deepcopy(net).eval()) if plan.goes_on and len(plans) > 1 else net
             measured.append(measure(name, plan, start, data, run, config, place))
     return Dry(f"dry run of {net.spec.name} on {data}; nothing is written", str(place), tuple(measured), tuple(left))
-
-
-def caches(config: Any) -> bool:
-    """Whether stage II begins with a pass of the frozen network over all images."""
-    return bool(getattr(getattr(config, "sgs", None), "cache", 0))
 
 
 def measure(

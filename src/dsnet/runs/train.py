@@ -19,7 +19,7 @@ from dsnet.data.folders import listed
 from dsnet.data.own import Datasets
 from dsnet.errors import DamagedError, DataError
 from dsnet.models import eager
-from dsnet.models.devices import SINGLE, unused_gpus
+from dsnet.models.devices import SINGLE, torch_threads, unused_gpus
 from dsnet.results import Evaluation
 from dsnet.runs.evaluate import evaluate, evaluate_resampled
 from dsnet.runs.folder import RunFolder
@@ -52,12 +52,11 @@ def train(
     own: The datasets of a run on data from Python.
     Returns the evaluation of the saved network on the test split; processes other than the first return None.
     """
-    if config.threads:
-        torch.set_num_threads(config.threads)
     keep_memory()
     task = tasks.named(config.task)
     run = RunFolder(folder, task)
     with (
+        torch_threads(config.threads),
         removed_if_empty(folder),
         process_group(config.timeout, device) as place,
         together(folder),
@@ -69,7 +68,7 @@ def train(
         elif rank() == 0:
             run.check_free(config, overwrite=overwrite)
         data = opened_once(lambda: task.open_data(config)) if own is None else task.open_data(config, own=own)
-        plans = task.plans(config, data, folder)
+        plans = task.plans(config, data, folder, resume=resume)
         left = plans_left(plans, run) if resume else plans
         # Find errors in the config before the folder is touched.
         for plan in left:
@@ -94,7 +93,8 @@ def train(
             run.claim(config, data, task.sources(config, net), overwrite=overwrite)
         for plan in left:
             barrier()  # wait until the first process has written its files
-            train_stage(plan, loop if plan is left[0] else None, data, run, config, place, resume=resume)
+            train_stage(plan, loop, data, run, config, place, resume=resume)
+            net = loop = None  # the memory of this stage is for the next one
         barrier()
         if not data.classes:  # an evaluation needs labels
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import sys
 import warnings
@@ -98,6 +99,8 @@ def open_session(
     """
     name, options = providers[0][0], ort.SessionOptions()
     options.log_severity_level = 4  # what goes wrong is raised
+    if not threads and cores() < (os.cpu_count() or 1):  # it would take every core, also those of other processes
+        threads = cores()
     options.intra_op_num_threads = threads
     # Two plans share memory between maps. The one that this turns off makes the other one worse, see docs/deploy.md.
     options.enable_mem_reuse = False

@@ -109,6 +109,8 @@ def unclean(op: Op, sources: dict[str, set[str]]) -> set[str]:
         return inputs[0] | inputs[1]
     if op.kind in ("mul", "div") and len(inputs) == 1 and not op.options.get("swapped"):
         return inputs[0]
+    if op.kind == "pad" and op.options["mode"] == "constant" and op.options["value"] != 0:
+        return {op.name}
     if op.kind in STARTS_AT_ZERO:
         return set().union(*inputs)
     if op.kind == "clamp" and (op.options["low"] or 0) <= 0 and (op.options["high"] or 0) >= 0:  # type: ignore[operator]

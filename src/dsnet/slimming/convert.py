@@ -18,7 +18,7 @@ from dsnet.models.supernet import Supernet
 from dsnet.slimming.clean import add_masks, fold_pads, fold_scales
 from dsnet.slimming.cut import find_classifier, find_cut, find_more, fold_last, madds, slimmest
 from dsnet.slimming.groups import FEW, Groups, Layout, find_groups, parts_between
-from dsnet.slimming.recording import trace_module
+from dsnet.slimming.recording import in_eval, trace_module
 from dsnet.slimming.trace import Op, Traced
 from dsnet.slimming.widths import MULTIPLE, WIDTHS, Share, find_widths
 
@@ -254,7 +254,6 @@ def check_same(model: nn.Module, net: Supernet, example: Tensor) -> float:
 @torch.no_grad()
 def difference(model: nn.Module, net: Supernet, x: Tensor) -> float:
     """The largest difference between a network and its conversion, as a share of the spread of the answers."""
-    mode = model.training
-    wanted, given = model.eval()(x).flatten(1), net(x, net.space.widest)
-    model.train(mode)
+    with in_eval(model):
+        wanted, given = model(x).flatten(1), net(x, net.space.widest)
     return float((given - wanted).abs().max() / (wanted.max() - wanted.min()).clamp_min(1e-12))

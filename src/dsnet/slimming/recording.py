@@ -22,20 +22,29 @@ from dsnet.slimming import arithmetic, layers, maps, norms  # noqa: F401  the tr
 from dsnet.slimming.trace import ENTIRE, Reader, Traced, is_known, name_of
 
 
+@contextmanager
+def in_eval(model: nn.Module) -> Iterator[None]:
+    """Every module in eval mode for a while. A model may have frozen parts, which were in eval mode before."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
 def trace_module(model: nn.Module, example: Tensor) -> Traced:
     """Record what a module computes on an example [B, C, S, S], in eval mode."""
     if not isinstance(model, nn.Module):
         raise SlimError(f"the model is a {type(model).__name__}; give an nn.Module, or a function that returns one")
     if example.dim() != 4 or example.shape[2] != example.shape[3]:
         raise SlimError(f"the example has shape {tuple(example.shape)}; give a square image [1, channels, size, size]")
-    mode = model.training
     try:
-        with silence(), torch.no_grad():
-            program = decomposed(torch.export.export(model.eval(), (torch.cat([example[:1]] * 2),), strict=False))
+        with silence(), torch.no_grad(), in_eval(model):
+            program = decomposed(torch.export.export(model, (torch.cat([example[:1]] * 2),), strict=False))
     except Exception as error:  # torch raises many kinds of errors for code that cannot be recorded
         raise SlimError(untraceable(error)) from error
-    finally:
-        model.train(mode)
     held = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     return Reader(program, held).read()
 

@@ -71,6 +71,7 @@ class Plan(Generic[N]):
     validate: Scores the moving average after an epoch, and notes damaged files.
     watch: Further figures of the moving average after an epoch, for the log.
     cache: Replaces batches of images by what a frozen network makes of them, and measures there what the stage needs.
+    caches: Whether `cache` does so for a network.
     check: Refuses a network that this stage cannot train, before anything is written.
     split: Split of the data that it trains on.
     prepare: Prepares the network for this stage. It sets the seed and may add a fresh router.
@@ -86,6 +87,7 @@ class Plan(Generic[N]):
     validate: Callable[[N, Note], dict[str, float]]
     watch: Callable[[N], dict[str, float]] = lambda net: {}
     cache: Callable[[Stage[N], TrainBatches], Batches] = lambda stage, batches: batches
+    caches: Callable[[N], bool] = lambda net: False
     check: Callable[[N], None] = lambda net: None
     split: Literal["train", "calibration"] = "train"
     prepare: Callable[[N], N] = lambda net: net
@@ -132,7 +134,8 @@ class Task(Protocol):
         Keys are folders in the run's folder; "" is the run's folder itself.
         """
 
-    def plans(self, config: Any, data: Data, folder: Path) -> Sequence[Plan[Any]]: ...
+    def plans(self, config: Any, data: Data, folder: Path, *, resume: bool) -> Sequence[Plan[Any]]:
+        """The stages of a run. A folder that is not resumed may still hold another run, which is overwritten later."""
 
     def scorer(self, manifest: Manifest, options: Mapping[str, Any]) -> Scorer:
         """The scorer of the network's outputs, with the options of its metric."""

@@ -191,20 +191,23 @@ def make_cache(
     """
     if folder is None:
         return collect(
-            net, batches, views, lambda images: read_images(net, images).packed(), limit=limit, display=display
+            net, batches, views, lambda images: rows_of(net, images, kept=False), limit=limit, display=display
         )
     file = folder / f"{digest_of(net, batches, views, about)}.safetensors"
     with one_at_a_time(file):  # of several trainings side by side, one makes the cache and the others wait for it
         if not file.exists():
-            whole = collect(net, batches, views, lambda images: everything(net, images), limit=limit, display=display)
+            whole = collect(
+                net, batches, views, lambda images: rows_of(net, images, kept=True), limit=limit, display=display
+            )
             keep(file, whole)
     return kept(file, net, batches)
 
 
-def everything(net: Supernet, images: Tensor) -> Tensor:
-    """All that any router with one decision could read [B, F]: the pooled map, the first gate's code, the answers. With
-    several image sizes, what the network's own router reads, which is trained only if it reads pooled maps."""
-    if net.spec.sizes:
+def rows_of(net: Supernet, images: Tensor, *, kept: bool) -> Tensor:
+    """What a cache holds of images [B, F]: what the network's router reads. kept: For all routers with one decision, so
+    with the pooled map, the first gate's code and the answers. With several image sizes, a router is trained only if it
+    reads pooled maps."""
+    if net.spec.sizes or not kept:
         return read_images(net, images).packed()
     entered = net.enter(images)
     pooled = GridPool(net.chain[0].first.entered, SIDE)(entered.x, 0)
@@ -296,7 +299,7 @@ def check_size(views: int, images: int, numbers: int, limit: float, *, bytes_eac
         fewer = int(views * limit / size)
         remedy = f"take --sgs.cache {fewer}" if fewer else "run the network at every step, --sgs.cache 0"
         raise DataError(
-            f"the cache of {views} views of {images:,} training images needs {size:.1f} GB of memory, more than "
+            f"the cache of {views} views of {images:,} training images needs {size:.2g} GB of memory, more than "
             f"sgs.cache_limit {limit:g}; {remedy}, or raise the limit"
         )
 

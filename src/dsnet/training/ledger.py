@@ -60,7 +60,9 @@ class Ledger:
         """Add the losses of a step and the signals that this process caught. Returns the means of the losses over all
         processes, and whether any is not finite."""
         if not self.names:
+            skips = self.skips
             self.begin(dict.fromkeys(losses, 0.0), 0)
+            self.skips = skips
         local = torch.stack([exact(loss) for loss in losses.values()])
         flags = self.filled([float(number in caught) for number in SIGNALS]) if caught else self.unset
         told = torch.cat([torch.nan_to_num(local), (~local.isfinite()).double(), flags])

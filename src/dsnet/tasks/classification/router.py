@@ -19,14 +19,13 @@ from dsnet.data.dataset import Batch, Data
 from dsnet.manifest import Policy
 from dsnet.models import Supernet, eager
 from dsnet.nn import ScoringHead, link
-from dsnet.nn.router import SIDE
 from dsnet.routers import Router
 from dsnet.routing.fitting import fit_combination, fit_margins
 from dsnet.routing.parts import as_array
 from dsnet.routing.traces import auc, slimmest_score, widest_gain
 from dsnet.tasks.classification.config import ClassificationConfig
 from dsnet.training import SGS, SGSConfig, Stage
-from dsnet.training.cache import Read, check_size, exit_logits, fresh_reads, make_cache, scores_of
+from dsnet.training.cache import Read, check_size, exit_logits, fresh_reads, make_cache, rows_of, scores_of
 from dsnet.training.distributed import gathered, in_order, rank, world
 from dsnet.training.measured import measured, standardise_gates
 
@@ -40,16 +39,24 @@ def decides_once(net: Supernet) -> bool:
     return net.spec.router.single or len(net.chain) == 1
 
 
+def caches(net: Supernet, config: ClassificationConfig) -> bool:
+    """Whether the router of a network is trained on features that are computed once."""
+    return bool(config.sgs.cache) and decides_once(net)
+
+
 def check_cache(net: Supernet, data: Data, config: ClassificationConfig) -> None:
     """Refuse a cache that needs too much memory, before the supernet is trained."""
     sgs = config.sgs
-    routed = config.routed(net.spec)
-    if not sgs.cache or not sgs.trains or not (sgs.spec.single or len(net.chain) == 1):
+    if not sgs.trains:
         return
-    seen = routed.rows * SIDE**2 * net.chain[0].first.entered.max if sgs.spec.early is not None else 0
-    numbers = seen + len(routed.routing_space.uniform) * net.spec.num_classes
-    images = data.calibration if sgs.held_out else data.train
-    check_size(sgs.cache, len(images) // world(), numbers, sgs.cache_limit)
+    with torch.device("meta"):
+        routed = Supernet(config.routed(net.spec)).eval()
+        image = torch.empty(1, data.channels, data.image_size, data.image_size)
+    if caches(routed, config):
+        images = data.calibration if sgs.held_out else data.train
+        with torch.no_grad():
+            numbers = rows_of(routed, image, kept=sgs.cache_folder is not None).shape[1]
+        check_size(sgs.cache, len(images) // world(), numbers, sgs.cache_limit)
 
 
 def data_words(data: DataConfig) -> str:
@@ -61,7 +68,7 @@ def cached(stage: Stage[Supernet], batches: TrainBatches, config: Classification
     """The batches of stage II: those of a cache, if the router can be trained on one. Measures the frozen supernet."""
     assert isinstance(stage, SGS)
     net, sgs, fresh = stage.net, config.sgs, config.gate_from is None
-    if sgs.cache and decides_once(net):
+    if caches(net, config):
         folder = None if sgs.cache_folder is None else Path(sgs.cache_folder)
         about = data_words(config.data)
         cache = make_cache(net, batches, sgs.cache, limit=sgs.cache_limit, folder=folder, about=about)

@@ -22,7 +22,7 @@ from dsnet.tasks import GATE, Note, Plan, calibrated_score, card_of, check_sourc
 from dsnet.tasks.classification.accuracy import METRIC, AccuracyScorer, accuracy
 from dsnet.tasks.classification.config import ClassificationConfig
 from dsnet.tasks.classification.looks import with_looks
-from dsnet.tasks.classification.router import Watch, cached, calibration_reads, check_cache, fit
+from dsnet.tasks.classification.router import Watch, cached, caches, calibration_reads, check_cache, fit
 from dsnet.tasks.classification.transfer import (
     GUIDE,
     ROUTER,
@@ -72,8 +72,10 @@ class Classification:
             networks[GUIDE] = load(config.distill, "classification")
         return networks if config.gate_from is None else {**networks, ROUTER: load(config.gate_from, "classification")}
 
-    def plans(self, config: ClassificationConfig, data: Data, folder: Path) -> Sequence[Plan[Supernet]]:
-        first = [] if config.stage == "gate" else [widths_plan(config, data, folder)]
+    def plans(
+        self, config: ClassificationConfig, data: Data, folder: Path, *, resume: bool
+    ) -> Sequence[Plan[Supernet]]:
+        first = [] if config.stage == "gate" else [widths_plan(config, data, folder, resume=resume)]
         return [*first, router_plan(config, data, folder)] if config.routes else first
 
     def scorer(self, manifest: Manifest, options: Mapping[str, Any]) -> AccuracyScorer:
@@ -147,7 +149,7 @@ def training_of(config: ClassificationConfig, manifest: Manifest) -> dict[str, A
     return training
 
 
-def widths_plan(config: ClassificationConfig, data: Data, folder: Path) -> Plan[Supernet]:
+def widths_plan(config: ClassificationConfig, data: Data, folder: Path, *, resume: bool) -> Plan[Supernet]:
     """The plan of stage I, which keeps the best moving average and recalibrates the statistics of every width."""
 
     if config.ieb.class_weights == "balanced" and not data.counts:
@@ -155,14 +157,16 @@ def widths_plan(config: ClassificationConfig, data: Data, folder: Path) -> Plan[
             "ieb.class_weights is balanced, but an iterable dataset does not tell how many images a class has; set none"
         )
 
+    again = folder if resume else None
+
     def stage(net: Supernet) -> IEB:
         weights = balanced(torch.tensor(data.counts)) if config.ieb.class_weights == "balanced" else None
         return IEB(
             net,
             config.ieb,
             class_weights=weights,
-            guide=load_guide(config, data, folder),
-            original=load_original(config, data, folder),
+            guide=load_guide(config, data, again),
+            original=load_original(config, data, again),
             labelled=bool(data.classes),
             frozen=config.freeze == "front",
         )
@@ -173,8 +177,7 @@ def widths_plan(config: ClassificationConfig, data: Data, folder: Path) -> Plan[
             paths = {f"width{config.ieb.only}": average.space.at(config.ieb.only)}
         batches = noted(data, config, note, average.device)
         if not data.classes:
-            original = load_original(config, data, folder)
-            assert original is not None
+            original = load(folder / START, "classification")
             batches = answered_by(original.to(average.device), batches)
         scores = accuracy(average, batches, list(paths.values()))
         return dict(zip(paths, scores, strict=True))
@@ -212,6 +215,7 @@ def router_plan(config: ClassificationConfig, data: Data, folder: Path) -> Plan[
         validate=lambda average, note: watch.aucs(average),
         watch=watch.gates,
         cache=lambda stage, batches: cached(stage, batches, config),
+        caches=lambda net: caches(net, config),
         split="calibration" if config.sgs.held_out else "train",
         check=check,
         prepare=lambda net: with_router(net, config, folder),

@@ -77,18 +77,19 @@ def same_classes(source: Supernet, data: Data) -> bool:
     return not source.card.classes and source.spec.num_classes == len(data.classes)
 
 
-def load_original(config: ClassificationConfig, data: Data, folder: Path) -> Supernet | None:
+def load_original(config: ClassificationConfig, data: Data, again: Path | None) -> Supernet | None:
     """The network that the run starts from, if it is the teacher. It must know the same classes.
 
-    folder: Folder of the run, which has a copy of it once the run has begun.
+    again: Folder of a resumed run, which has a copy of it.
     """
     if config.ieb.teacher != "original":
         return None
     if config.source is None:
         raise ValueError("ieb.teacher original is the network that the run starts from; name it with --from RUN")
-    started = (folder / START).is_dir()
-    original = load(folder / START if started else config.source, "classification")
-    if not started and not same_classes(original, data):
+    if again is not None:
+        return load(again / START, "classification")
+    original = load(config.source, "classification")
+    if not same_classes(original, data):
         raise ValueError(
             f"ieb.teacher original: the network in {config.source} answers {original.spec.num_classes} other classes "
             f"than the {len(data.classes)} of the data; choose another ieb.teacher, or train on data.dataset images"
@@ -136,15 +137,15 @@ def check_gate_source(config: ClassificationConfig, spec: Network, classes: tupl
         )
 
 
-def load_guide(config: ClassificationConfig, data: Data, folder: Path) -> Supernet | None:
+def load_guide(config: ClassificationConfig, data: Data, again: Path | None) -> Supernet | None:
     """The network that `distill` names. It must know the same classes and images, and have seen the same split.
 
-    folder: Folder of the run, which has a copy of it once the run has begun.
+    again: Folder of a resumed run, which has a copy of it.
     """
     if config.distill is None:
         return None
-    if (folder / GUIDE).is_dir():
-        return load(folder / GUIDE, "classification")
+    if again is not None:
+        return load(again / GUIDE, "classification")
     guide = load(config.distill, "classification")
     if (Path(config.distill) / SPLITS).exists():
         check_data(Path(config.distill), data)

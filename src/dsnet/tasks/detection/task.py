@@ -67,10 +67,11 @@ class Detection:
     def sources(self, config: DetectionConfig, net: Detector) -> Mapping[str, Detector]:
         return {"": net} if config.stage == "gate" else {}
 
-    def plans(self, config: DetectionConfig, data: Data, folder: Path) -> Sequence[Plan[Detector]]:
+    def plans(self, config: DetectionConfig, data: Data, folder: Path, *, resume: bool) -> Sequence[Plan[Detector]]:
         if config.stage == "gate":
             return [gates_plan(config, data)]
-        routes = config.stage == "both" and ((folder / GATE / STATE).exists() or has_widths(config))
+        begun = resume and (folder / GATE / STATE).exists()  # then the backbone may be gone
+        routes = config.stage == "both" and (begun or has_widths(config))
         return [widths_plan(config, data), *([gates_plan(config, data)] if routes else [])]
 
     def scorer(self, manifest: Manifest, options: Mapping[str, Any]) -> PrecisionScorer:
