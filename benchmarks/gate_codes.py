@@ -82,7 +82,7 @@ def reached(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], hidden: i
 
 
 def trained(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], points: int, widths: int, epochs: int) -> float:
-    """The AUC on `test` of a slimming head trained as in stage II, as one of `points` gates and on try_best only."""
+    """The AUC on `test` of a slimming head trained as by dsnet 0.1, as one of `points` gates and on try_best only."""
     optim = ClassificationConfig().sgs_optim
     torch.manual_seed(0)
     head = nn.Linear(train[0].shape[1], widths, bias=False)
@@ -114,7 +114,7 @@ def measure(run: Path, root: str | None, epochs: int) -> dict[str, Any]:
         for name, (key, hidden) in READS.items()
     }
     for count in EPOCHS:
-        rows[f"code, linear, as stage II trains it, epochs: {count}"] = [
+        rows[f"code, linear, as stage II of dsnet 0.1 trained it, epochs: {count}"] = [
             trained((ours, train["right"]), (theirs, test["right"]), len(train["code"]), widths, count)
             for ours, theirs, widths in zip(train["code"], test["code"], net.spec.widths, strict=True)
         ]

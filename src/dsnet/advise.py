@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from dsnet.latency import threads_text, times_at
-from dsnet.results import Bench, BudgetRow, Difference, Evaluation, Latency, Setting, Times
+from dsnet.results import Bench, BudgetRow, Difference, Evaluation, Latency, PathRow, Setting, Times
 from dsnet.space import EXIT, WidthPath, path_words
 
 SIMPLE = 0.05  # a fixed width that costs up to this share more than the dynamic network is preferred: it is simpler
@@ -113,9 +113,13 @@ def advise(result: Evaluation, demand: Demand | None = None, measured: Measured 
     if result.static:
         return None
     options = options_of(result, measured)
-    timed = all(option.times is not None for option in options if len(set(option.path or ())) <= 1)
+    uniform = {row.path for row in (*result.uniform, *result.exits)}
+    timed = all(option.times is not None for option in options if option.path is None or option.path in uniform)
     if demand.latency is not None and not any(option.full and option.times is not None for option in options):
-        raise ValueError("the full network's milliseconds are not known")
+        raise ValueError(
+            "the full network's milliseconds are not known, so no latency can be asked for; `dsnet bench` of the run "
+            "measures them"
+        )
     unit: Literal["ms", "MAdds"] = "ms" if (timed or demand.latency is not None) and demand.budget is None else "MAdds"
     if unit == "ms":  # a benchmark times uniform paths only
         options = [option for option in options if option.times is not None]
@@ -152,7 +156,7 @@ def options_of(result: Evaluation, measured: Measured) -> list[Option]:
         share = row.madds / full.madds
         options.append(Option(name, row.path, None, row.score.mean, row.madds, share, row.to_full, known, is_full))
     for place, budget in enumerate(result.dynamic.rows if result.dynamic is not None else ()):
-        option = option_of(budget, full.madds, measured.dynamic.get(place))
+        option = option_of(budget, full, measured.dynamic.get(place))
         caps = (
             {}
             if result.dynamic is None
@@ -162,11 +166,12 @@ def options_of(result: Evaluation, measured: Measured) -> list[Option]:
     return options
 
 
-def option_of(row: BudgetRow, full: int, times: Times | None = None) -> Option:
-    """The dynamic network at one budget. full: MAdds of the full network."""
-    budget = float(f"{row.asked / full:.3g}")
+def option_of(row: BudgetRow, full: PathRow, times: Times | None = None) -> Option:
+    """The dynamic network at one budget. full: The widest path that was evaluated. Budgets are shares of the widest
+    path that the network has, which a file may lack."""
+    budget = float(f"{row.asked * full.share / full.madds:.3g}")
     name, madds = f"dynamic {row.name or f'{budget:g}'}", row.madds.mean
-    return Option(name, None, budget, row.score.mean, madds, madds / full, row.to_full, times)
+    return Option(name, None, budget, row.score.mean, madds, madds / full.madds, row.to_full, times)
 
 
 def cost_in(unit: str) -> Callable[[Option], float]:
@@ -210,7 +215,7 @@ def fitting(
 def as_good(result: Evaluation, fixed: Option, dynamic: Option) -> bool:
     """Whether a fixed width is as accurate as the dynamic network at a budget, as far as the images can tell."""
     assert result.dynamic is not None
-    row = next(row for row in result.dynamic.rows if option_of(row, result.full.madds).name == dynamic.name)
+    row = next(row for row in result.dynamic.rows if option_of(row, result.full).name == dynamic.name)
     for place, path_row in enumerate(result.rows):
         if path_row.path == fixed.path and row.to_paths:
             return row.to_paths[place].sign <= 0
@@ -226,11 +231,12 @@ def closest(options: Sequence[Option], demand: Demand, cost: Callable[[Option], 
 
 def measured_in(bench: Bench | None, result: Evaluation) -> Measured:
     """The milliseconds that a benchmark measured: of fixed widths, and of the budgets of the same evaluation."""
-    if bench is None or not bench.deployed:
+    alike = [] if bench is None else [one for one in bench.deployed if one.setting.image_size == result.image_size]
+    if not alike:
         return Measured()
-    deployed = bench.deployed[0]
+    deployed, routed = alike[0], result.dynamic
     dynamic: dict[int, Times] = {}
-    for place, budget in enumerate(result.dynamic.rows if result.dynamic is not None else ()):
+    for place, budget in enumerate(() if routed is None or routed.capped else routed.rows):
         for row in deployed.rows:
             if row.asked is not None and abs(row.asked - budget.asked) <= CLOSE * result.full.madds:
                 dynamic[place] = row.times

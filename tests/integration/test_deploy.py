@@ -443,14 +443,19 @@ def test_python_takes_a_latency(trained: Path, clocked: Latency, photos: Path) -
         (["ds_mobilenet_v1_tiny", "--repeats", "1"], "repeats is 1; a median needs at least 2"),
         (["ds_mobilenet_v1_tiny", "--against", "ds_resnet_tiny"], "has several widths; name a static network"),
         (["ds_mobilenet_v1_tiny", "--paths", "77"], "77"),
+        (["ds_mobilenet_v1_tiny", "--routers", "x"], "--routers compares routers of runs, but ds_mobilenet_v1_tiny is"),
+        (["RUN", "--routers", "RUN", "--runtimes", "runner"], "and --runtimes are runner; leave it out"),
+        (["RUN", "--routers", "RUN", "--image_size", "32"], "it takes images of the run's own size"),
+        (["RUN/model.onnx", "--image_size", "32"], "which has one image size; leave --image_size out"),
+        (["RUN/model.onnx", "--runtimes", "eager"], "is a file, which eager does not run; leave eager out"),
         (["nowhere.onnx"], "nowhere.onnx does not exist"),
         (["nowhere"], "nowhere"),
     ],
 )
 def test_bench_refuses_what_it_cannot_measure(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    trained: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", *words]) == 2
+    assert main(["bench", *(word.replace("RUN", str(trained)) for word in words)]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert len(error.splitlines()) == 1

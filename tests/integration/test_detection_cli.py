@@ -20,6 +20,7 @@ from dsnet.nn import RouterSpec
 from dsnet.results import Evaluation, read
 from dsnet.tasks import load as load_detector
 from dsnet.tasks import read_config
+from dsnet.tasks.detection.task import new_detector, task
 from dsnet.training import Interrupted, with_fresh_router
 from dsnet.training.state import load_state
 from support.folders import voc_folder
@@ -212,6 +213,19 @@ def test_predict_draws_boxes(detector: Path, run: Path, capsys: pytest.CaptureFi
     assert "objects of 50% confidence" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("router", ["cheap_first", "exit_first"])
+def test_a_detector_begins_with_any_classification_run(detector: Path, tmp_path: Path, router: str) -> None:
+    """Whatever its router reads, which a detector does not have."""
+    net = randomised("ds_mobilenet_v1_small", dtype=torch.float32)
+    early = 8 if router == "exit_first" else None
+    spec = RouterSpec(router, "correctness", 0, early=early)  # type: ignore[arg-type]
+    dsnet.save(with_fresh_router(net, replace(net.spec, router=spec)), tmp_path / "backbone")
+    config = replace(read_config(detector / "run" / "config.yaml"), backbone=str(tmp_path / "backbone"))
+    found = new_detector(config, task.open_data(config))
+    assert found.spec.backbone.router is None
+    assert task.scorer(found.manifest(), task.options(replace(config, rule="11point"), {})).rule == "11point"
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -219,6 +233,7 @@ def test_predict_draws_boxes(detector: Path, run: Path, capsys: pytest.CaptureFi
         (["--data.root", "nowhere"], "nowhere is not a folder"),
         (["--data.train", "[val]"], "val.txt does not exist; there are test, train"),
         (["--gates.router", "frozen"], "no trained gates to keep"),
+        (["--gates.router", "frozen", "--routing", "[0,1]"], "routing is [0, 1], but gates.router frozen keeps"),
         (["--optim.batch_size", "64"], "larger than the 9 training images"),
         (["--stage", "gate"], "--stage gate needs --from RUN"),
         (["--from", "nowhere"], "--from RUN needs --stage gate"),

@@ -327,7 +327,9 @@ WRONG: list[tuple[str, bytes, dict[str, str], int, str]] = [
     ("/predict?model=boxes&confidence=7", png(), {}, 400, "confidence is '7'"),
     ("/predict", *multipart([]), 400, "0 images; it must have 1 to 20"),
     ("/predict", *multipart([png()] * 21), 400, "21 images"),
-    ("/predict", multipart([png()])[0][:90], multipart([])[1], 400, "images"),
+    ("/predict", multipart([png()])[0][:90], multipart([])[1], 400, "the form ends before its last boundary"),
+    ("/predict", multipart([png(), png()])[0][:-8], multipart([])[1], 400, "the form ends before its last boundary"),
+    ("/v2/models/boxes/infer", *question(np.zeros((20, 3, 64, 64), np.float32)), 400, "bytes of JSON, the limit is"),
     ("/predict", png(), {"Content-Type": "multipart/form-data"}, 415, "is not understood"),
 ]
 

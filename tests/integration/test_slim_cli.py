@@ -51,6 +51,7 @@ def test_wrong_words_end_with_one_line(start: Path, capsys: pytest.CaptureFixtur
         ([FACTORY, "--widths", "half", "1", "--out", "new"], "width 'half' is not understood"),
         ([FACTORY, "--weights", "none.pth", "--out", "new"], "none.pth does not exist"),
         ([FACTORY, "--image_size", "16", "--mean", "0.5", "--out", "new"], "must have 3 numbers"),
+        (["efficientnet_lite0", "--mean", "0.5", "0.5", "0.5", "--out", "new"], "leave --mean and --std out"),
         ([FACTORY, "--override", "two.0.0", "--out", "new"], "override 'two.0.0' is not understood; give LAYER=SHARES"),
         ([FACTORY, "--image_size", "16", "--override", "last=1,1,1,1", "--out", "new"], "there is no such layer"),
         ([FACTORY, "--image_size", "16", "--cut", "nowhere", "--out", "new"], f"{FACTORY}: the network cannot be cut"),

@@ -248,3 +248,31 @@ def test_tiles_compare_with_the_full_network_first() -> None:
     assert labels == ["Full network, top-1", "Recommended, top-1", "MAdds", "Slimmest width, top-1"]
     result = compared([-0.2, -0.1], [(0.3, -0.05)])  # the full network is recommended
     assert [row[0] for row in key_figures(result, None).rows][1:3] == ["Dynamic network, top-1", "MAdds"]
+
+
+def test_a_file_without_the_widest_asks_for_shares_of_the_network() -> None:
+    """Its own widest path has a third of the MAdds of the network that it came from."""
+    result = compared([-0.2, -0.1], SOLVED)
+    rows = tuple(replace(row, share=row.share / 3) for row in result.rows)
+    found = advised(replace(result, rows=rows))
+    assert [option.budget for option in found.options if option.path is None] == [0.1, 0.2]
+
+
+def test_times_of_another_image_size_or_of_uncapped_budgets_are_not_used() -> None:
+    result = compared([-0.001, 0.0], SOLVED)
+    assert result.dynamic is not None
+    rows = (DeployedTime((0,), 1, Times(1, 0, 0)), DeployedTime(None, 1, Times(9, 0, 0), asked=900.0))
+    bench = Bench("", deployed=(DeployedTimes(SETTING, rows),))
+    assert measured_in(bench, replace(result, image_size=64)) == Measured()
+    capped = measured_in(bench, replace(result, dynamic=replace(result.dynamic, max_width=1)))
+    assert (list(capped.fixed), dict(capped.dynamic)) == ([(0,)], {})
+
+
+def test_settings_of_several_sizes_are_compared_in_milliseconds_only_if_all_were_timed() -> None:
+    base = compared([-0.2, -0.1, -0.05], [])
+    paths = ((0, 0), (1, 0), (2, 0), (2, 1))
+    rows = tuple(replace(row, path=path, size=16 + 8 * path[0]) for row, path in zip(base.rows, paths, strict=True))
+    result = replace(base, rows=rows)
+    some = {path: Times(1.0, 0, 0) for path in paths[:2]}
+    assert advised(result, Measured(some)).unit == "MAdds"
+    assert {option.path for option in advised(result, Measured(some)).options} == set(paths)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import threading
+import time
 from itertools import product
 from pathlib import Path
 
@@ -243,3 +246,24 @@ def test_times_are_measured_once_on_a_machine(tmp_path: Path, monkeypatch: pytes
     file.write_text("{")
     bundle(net, tmp_path, 1).run(x)
     assert len(file.read_text()) > 10
+
+
+CLOCKS = (time.thread_time, time.process_time)
+
+
+def test_other_threads_do_not_lengthen_measured_times() -> None:
+    """Those of a server, which measures while it answers."""
+    done = threading.Event()
+
+    def busy() -> None:
+        while not done.is_set():
+            hashlib.sha256(bytes(2**22)).digest()  # without the interpreter's lock
+
+    helper = threading.Thread(target=busy)
+    helper.start()
+    try:
+        spent = {clock: measuring.fastest(lambda: hashlib.sha256(bytes(2**24)).digest(), clock) for clock in CLOCKS}
+    finally:
+        done.set()
+        helper.join()
+    assert spent[time.thread_time] < 0.75 * spent[time.process_time]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 import dsnet
 from dsnet.errors import RoutingError
 from dsnet.manifest import Policy
+from dsnet.results import Stat
 from dsnet.routers import RouterSpec
 from dsnet.serve import ladder
 from dsnet.serve import model as model_room
@@ -19,6 +21,7 @@ from dsnet.serve.ladder import Level, frontier, place_of
 from dsnet.serve.model import Ask, Model
 from support.networks import calibrated
 from support.results import compared
+from support.sizes import sized
 
 SIDE = 16
 TIMES = st.floats(0.1, 50)
@@ -130,3 +133,29 @@ def test_the_evaluation_in_a_file_tells_what_is_best(tmp_path: Path, monkeypatch
     dsnet.export_onnx(net, tmp_path / "net.onnx", image_size=evaluation.image_size, evaluation=evaluation)
     found = Model("net", tmp_path / "net.onnx")
     assert [level.path for level in found.levels] == [(0,), (1,), (2,), (4,)]  # 3 is worse than 2, 5 no better than 4
+
+
+def test_settings_of_several_sizes_have_their_scores() -> None:
+    net = sized("ds_mobilenet_v1_tiny")
+    manifest = net.manifest()
+    base = compared([-0.1])
+    row = base.rows[0]
+    rows = tuple(
+        replace(row, path=path, size=manifest.size_of(path), score=Stat(0.5 + 0.01 * number))
+        for number, path in enumerate(manifest.uniform)
+    )
+    held = replace(manifest, evaluation=replace(base, rows=rows, dynamic=None, image_size=manifest.image_size))
+    assert [level.score for level in ladder.fixed_levels(held)] == [one.score.mean for one in rows]
+
+
+def test_scores_under_a_cap_belong_to_levels_under_the_cap() -> None:
+    manifest = calibrated("ds_mobilenet_v1_tiny", RouterSpec("cheap_first", "correctness")).manifest(SIDE)
+    base = compared([-0.1])
+    assert base.dynamic is not None
+    widest = manifest.table.widest
+    rows = tuple(replace(row, asked=share * widest) for row, share in zip(base.dynamic.rows, (0.6, 0.9), strict=True))
+    dynamic = replace(base.dynamic, rows=rows, max_width=2)
+    held = replace(manifest, evaluation=replace(base, image_size=manifest.image_size, dynamic=dynamic))
+    found = ladder.routed_levels(held)
+    assert found
+    assert {level.policy.max_width for level in found if level.policy is not None} == {2}

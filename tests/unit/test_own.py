@@ -16,7 +16,8 @@ from dsnet.data.batches import TrainBatches, plain_batches
 from dsnet.data.config import DataConfig
 from dsnet.data.dataset import Data
 from dsnet.data.labelled import open_dataset
-from dsnet.data.own import Datasets
+from dsnet.data.own import Datasets, picture
+from dsnet.decoding import Upright
 from dsnet.errors import DataError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (60, 20, 20, 3), np.uint8)
@@ -146,3 +147,30 @@ def test_odd_datasets_are_named() -> None:
     short = opened(Datasets(Streamed(ends=30), Mapped(), Mapped(), images=60))
     with pytest.raises(DataError, match="Streamed ended after 30 images, but an epoch has 60"):
         list(TrainBatches(short.train, 20, seed=0).epoch(0))
+
+
+def test_pictures_are_read_as_by_predict() -> None:
+    """Turned upright, with white behind what is transparent, and with 16 bits scaled."""
+    turned = Image.fromarray(PIXELS[0, :10])
+    turned.getexif()[0x0112] = 6
+    clear = Image.new("RGBA", (20, 20))
+    deep = Image.fromarray(np.full((20, 20), 20_000, np.uint16))
+    for image in (turned, clear, deep):
+        assert np.array_equal(np.asarray(picture(image, "x")), np.asarray(Upright(image).rgb()))
+    assert picture(turned, "x").size == (10, 20)
+    assert picture(clear, "x").getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_channels_and_size_are_those_of_many_items() -> None:
+    class Mixed(Mapped):
+        def __getitem__(self, number: int) -> tuple[Any, int]:
+            pixels = PIXELS[number]
+            return (pixels[..., 0] if number == 0 else pixels, number % 3)
+
+    class Sides(Mapped):
+        def __getitem__(self, number: int) -> tuple[Any, int]:
+            return (PIXELS[number] if number == 0 else PIXELS[number, :10], number % 3)
+
+    assert opened(Datasets(Mixed())).channels == 3
+    config = DataConfig("python", image_size=12)
+    assert open_dataset(config, own=Datasets(Sides())).crop < 1.0

@@ -284,3 +284,17 @@ def test_wrong_routers_are_refused() -> None:
         ClassificationConfig(model=model, sgs=SGSConfig(router="exit_first", hidden=8))
     with pytest.raises(ValueError, match="leave gate_from out"):
         ClassificationConfig(model=model, sgs=SGSConfig(router="exit_first"), gate_from="runs/other")
+
+
+def test_looks_cost_what_they_cost_at_run_time() -> None:
+    """Also a second look at the same size, which goes on from the front."""
+    net = sized("ds_mobilenet_v1_tiny")
+    table = count(net.spec)
+    settings: list[WidthPath] = [(0, 0), (0, 5), (1, 0), (2, 5)]
+    costs = np.array([table.madds(path) for path in settings], np.float64)
+    router = RouterSpec("cheap_first", "correctness", hidden=0, candidates=tuple(settings))
+    known = Known(settings, torch.zeros(1, 4, 2), torch.zeros(1), costs, replace(net.spec, router=router))
+    first, again, *others = known.looks([0, 1, 2, 3])
+    assert first == pytest.approx(costs[0], rel=0.01)  # and the head of the router
+    assert again == pytest.approx(costs[1] - table.tables[0].shared.madds, rel=0.01)
+    assert others == list(costs[2:])

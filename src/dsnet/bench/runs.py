@@ -154,7 +154,8 @@ def bench_runs(
             manifest = run.artefacts.manifest
             if manifest.router is None or not manifest.router.budgets:
                 raise ValueError(f"{run.name} has no calibrated router; train it with `dsnet train --stage gate`")
-            if others and run.evaluation is None:
+            dynamic = None if run.evaluation is None else run.evaluation.dynamic
+            if others and (dynamic is None or dynamic.capped):
                 run = replace(run, traces=traces_of(run, root))
             for point in budgets_of(manifest, run.evaluation):
                 points.append(AtBudget(run, point, policy_for(manifest, point.asked)))

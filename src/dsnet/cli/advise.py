@@ -77,7 +77,8 @@ def table_of(weights: str, result: Evaluation) -> Measured:
     from dsnet.advise import Measured, timed_by
     from dsnet.latency import cpu, tables
 
-    held = next((table for table in tables(weights) if table.setting.cpu == cpu()), None)
+    alike = (one for one in tables(weights) if one.setting.image_size == result.image_size)
+    held = next((one for one in alike if one.setting.cpu == cpu()), None)
     return Measured() if held is None else timed_by(held, result)
 
 
@@ -106,7 +107,8 @@ def demand_of(args: Namespace, result: Evaluation) -> Demand:
         return Demand(latency=read_latency(args.latency))
     if args.budget is not None:
         amount = read_budget(args.budget)
-        return Demand(budget=amount.value if amount.is_share else amount.value / result.full.madds)
+        full = result.full  # a share is one of the widest path that the network has, which a file may lack
+        return Demand(budget=amount.value / full.share if amount.is_share else amount.value / full.madds)
     return Demand()
 
 

@@ -96,9 +96,15 @@ def of_file(args: Namespace, config: BenchConfig, result: Bench) -> Bench:
 
     if args.routers is not None or args.against or args.table1:
         raise ValueError(f"{args.model} is a file: --routers, --against and --table1 need the run it came from")
+    if args.image_size is not None:
+        raise ValueError(f"{args.model} is a file, which has one image size; leave --image_size out, or name the run")
     runner = open_onnx(args.model)
     runner.setting()  # refuses a raw file
     evaluation = runner.manifest.evaluation
+    if wrong := [name for name in args.runtimes or () if name != "onnx" and not name.startswith("openvino")]:
+        raise ValueError(
+            f"{args.model} is a file, which {wrong[0]} does not run; leave {wrong[0]} out, or name the run"
+        )
     named = [name for name in config.runtimes if name.startswith("openvino")]
     if len(named) > 1:
         raise ValueError(f"{args.model} is a file, which is measured in one runtime; name {named[0]} or {named[1]}")
@@ -153,6 +159,8 @@ def of_network(args: Namespace, config: BenchConfig, result: Bench) -> Bench:
         config = elsewhere(args, config)
     net, run = network(args.model).to(place), Path(args.model)
     is_run = args.model not in list_models()
+    if args.routers is not None:
+        check_routers(args, config, net)
     with tempfile.TemporaryDirectory() as folder:
         artefacts = Artefacts(net, Path(folder), args.image_size)
         result = replace(result, widths=bench_widths(artefacts, config))
@@ -174,7 +182,9 @@ def of_network(args: Namespace, config: BenchConfig, result: Bench) -> Bench:
 def elsewhere(args: Namespace, config: BenchConfig) -> BenchConfig:
     """What is measured of a network on another device than the CPU: PyTorch alone."""
     asked = {
-        f"--runtimes {name}": name in (args.runtimes or ()) for name in config.runtimes if name in ("onnx", "openvino")
+        f"--runtimes {name}": name in (args.runtimes or ())
+        for name in config.runtimes
+        if name == "onnx" or name.startswith("openvino")
     }
     asked |= {"--against": bool(args.against), "--routers": args.routers is not None, "--table1": args.table1}
     if wrong := [name for name, given in asked.items() if given]:
@@ -183,6 +193,21 @@ def elsewhere(args: Namespace, config: BenchConfig) -> BenchConfig:
             f"the run, and time the file there"
         )
     return config if args.runtimes else replace(config, runtimes=("runner",))
+
+
+def check_routers(args: Namespace, config: BenchConfig, net: Any) -> None:
+    """Refuse --routers where it would have no effect."""
+    from dsnet.models import list_models
+
+    why = {
+        f"{args.model} is a new network": args.model in list_models(),
+        f"{args.model} has no router": net.spec.router is None,
+        f"it is measured in ONNX Runtime, and --runtimes are {' '.join(config.runtimes)}": "onnx"
+        not in config.runtimes,
+        "it takes images of the run's own size": args.image_size is not None,
+    }
+    if wrong := [reason for reason, holds in why.items() if holds]:
+        raise ValueError(f"--routers compares routers of runs, but {wrong[0]}; leave it out")
 
 
 def without_places(words: list[str]) -> list[str]:

@@ -6,6 +6,8 @@ from argparse import Namespace
 
 from dsnet.cli.arguments import Parser
 
+FOLDER = {"labels": None, "images": 1000, "calibration": 0.1, "on_corrupt": "stop", "workers": 0, "seed": 0}  # defaults
+
 
 def add_arguments(parser: Parser) -> None:
     parser.usage = "dsnet shards FOLDER OUT [options]"
@@ -50,6 +52,9 @@ def run(args: Namespace) -> None:
     out, skipped = Path(args.out), tuple[str, ...]()
     shown = progress if sys.stdout.isatty() and not args.json else None
     if "{" in args.source or args.source.endswith(".tar") or is_url(args.source):
+        for option, usual in FOLDER.items():
+            if getattr(args, option) != usual:
+                raise ValueError(f"--{option} is for a folder of images, and {args.source} are shards; leave it out")
         patterns: dict[Kind, str] = {"train": args.source}
         patterns |= {} if args.calibration_shards is None else {"calibration": args.calibration_shards}
         patterns |= {} if args.test is None else {"test": args.test}

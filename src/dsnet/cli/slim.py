@@ -83,6 +83,8 @@ def run(args: Namespace) -> None:
     overrides = read_overrides(args.override)
     known = PRETRAINED.get(args.model)
     size = args.image_size or (max(args.sizes) if args.sizes else 224 if known is None else known.image_size)
+    if known is not None and (args.mean is not None or args.std is not None):
+        raise ValueError(f"{args.model} wants the pixels that it learned on; leave --mean and --std out")
     if known is not None:
         model, name = known.model(size), args.model
         preprocessing = known.preprocessing

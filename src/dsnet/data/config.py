@@ -169,4 +169,4 @@ class DataConfig(Reading):
         if augment.crop != "resized":
             self.refuse(["augment.scale"], f"it is for augment.crop resized, and augment.crop is {augment.crop}")
         if not augment.randaugment:
-            self.refuse(["augment.magnitude"], "augment.randaugment is 0")
+            self.refuse(["augment.magnitude", "augment.magnitude_std"], "augment.randaugment is 0")

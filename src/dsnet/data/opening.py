@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from dsnet.data.config import DataConfig
 from dsnet.data.folders import open_folder, open_images
@@ -11,6 +12,8 @@ from dsnet.data.remote import Store
 from dsnet.data.shards import Shards, read_index, read_table
 from dsnet.data.sources import Raw, open_source
 from dsnet.errors import DataError
+
+SHOWN = 16  # items of a dataset from Python that tell whether it is grey, and its size
 
 
 def open_raw(config: DataConfig, own: Datasets | None = None) -> Raw:
@@ -35,9 +38,9 @@ def open_own(own: Datasets | None) -> Raw:
         train = Stream(own.train, count)
     if not len(train):
         raise DataError(f"the training dataset, a {name_of(own.train)}, is empty")
-    first = next(iter(own.train))
-    shown, _ = read_item(own.train, 0, first)
-    channels = 1 if is_grey(first[0]) else 3
+    items = shown_of(own.train, train)
+    sides = {side for number, item in items.items() for side in read_item(own.train, number, item)[0].size}
+    channels = 1 if all(is_grey(item[0]) for item in items.values()) else 3
     others = [Own(part) for part in (own.calibration, own.test) if part is not None]
     labels = [part.labels for part in (train, *others) if isinstance(part, Own)]
     most = max(int(one.max()) for one in labels) + 1
@@ -45,8 +48,15 @@ def open_own(own: Datasets | None) -> Raw:
     if most > len(names):
         raise DataError(f"a label is {most - 1}, but there are {len(names)} classes; give classes= with all names")
     held, test = (None if part is None else Own(part) for part in (own.calibration, own.test))
-    size = shown.width if shown.width == shown.height else None
+    size = sides.pop() if len(sides) == 1 else None
     return Raw(train, test, names, channels, size, calibration=held)
+
+
+def shown_of(dataset: Any, train: Own | Stream) -> dict[int, Any]:
+    """Some items of a dataset by number, which tell channels and size: of an iterable one the first."""
+    if isinstance(train, Stream):
+        return {0: next(iter(dataset))}
+    return {number: dataset[number] for number in range(0, len(train), max(1, len(train) // SHOWN))}
 
 
 def open_files(config: DataConfig) -> Raw:

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from dsnet.decoding import Upright
 from dsnet.errors import DataError, must
 from dsnet.images import ImageError
 
@@ -83,9 +84,9 @@ def read_item(dataset: Any, number: int, item: Any) -> tuple[Image.Image, int]:
 
 
 def picture(image: Any, where: str) -> Image.Image:
-    """An image of a dataset in RGB."""
+    """An image of a dataset in RGB, turned upright as files are."""
     if isinstance(image, Image.Image):
-        return image.convert("RGB")
+        return Upright(image).rgb()
     kind = f"{image.dtype} {tuple(image.shape)}" if hasattr(image, "dtype") else type(image).__name__
     if isinstance(image, Tensor):
         image = (image.permute(1, 2, 0) if image.dim() == 3 else image).numpy()

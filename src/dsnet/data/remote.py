@@ -11,10 +11,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
+from http.client import HTTPException
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.parse import urljoin
 
 from dsnet.errors import DataError
 from dsnet.files import file_digest, one_at_a_time
@@ -33,7 +33,7 @@ def joined(root: str, name: str) -> str:
     """A place below a folder or a URL."""
     if is_url(name):
         return name
-    return urljoin(f"{root.rstrip('/')}/", name) if is_url(root) else str(Path(root, name))
+    return f"{root.rstrip('/')}/{name}" if is_url(root) else str(Path(root, name))
 
 
 def stream_of(url: str) -> AbstractContextManager[BinaryIO]:
@@ -45,6 +45,10 @@ def stream_of(url: str) -> AbstractContextManager[BinaryIO]:
         opening: Any = import_module("fsspec").open(url, "rb")
     except ImportError as error:
         raise DataError(f"{url} cannot be opened ({error}); install that package, or give an https URL") from None
+    except ValueError as error:
+        raise DataError(
+            f"{url} cannot be opened ({error}); give an https URL, or one of a kind that fsspec knows"
+        ) from None
     return opening
 
 
@@ -67,7 +71,7 @@ def tried(url: str, attempt: Any) -> Any:
     for number in range(ATTEMPTS):
         try:
             return attempt()
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, HTTPException) as error:
             gone = getattr(error, "code", None) in (401, 403, 404, 410)
             if gone or number == ATTEMPTS - 1:
                 raise DataError(

@@ -159,7 +159,12 @@ class Shards:
     def read(self, shard: Shard, offset: int, size: int) -> bytes:
         for _ in range(3):  # another process may make room in the store just now
             try:
-                stream = opened(str(self.local(shard)), os.getpid())
+                file = self.local(shard)
+                if is_url(self.place(shard)):  # an open file would keep its space after the store removed it
+                    with file.open("rb", buffering=0) as fetched:
+                        fetched.seek(offset)
+                        return fetched.read(size)
+                stream = opened(str(file), os.getpid())
                 stream.seek(offset)
                 return stream.read(size)
             except FileNotFoundError:

@@ -168,13 +168,14 @@ class Operating:
 
 
 def budgets_of(manifest: Manifest, evaluation: Evaluation | None) -> list[Operating]:
-    """The budgets of an evaluation; without one, some over the range of the router."""
+    """The budgets of an evaluation; without one, or with one under a cap, some over the range of the router."""
     size = manifest.image_size
     rows = [row for row in (manifest.router.budgets if manifest.router else ()) if row.image_size == size]
     if not rows or not manifest.routes:
         return []
-    if evaluation is not None and evaluation.dynamic is not None and evaluation.image_size == size:
-        return [Operating(row.name, row.asked, row.madds.mean, row.score.mean) for row in evaluation.dynamic.rows]
+    dynamic = None if evaluation is None or evaluation.image_size != size else evaluation.dynamic
+    if dynamic is not None and not dynamic.capped:
+        return [Operating(row.name, row.asked, row.madds.mean, row.score.mean) for row in dynamic.rows]
     return [Operating("", asked) for asked in np.linspace(rows[0].madds, rows[-1].madds, BUDGETS).tolist()]
 
 
@@ -239,4 +240,4 @@ def deployed(
         madds = policy.share * costs.widest if point.madds is None else point.madds
         rows.append(DeployedTime(None, madds, times, point.name, point.asked, point.score, computed))
     metric = None if evaluation is None else evaluation.metric
-    return DeployedTimes(table.setting, tuple(rows), images if measured else 0, metric)
+    return DeployedTimes(table.setting, tuple(rows), images if measured else 0, metric, costs.widest)

@@ -64,6 +64,8 @@ def deployed_table(deployed: DeployedTimes) -> Table:
     rows, metric, setting = deployed.rows, deployed.metric, deployed.setting
     fixed = [row for row in rows if row.path is not None]
     full = max(fixed, key=lambda row: row.madds) if len(fixed) > 1 else None
+    if full is not None and deployed.widest not in (0, full.madds):  # a file of some of the widths
+        full = None
     columns: Columns = {
         "<what runs": lambda row: what_runs(row, full),
         "MAdds": lambda row: human(row.madds),

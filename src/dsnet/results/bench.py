@@ -269,12 +269,14 @@ class DeployedTimes(Measured):
     """Accuracy and milliseconds of every fixed path and of the dynamic network at the budgets of the evaluation.
 
     images: number of test images with which the dynamic network was measured.
+    widest: MAdds of the network's widest path, which a file may lack; 0 if an older version measured.
     """
 
     setting: Setting
     rows: tuple[DeployedTime, ...]
     images: int = 0
     metric: Metric | None = None
+    widest: float = 0
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,11 @@ class Dynamic(Measured):
     max_size: int | None = None
 
     @property
+    def capped(self) -> bool:
+        """Whether all rows were evaluated with a cap."""
+        return self.max_width is not None or self.max_size is not None
+
+    @property
     def exits(self) -> bool:
         """Whether the early classifier may answer; then shares of widths do not add up to one."""
         return self.router == "exit_first"

@@ -45,7 +45,9 @@ def quantised(run: RunFolder, net: Any, *, budgets: bool = True, root: str | Non
     with tempfile.TemporaryDirectory() as place:
         runner = open_onnx(export_bundle(net, Path(place) / "bundle", int8=int8))
         held = images_of(run.task, data, "calibration", config)
-        traces = Traces(runner, held.batches(), run.task.scorer(runner.manifest, {}), load=held.load)
+        traces = Traces(
+            runner, held.batches(), run.task.scorer(runner.manifest, run.task.options(config, {})), load=held.load
+        )
         net.card = replace(net.card, budgets=calibrate(traces))
     return QuantisedRun(net, int8, images)
 

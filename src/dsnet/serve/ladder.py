@@ -68,9 +68,10 @@ def timed_levels(runner: Runner) -> tuple[list[Level], Latency | None]:
 
 def fixed_levels(manifest: Manifest) -> list[Level]:
     """The uniform paths that can be pinned."""
-    scores = {}
+    scores, sized = {}, manifest.table.space.sized
     if manifest.evaluation is not None:
-        scores = {row.path: row.score.mean for row in manifest.evaluation.rows if row.size == manifest.image_size}
+        rows = [row for row in manifest.evaluation.rows if sized or row.size == manifest.image_size]
+        scores = {row.path: row.score.mean for row in rows}
     widest = manifest.table.widest
     return [
         Level(0.0, manifest.table.madds(path) / widest, path=path, score=scores.get(path))
@@ -86,8 +87,10 @@ def routed_levels(manifest: Manifest) -> list[Level]:
         return []
     found: dict[tuple[object, ...], Level] = {}
     if evaluation is not None and evaluation.dynamic is not None and evaluation.image_size == size:
-        for point in evaluation.dynamic.rows:
-            level = routed_level(manifest, point.asked, point.score.mean)
+        dynamic = evaluation.dynamic
+        caps: Caps = {"max_width": dynamic.max_width, "max_size": dynamic.max_size} if dynamic.capped else NO_CAPS
+        for point in dynamic.rows:
+            level = routed_level(manifest, point.asked, point.score.mean, caps)
             assert level.policy is not None
             found.setdefault((level.policy.lam, level.policy.window), level)
         return list(found.values())

@@ -34,7 +34,8 @@ class Limits:
 
     Args:
         body: Bytes of a request's body, also after it was decompressed.
-        json: Bytes of JSON in a body. Reading JSON keeps other requests waiting; binary tensors are read at once.
+        json: Bytes of JSON in a body, and about as many in an answer of the inference protocol. Reading and writing
+            JSON keeps other requests waiting; binary tensors are copied at once.
         held: Bytes of all bodies together.
         pixels: Pixels of a picture.
         images: Images of a request.

@@ -105,6 +105,7 @@ class Metrics:
         """The figures of the last seconds."""
         now = self.clock()
         rows = [row for row in self.recent if row.at > now - WINDOW]
+        span = now - rows[0].at if len(rows) == KEPT else WINDOW  # where more came than are kept
         good = [row for row in rows if row.status < 300]
         worked = sum(took for at, took in self.busy if at > now - WINDOW)
         p50, p99 = np.quantile([row.seconds for row in good], (0.5, 0.99)) if good else (0.0, 0.0)
@@ -113,7 +114,7 @@ class Metrics:
             mix.setdefault(row.model, Counter()).update(row.paths)
         return {
             "seconds": WINDOW,
-            "requests_per_second": round(len(rows) / WINDOW, 1),
+            "requests_per_second": round(len(rows) / max(span, 1e-3), 1),
             "refused": sum(row.status == 503 for row in rows),
             "load": round(min(1.0, worked / WINDOW / workers), 3),
             "p50_ms": round(1e3 * float(p50), 2),

@@ -134,7 +134,8 @@ class Model:
         level = routed_level(self.manifest, madds, None, caps)
         if self.held is not None:
             return replace(level, ms=time_of(level, self.manifest, self.held))
-        shares, times = zip(*((one.share, one.ms) for one in self.levels), strict=True)
+        alike = [one for one in self.known if one.path is None] or self.levels  # of one kind, since routing costs time
+        shares, times = zip(*sorted((one.share, one.ms) for one in alike), strict=True)
         return replace(level, ms=float(np.interp(level.share, shares, times)))
 
     def bought(self, ask: Ask) -> Level:

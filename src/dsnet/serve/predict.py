@@ -101,7 +101,7 @@ def read_form(body: bytes, content_type: str, limits: Limits) -> Form:
         raise Refusal(415, f"content-type {content_type[:60]!r} is not understood; use multipart/form-data or an image")
     form = Form()
     headers: list[tuple[bytes, bytes]] = []
-    name, value, data = bytearray(), bytearray(), list[bytes]()
+    name, value, data, ended = bytearray(), bytearray(), list[bytes](), list[bool]()
 
     def finish_header() -> None:
         headers.append((bytes(name).lower(), bytes(value)))
@@ -135,6 +135,7 @@ def read_form(body: bytes, content_type: str, limits: Limits) -> Form:
             "on_header_end": finish_header,
             "on_part_data": lambda chunk, start, end: data.append(chunk[start:end]),
             "on_part_end": finish_part,
+            "on_end": lambda: ended.append(True),
         },
     )
     try:
@@ -142,6 +143,8 @@ def read_form(body: bytes, content_type: str, limits: Limits) -> Form:
         parser.finalize()
     except FormParserError as error:
         raise Refusal(400, f"the form cannot be read ({str(error)[:100]}); send it again") from None
+    if not ended:
+        raise Refusal(400, "the form ends before its last boundary; send all of it")
     return form
 
 

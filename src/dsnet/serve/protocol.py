@@ -25,6 +25,7 @@ VERSION = "1"  # of every model
 IMAGE, BINARY, SIZE = "image", "binary_data", "binary_data_size"
 ALL_BINARY = "binary_data_output"
 LENGTH = "Inference-Header-Content-Length"
+JSON_NUMBER = 20  # bytes of a number
 KINDS: dict[str, np.dtype[Any]] = {"FP32": np.dtype("<f4"), "UINT8": np.dtype("u1"), "INT64": np.dtype("<i8")}
 ASKED = ("budget", "min_budget", "latency_ms", "max_width", "max_size", "path", "deadline_ms")
 
@@ -99,7 +100,20 @@ def parse(body: bytes, length: str | None, manifest: Manifest, limits: Limits) -
     binary = boolean(ALL_BINARY, given.get(ALL_BINARY, False))
     known = [tensor.name for tensor in outputs_of(manifest)]
     outputs = [(name, binary) for name in known] if not wanted else [output_of(one, known, binary) for one in wanted]
+    check_answer(outputs, 1 if manifest.raw else len(images), manifest, limits)
     return Inference(str(said.get("id", ""))[:200], images, ask, deadline, tuple(dict(outputs).items()))
+
+
+def check_answer(outputs: Sequence[tuple[str, bool]], images: int, manifest: Manifest, limits: Limits) -> None:
+    """Refuse an answer of too much JSON. Writing it would keep all other requests waiting."""
+    numbers = {tensor.name: math.prod(tensor.shape[1:]) for tensor in outputs_of(manifest)}
+    size = JSON_NUMBER * images * sum(numbers[name] for name, binary in outputs if not binary)
+    if size > limits.json:
+        raise Refusal(
+            400,
+            f"the answer would have about {size:,} bytes of JSON, the limit is {limits.json:,}; ask for binary tensors "
+            f"({ALL_BINARY}), or send fewer images",
+        )
 
 
 def read_json(body: bytes) -> dict[str, Any]:

@@ -58,7 +58,10 @@ async def watched(state: State) -> None:
     last: dict[str, object] = {}
     while True:
         await asyncio.sleep(WATCH)
-        now = {name: await asyncio.to_thread(signature, model.place) for name, model in state.engine.models.items()}
-        if now == last:
-            await state.reload(changed=True)
-        last = dict(now)
+        try:
+            now = {name: await asyncio.to_thread(signature, model.place) for name, model in state.engine.models.items()}
+            if now == last:
+                await state.reload(changed=True)
+            last = dict(now)
+        except OSError as error:  # of a file that is just being replaced, or of a network volume
+            log.error("the files of the models cannot be looked at, which is tried again: %s", error)

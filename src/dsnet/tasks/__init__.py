@@ -177,7 +177,7 @@ def traces_of(
     several = routed and router is not None and not router.spec.single  # images may be run again
     shared = {"rank": team.rank, "world": team.world, "keep": KEPT if several else 0}
     images = images_of(task, data, split, config, device=runner.device, **shared)
-    scorer = task.scorer(runner.manifest, options or {})
+    scorer = task.scorer(runner.manifest, task.options(config, {}) if options is None else options)
     traces = Traces(runner, images.batches(), scorer, paths=paths, load=images.load, routed=routed, team=team)
     return traces, images.check(team.gathered(images.found))
 

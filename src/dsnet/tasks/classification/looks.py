@@ -34,7 +34,7 @@ class Known(NamedTuple):
     """Of calibration images: the settings, the log-probabilities of their answers [N, R, classes], labels [N], and the
     MAdds of each setting.
 
-    spec: That of the network, if the first look is an exit. The exits are settings then, too.
+    spec: That of the network; None where costs are all that is known of it.
     """
 
     settings: list[WidthPath]
@@ -44,8 +44,8 @@ class Known(NamedTuple):
     spec: Any = None
 
     def looks(self, chosen: Sequence[int]) -> np.ndarray:
-        """MAdds of the first look of a router, and of what each further setting adds. Behind an exit, a setting of the
-        same size goes on from the same map."""
+        """MAdds of the first look of a router, and of what each further setting adds. A setting of the same size goes
+        on from the same map."""
         if self.spec is None:
             return self.costs[chosen]
         candidates = tuple(self.settings[place] for place in chosen)
@@ -76,12 +76,11 @@ class Fitted(NamedTuple):
 
 def known(net: Supernet, reads: Iterable[tuple[Read, Tensor]]) -> Known:
     """The answers of all settings that a network compares, and of its exits, on the images of all processes."""
-    exits = net.spec.router.exits
     parts = in_order([(answers_of(net, seen).log_softmax(2).cpu(), labels.cpu()) for seen, labels in reads])
     table, settings = count(net.spec), net.candidates
     answers, labels = (torch.cat(column) for column in zip(*parts, strict=True))
     costs = np.array([table.madds(path) for path in settings], np.float64)
-    return Known(settings, answers, labels, costs, net.spec if exits else None)
+    return Known(settings, answers, labels, costs, net.spec)
 
 
 def answers_of(net: Supernet, seen: Read) -> Tensor:
@@ -144,7 +143,7 @@ def worth(known: Known, chosen: Sequence[int]) -> float:
 def chosen_settings(known: Known) -> list[WidthPath]:
     """The settings of the best router on the calibration images, cheapest first: corners of the hull of all settings,
     the most accurate among them, and at most `FURTHER` besides the first."""
-    sets = sets_of(known) if known.spec is None else exit_sets_of(known)
+    sets = exit_sets_of(known) if any(map(is_exit, known.settings)) else sets_of(known)
     best = max(sets, key=lambda chosen: worth(known, chosen))
     return [known.settings[place] for place in best]
 

@@ -152,6 +152,14 @@ def backbone_of(config: DetectionConfig) -> Path:
     return Path(config.backbone)
 
 
+def check_routing(config: DetectionConfig) -> None:
+    if config.routing is not None and config.gates.router == "frozen":
+        raise ValueError(
+            f"routing is {config.routing}, but gates.router frozen keeps the widths among which the backbone's gates "
+            f"choose; leave routing out, or train the gates"
+        )
+
+
 def has_widths(config: DetectionConfig) -> bool:
     """Whether the backbone has several widths to choose from."""
     return bool(blank(backbone_of(config), "classification").spec.widths)
@@ -159,6 +167,7 @@ def has_widths(config: DetectionConfig) -> bool:
 
 def new_detector(config: DetectionConfig, data: Data) -> Detector:
     """Fresh neck and heads on the backbone of a classification run."""
+    check_routing(config)
     net = load(backbone_of(config), "classification")
     check_one_size(net.spec)
     if unseen := uncalibrated(net, list(net.space.uniform)):
@@ -166,7 +175,9 @@ def new_detector(config: DetectionConfig, data: Data) -> Detector:
             f"the batch-norm statistics of {len(unseen)} widths of {config.backbone} were never calibrated; run "
             f"`dsnet recalibrate` on it first"
         )
-    router = net.spec.router if net.spec.router is not None and not net.spec.router.probes else None
+    router = net.spec.router
+    if router is not None and (router.probes or router.early is not None):  # a detector has no classifier to read
+        router = None
     if config.gates.router == "frozen" and net.spec.widths and router is None:
         raise ValueError(f"{config.backbone} has no trained gates to keep; train them, or set gates.router trained")
     backbone = replace(net.spec, image_size=data.image_size, num_classes=1, router=router)
@@ -183,6 +194,7 @@ def source_detector(config: DetectionConfig, data: Data) -> Detector:
     """The trained detector that stage II starts from. It must have been trained on the same classes and image size."""
     if config.source is None:
         raise ValueError("stage gate needs a trained detector; say which with --from RUN")
+    check_routing(config)
     detector: Detector = load(config.source, "detection")
     check_source(detector, config.source, data)
     if config.gates.router == "frozen" and detector.spec.backbone.router is None:
