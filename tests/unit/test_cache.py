@@ -109,15 +109,18 @@ def test_a_cache_that_is_too_large_is_refused(digits: Data, net: Supernet) -> No
 
 
 @pytest.mark.parametrize("kept", [False, True])
-@pytest.mark.parametrize("router", ["cheap_first", "gate", "exit_first"])
+@pytest.mark.parametrize(
+    ("router", "sizes"), [("cheap_first", None), ("gate", None), ("exit_first", None), ("exit_first", [8, 11, 16])]
+)
 def test_the_check_before_stage_one_counts_what_is_cached(
-    digits: Data, tmp_path: Path, router: str, kept: bool, monkeypatch: pytest.MonkeyPatch
+    digits: Data, tmp_path: Path, router: str, sizes: list[int] | None, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So a cache that is too large is refused before anything is trained, and no other one is."""
     found = []
     monkeypatch.setattr(task_router, "check_size", lambda views, images, numbers, limit: found.append(numbers))
     sgs = {"router": router, **({"cache_folder": str(tmp_path)} if kept else {})}
-    config = config_from({"data": {"dataset": "digits"}, "model": {"name": "ds_mobilenet_v1_tiny"}, "sgs": sgs})
+    model = {"name": "ds_mobilenet_v1_tiny", **({"sizes": sizes} if sizes else {})}
+    config = config_from({"data": {"dataset": "digits"}, "model": model, "sgs": sgs})
     plain = new_network(config, digits)
     task_router.check_cache(plain, digits, config)
     net = with_fresh_router(plain, config.routed(plain.spec)).eval()

@@ -121,7 +121,8 @@ class Resize(Sliceable):
         if size == len(self.sizes) - 1:
             return x
         way = self.ways[size]
-        with torch.autocast(x.device.type, enabled=False):  # pixels keep their precision
+        kind = "cpu" if x.is_meta else x.device.type  # autocast does not know meta tensors, which have shapes only
+        with torch.autocast(kind, enabled=False):  # pixels keep their precision
             found: Tensor = way(x.to(next(way.buffers()).dtype))
             return found
 

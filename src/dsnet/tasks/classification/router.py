@@ -50,7 +50,7 @@ def check_cache(net: Supernet, data: Data, config: ClassificationConfig) -> None
     if not sgs.trains:
         return
     with torch.device("meta"):
-        routed = Supernet(config.routed(net.spec)).eval()
+        routed = Supernet(config.routed(net.spec)).eval().to("meta")  # also buffers that come from numpy
         image = torch.empty(1, data.channels, data.image_size, data.image_size)
     if caches(routed, config):
         images = data.calibration if sgs.held_out else data.train
