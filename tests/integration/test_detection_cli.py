@@ -15,11 +15,12 @@ from PIL import Image
 
 import dsnet
 from dsnet.cli import main
+from dsnet.models import eager
 from dsnet.models.count import count
 from dsnet.nn import RouterSpec
 from dsnet.results import Evaluation, read
 from dsnet.tasks import load as load_detector
-from dsnet.tasks import read_config
+from dsnet.tasks import read_config, traces_of
 from dsnet.tasks.detection.task import new_detector, task
 from dsnet.training import Interrupted, with_fresh_router
 from dsnet.training.state import load_state
@@ -223,7 +224,9 @@ def test_a_detector_begins_with_any_classification_run(detector: Path, tmp_path:
     config = replace(read_config(detector / "run" / "config.yaml"), backbone=str(tmp_path / "backbone"))
     found = new_detector(config, task.open_data(config))
     assert found.spec.backbone.router is None
-    assert task.scorer(found.manifest(), task.options(replace(config, rule="11point"), {})).rule == "11point"
+    data = task.open_data(config)
+    traces, _ = traces_of(task, eager(found.eval()), data, "calibration", replace(config, rule="11point"), routed=False)
+    assert traces.scorer.rule == "11point"
 
 
 @pytest.mark.parametrize(

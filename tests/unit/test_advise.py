@@ -276,3 +276,14 @@ def test_settings_of_several_sizes_are_compared_in_milliseconds_only_if_all_were
     some = {path: Times(1.0, 0, 0) for path in paths[:2]}
     assert advised(result, Measured(some)).unit == "MAdds"
     assert {option.path for option in advised(result, Measured(some)).options} == set(paths)
+
+
+def test_the_widest_path_of_a_file_is_not_called_the_full_network() -> None:
+    result = compared([-0.2, -0.1], SOLVED)
+    rows = tuple(replace(row, share=row.share / 3) for row in result.rows)
+    narrow = replace(result, rows=rows)
+    words = paragraph(narrow, None, "m.onnx")
+    assert "budget 0.1: top-1 89.90%, 10% of the full network's MAdds" in words
+    assert "The widest path of the file has 90.00%" in words
+    nothing = advised(narrow, budget=0.03 / narrow.full.share)
+    assert sentences(nothing, narrow)[0] == "Nothing costs 3.0% of the full network's MAdds or less."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -174,3 +175,46 @@ def test_channels_and_size_are_those_of_many_items() -> None:
     assert opened(Datasets(Mixed())).channels == 3
     config = DataConfig("python", image_size=12)
     assert open_dataset(config, own=Datasets(Sides())).crop < 1.0
+
+
+def test_damaged_items_do_not_keep_a_run_from_beginning() -> None:
+    class Odd(Mapped):
+        targets = tuple(number % 3 for number in range(60))
+
+        def __getitem__(self, number: int) -> tuple[Any, int]:
+            if number % 8 == 0:
+                raise OSError("truncated")
+            return super().__getitem__(number)
+
+    data = opened(Datasets(Odd(), Mapped(), Mapped()))
+    assert (data.channels, data.image_size) == (3, 20)
+
+    class Gone(Odd):
+        def __getitem__(self, number: int) -> tuple[Any, int]:
+            raise OSError("truncated")
+
+    with pytest.raises(DataError, match=r"item 0 of Gone cannot be read as an image \(OSError: truncated"):
+        opened(Datasets(Gone(), Mapped(), Mapped()))
+
+
+def test_a_picture_that_was_opened_only_may_be_damaged() -> None:
+    file = io.BytesIO()
+    Image.fromarray(PIXELS[0]).save(file, "PNG")
+    broken = Image.open(io.BytesIO(file.getvalue()[:200]))
+
+    class Lazy(Mapped):
+        targets = tuple(number % 3 for number in range(60))
+
+        def __getitem__(self, number: int) -> tuple[Any, int]:
+            return (broken, 0) if number == 7 else super().__getitem__(number)
+
+    data = open_dataset(DataConfig("python", on_corrupt="skip"), own=Datasets(Lazy(), Mapped(), Mapped()))
+    assert sum(len(batch.labels) for batch in plain_batches(data.train, 8)) == 59
+
+
+def test_sixteen_bits_are_grey() -> None:
+    class Deep(Mapped):
+        def __getitem__(self, number: int) -> tuple[Any, int]:
+            return Image.fromarray(PIXELS[number, ..., 0].astype(np.uint16) * 200), number % 3
+
+    assert opened(Datasets(Deep())).channels == 1

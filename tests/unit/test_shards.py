@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import shutil
@@ -380,6 +381,8 @@ def test_the_command_writes_shards_and_says_what_it_left_out(
 def test_names_are_joined_to_any_kind_of_url(root: str) -> None:
     assert remote.joined(root, "shards.json") == f"{root.rstrip('/')}/shards.json"
     assert remote.joined(root, "http://other/a.tar") == "http://other/a.tar"
+    above = root.rstrip("/").rpartition("/")[0] + "/other"
+    assert remote.joined(root, "../other/a.tar") == f"{above}/a.tar"
 
 
 def test_fetched_shards_are_not_held_open(server: ThreadingHTTPServer, tmp_path: Path) -> None:
@@ -408,3 +411,16 @@ def test_options_for_folders_are_refused_for_shards(tmp_path: Path, capsys: pyte
     for option in (["--images", "3"], ["--calibration", "0.5"], ["--on_corrupt", "skip"], ["--labels", "x.csv"]):
         assert main(["shards", "a-{0..1}.tar", str(tmp_path / "out"), *option]) == 2
         assert f"{option[0]} is for a folder of images" in capsys.readouterr().err
+
+
+def test_an_index_that_breaks_off_is_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote.time, "sleep", lambda seconds: None)
+    answers = [b"who", b"whole"]
+
+    class Answer(io.BytesIO):
+        @property
+        def length(self) -> int:
+            return 5 - len(self.getvalue())
+
+    monkeypatch.setattr(remote, "stream_of", lambda url: Answer(answers.pop(0)))
+    assert remote.read_url("http://host/shards.json", "json") == b"whole"

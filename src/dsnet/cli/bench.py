@@ -106,6 +106,8 @@ def of_file(args: Namespace, config: BenchConfig, result: Bench) -> Bench:
             f"{args.model} is a file, which {wrong[0]} does not run; leave {wrong[0]} out, or name the run"
         )
     named = [name for name in config.runtimes if name.startswith("openvino")]
+    if named and "onnx" in (args.runtimes or ()):
+        named.append("onnx")
     if len(named) > 1:
         raise ValueError(f"{args.model} is a file, which is measured in one runtime; name {named[0]} or {named[1]}")
     engine = engine_of(named[0] if named else None, args.device)

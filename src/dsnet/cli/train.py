@@ -111,6 +111,8 @@ def run(args: Namespace) -> int | None:
     if resume := args.resume or again:
         folder = Path(resume)
         config = resumed_config(folder, keys_of(args))
+        if again and args.from_ is not None and Path(args.from_).resolve() != Path(config.source or "").resolve():
+            raise ValueError(f"{args.out} holds a run that began from {config.source}; choose another --out")
     elif int(os.environ.get("WORLD_SIZE", "1")) > 1 and not args.out and not args.dry_run:
         raise ValueError("several processes must agree on a folder; give --out FOLDER")
     else:

@@ -11,6 +11,7 @@ from dsnet.data.own import Datasets, Own, Stream, is_grey, is_map, name_of, read
 from dsnet.data.remote import Store
 from dsnet.data.shards import Shards, read_index, read_table
 from dsnet.data.sources import Raw, open_source
+from dsnet.decoding import ImageError
 from dsnet.errors import DataError
 
 SHOWN = 16  # items of a dataset from Python that tell whether it is grey, and its size
@@ -38,9 +39,9 @@ def open_own(own: Datasets | None) -> Raw:
         train = Stream(own.train, count)
     if not len(train):
         raise DataError(f"the training dataset, a {name_of(own.train)}, is empty")
-    items = shown_of(own.train, train)
-    sides = {side for number, item in items.items() for side in read_item(own.train, number, item)[0].size}
-    channels = 1 if all(is_grey(item[0]) for item in items.values()) else 3
+    shown = shown_of(own.train, train)
+    sides = {side for item, number in shown for side in read_item(own.train, number, item)[0].size}
+    channels = 1 if all(is_grey(item[0]) for item, _ in shown) else 3
     others = [Own(part) for part in (own.calibration, own.test) if part is not None]
     labels = [part.labels for part in (train, *others) if isinstance(part, Own)]
     most = max(int(one.max()) for one in labels) + 1
@@ -52,11 +53,26 @@ def open_own(own: Datasets | None) -> Raw:
     return Raw(train, test, names, channels, size, calibration=held)
 
 
-def shown_of(dataset: Any, train: Own | Stream) -> dict[int, Any]:
-    """Some items of a dataset by number, which tell channels and size: of an iterable one the first."""
+def shown_of(dataset: Any, train: Own | Stream) -> list[tuple[Any, int]]:
+    """Some items of a dataset with their numbers, which tell channels and size: of an iterable one the first. Damaged
+    images are left out, if there are others."""
     if isinstance(train, Stream):
-        return {0: next(iter(dataset))}
-    return {number: dataset[number] for number in range(0, len(train), max(1, len(train) // SHOWN))}
+        return [(next(iter(dataset)), 0)]
+    found, damaged = list[tuple[Any, int]](), list[ImageError]()
+    for number in range(0, len(train), -(-len(train) // SHOWN)):
+        try:
+            item = dataset[number]
+            train.picture_of(number, item)
+            found.append((item, number))
+        except ImageError as error:
+            damaged.append(error)
+        except DataError:
+            raise
+        except Exception as error:
+            damaged.append(train.damaged(number, error))
+    if not found:
+        raise damaged[0]
+    return found
 
 
 def open_files(config: DataConfig) -> Raw:

@@ -25,7 +25,8 @@ class Datasets:
     """Datasets of torch to train, calibrate and test on, in place of files. An item is an image and its class.
 
     An image is a PIL image, a uint8 tensor [3, H, W] or [1, H, W], or a uint8 array [H, W, 3] or [H, W]; a class is a
-    number from 0. dsnet resizes, augments and normalises the images itself, so the datasets should not.
+    number from 0. dsnet resizes, augments and normalises the images itself, so the datasets should not. It also turns
+    PIL images as their EXIF data say; a dataset that does so uses `ImageOps.exif_transpose`, which deletes the entry.
 
     Args:
         train: A map-style dataset (`len` and items by number), or an iterable one. A map-style dataset is shuffled,
@@ -100,7 +101,7 @@ def picture(image: Any, where: str) -> Image.Image:
 
 def is_grey(image: Any) -> bool:
     if isinstance(image, Image.Image):
-        return image.mode in ("L", "1", "I", "F")
+        return image.mode in ("L", "1", "F", "LA") or image.mode.startswith("I")
     shape = tuple(getattr(image, "shape", ()))
     return len(shape) == 2 or (len(shape) == 3 and shape[0 if isinstance(image, Tensor) else 2] == 1)
 
@@ -133,15 +134,27 @@ class Own:
         try:
             item = self.dataset[number]
         except Exception as error:
-            place = Path(f"item {number} of {name_of(self.dataset)}")
-            raise ImageError(place, " ".join(f"{type(error).__name__}: {error}".split())) from error
-        image, label = read_item(self.dataset, number, item)
+            raise self.damaged(number, error) from error
+        image, label = self.picture_of(number, item)
         if label != int(self.labels[number]):
             raise DataError(
                 f"item {number} of {name_of(self.dataset)} has the class {label}, but its list of labels says "
                 f"{int(self.labels[number])}; mend one of them"
             )
         return image
+
+    def picture_of(self, number: int, item: Any) -> tuple[Image.Image, int]:
+        """The picture and the class of an item. A file that PIL opened is decoded here, and may be damaged."""
+        try:
+            return read_item(self.dataset, number, item)
+        except DataError:
+            raise
+        except Exception as error:
+            raise self.damaged(number, error) from error
+
+    def damaged(self, number: int, error: Exception) -> ImageError:
+        place = Path(f"item {number} of {name_of(self.dataset)}")
+        return ImageError(place, " ".join(f"{type(error).__name__}: {error}".split()))
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import posixpath
 import shutil
 import time
 import urllib.request
@@ -33,7 +34,10 @@ def joined(root: str, name: str) -> str:
     """A place below a folder or a URL."""
     if is_url(name):
         return name
-    return f"{root.rstrip('/')}/{name}" if is_url(root) else str(Path(root, name))
+    if not is_url(root):
+        return str(Path(root, name))
+    kind, _, place = root.partition("://")  # urljoin knows only some kinds
+    return f"{kind}://{posixpath.normpath(f'{place}/{name}')}"
 
 
 def stream_of(url: str) -> AbstractContextManager[BinaryIO]:
@@ -58,7 +62,10 @@ def read_url(url: str, kind: str) -> bytes:
 
     def read() -> bytes:
         with stream_of(url) as stream:
-            return stream.read(most + 1)
+            found = stream.read(most + 1)
+            if len(found) <= most and getattr(stream, "length", None):  # what the server said would follow
+                raise EOFError("the connection ended in the middle")
+            return found
 
     content = tried(url, read)
     if len(content) > most:

@@ -27,16 +27,19 @@ def sentences(advice: Advice, result: Evaluation) -> list[str]:
     if choice is None:
         words = ["There is no verdict: this evaluation has no paired intervals, so it cannot tell what is equal."]
     elif not advice.met:
-        words = [f"Nothing {wanted(advice, result)}.", f"The closest is {named(choice)}: {figures(choice, result)}."]
+        words = [
+            f"Nothing {wanted(advice, result)}.",
+            f"The closest is {named(choice, result)}: {figures(choice, result)}.",
+        ]
     elif choice.full:
-        words = [f"Deploy the full network: {figures(choice, result)}. Everything cheaper is less accurate."]
+        words = [f"Deploy {whole(result)}: {figures(choice, result)}. Everything cheaper is less accurate."]
         if not demand.none:
-            words = [f"Deploy the full network: {figures(choice, result)}."]
+            words = [f"Deploy {whole(result)}: {figures(choice, result)}."]
     else:
         lead = "Deploy"
         if choice.path is not None and demand.none and any(option.path is None for option in advice.options):
             lead = "A fixed width is as good here: deploy"
-        words = [f"{lead} {named(choice)}: {figures(choice, result)}.", compared(advice, choice, result)]
+        words = [f"{lead} {named(choice, result)}: {figures(choice, result)}.", compared(advice, choice, result)]
     if demand.accuracy is not None and advice.met and choice is not None and result.objects is None:
         low, _ = wilson(choice.score, result.images)
         if low < demand.accuracy:
@@ -45,22 +48,27 @@ def sentences(advice: Advice, result: Evaluation) -> list[str]:
     if near is not None:
         lost = advice.full.score - near.score
         lead = f"At a loss of {worded(result, lost).removeprefix('+')}" if lost > 0 else "No less accurate"
-        words.append(f"{lead}: {named(near)}, {figures(near, result)}.")
+        words.append(f"{lead}: {named(near, result)}, {figures(near, result)}.")
     if demand.none and other is not None and other != near and choice is not None and choice.path is not None:
-        words.append(f"{named(other).capitalize()}: {figures(other, result)}.")
+        words.append(f"{named(other, result).capitalize()}: {figures(other, result)}.")
     return words
 
 
-def named(option: Option) -> str:
+def whole(result: Evaluation) -> str:
+    """The widest path that was evaluated, inside a sentence. A file may lack that of the network."""
+    return "the full network" if result.full.share >= 1 else "the widest path of the file"
+
+
+def named(option: Option, result: Evaluation) -> str:
     """An option inside a sentence."""
     if option.full:
-        return "the full network"
+        return whole(result)
     return option.name if option.path is not None else f"the dynamic network at budget {option.budget:g}"
 
 
 def figures(option: Option, result: Evaluation) -> str:
     """Score, MAdds and milliseconds of an option."""
-    cost = "" if option.full else f", {option.share:.0%} of the full network's MAdds"
+    cost = "" if option.full else f", {option.share * result.full.share:.0%} of the full network's MAdds"
     words = f"{result.metric.name} {option.score:{result.metric.form}}{cost}"
     return words if option.times is None else f"{words}, {option.times.mean:.2f} ms (p99 {p99(option)})"
 
@@ -68,7 +76,7 @@ def figures(option: Option, result: Evaluation) -> str:
 def compared(advice: Advice, option: Option, result: Evaluation) -> str:
     """The full network's figures and the difference to it."""
     full, known = advice.full, option.to_full
-    words = f"The full network has {full.score:{result.metric.form}}"
+    words = f"{whole(result).capitalize()} has {full.score:{result.metric.form}}"
     words += "" if full.times is None or option.times is None else f" in {full.times.mean:.2f} ms (p99 {p99(full)})"
     if known is None:
         return f"{words}."
@@ -89,7 +97,8 @@ def wanted(advice: Advice, result: Evaluation) -> str:
         return f"reaches {result.metric.name} {demand.accuracy:{result.metric.form}}"
     if demand.latency is not None:
         return f"takes {demand.latency:g} ms or less on average"
-    return f"costs {demand.budget:.1%} of the full network's MAdds or less"
+    assert demand.budget is not None
+    return f"costs {demand.budget * result.full.share:.1%} of the full network's MAdds or less"
 
 
 def worded(result: Evaluation, value: float) -> str:

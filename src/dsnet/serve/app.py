@@ -30,6 +30,7 @@ T = TypeVar("T")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 SMALL = 10_000  # bytes of JSON that are read at once; more are read on another thread
 SQUEEZED = 1024  # bytes below which no response is compressed
+LONG = 4096  # answers of classes; more are written on another thread
 LONGEST = 600  # characters of an error
 
 
@@ -270,7 +271,8 @@ async def predicted(state: State, request: Request) -> Response:
             told.append(served)
             telling = partial(predict.answer, model.name, asked, served, model.manifest)
             seconds = engine.clock() - began
-            said = await asyncio.to_thread(telling, seconds) if model.detects else telling(seconds)
+            long = model.detects or asked.top * len(asked.pictures) > LONG
+            said = await asyncio.to_thread(telling, seconds) if long else telling(seconds)
             return as_json(said)
 
 

@@ -62,6 +62,8 @@ class Detection:
     def begin(self, config: DetectionConfig, data: Data, *, again: Path | None) -> Detector:
         """Fresh neck and heads on a backbone, also for a resumed run. Stage gate begins with the source unchanged."""
         torch.manual_seed(config.seed)
+        if again is None:
+            check_routing(config)
         return source_detector(config, data) if config.stage == "gate" else new_detector(config, data)
 
     def sources(self, config: DetectionConfig, net: Detector) -> Mapping[str, Detector]:
@@ -156,7 +158,7 @@ def check_routing(config: DetectionConfig) -> None:
     if config.routing is not None and config.gates.router == "frozen":
         raise ValueError(
             f"routing is {config.routing}, but gates.router frozen keeps the widths among which the backbone's gates "
-            f"choose; leave routing out, or train the gates"
+            f"choose; set --routing null, or train the gates"
         )
 
 
@@ -167,7 +169,6 @@ def has_widths(config: DetectionConfig) -> bool:
 
 def new_detector(config: DetectionConfig, data: Data) -> Detector:
     """Fresh neck and heads on the backbone of a classification run."""
-    check_routing(config)
     net = load(backbone_of(config), "classification")
     check_one_size(net.spec)
     if unseen := uncalibrated(net, list(net.space.uniform)):
@@ -194,7 +195,6 @@ def source_detector(config: DetectionConfig, data: Data) -> Detector:
     """The trained detector that stage II starts from. It must have been trained on the same classes and image size."""
     if config.source is None:
         raise ValueError("stage gate needs a trained detector; say which with --from RUN")
-    check_routing(config)
     detector: Detector = load(config.source, "detection")
     check_source(detector, config.source, data)
     if config.gates.router == "frozen" and detector.spec.backbone.router is None:
