@@ -461,6 +461,24 @@ def test_bench_refuses_what_it_cannot_measure(
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("other", "message"), [("nowhere", "nowhere/config.yaml does not exist"), ("STATIC", "has no calibrated router")]
+)
+def test_bench_refuses_other_routers_before_it_measures(
+    trained: Path,
+    static_run: Path,
+    other: str,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured: list[object] = []
+    monkeypatch.setattr("dsnet.bench.widths.bench_widths", lambda *args: measured.append(args))
+    assert main(["bench", str(trained), "--routers", other.replace("STATIC", str(static_run))]) == 2
+    assert message in capsys.readouterr().err
+    assert not measured
+
+
 def test_table1_runs_every_way(capsys: pytest.CaptureFixture[str]) -> None:
     from dsnet.bench.table1 import table1
 

@@ -31,6 +31,7 @@ from dsnet.serve import engine, ladder
 from dsnet.serve import model as model_room
 from support.detectors import random_detector
 from support.networks import calibrated
+from support.sizes import SIZES, sized
 
 pytest.importorskip("starlette", reason="the extra dsnet[serve] is not installed")
 pytest.importorskip("uvicorn", reason="the extra dsnet[serve] is not installed")
@@ -235,6 +236,18 @@ def test_detectors_answer_with_boxes(served: Running, files: Path) -> None:
     tensors, routed = infer(served, x, "boxes", path=5), dsnet.open_runner(files / "boxes.onnx").run_path(x, (5,))
     for name in ("boxes", "scores"):
         np.testing.assert_allclose(tensors[name], routed.outputs[name], rtol=1e-3, atol=1e-4)
+
+
+def test_figures_name_paths_as_requests_do(tmp_path: Path) -> None:
+    net = sized("ds_mobilenet_v1_tiny").float()
+    dsnet.export_onnx(net, tmp_path / "sizes.onnx")
+    x = np.zeros((1, 3, SIZES[-1], SIZES[-1]), np.float32)
+    with running({"sizes": tmp_path / "sizes.onnx"}) as found:
+        infer(found, x, "sizes", path="16px:2")
+        infer(found, x, "sizes", path="2,5")
+        text = found.ask("GET", "/metrics")[1]
+        assert b'dsnet_paths_total{model="sizes",path="16px:2"} 1.0' in text
+        assert found.ask("GET", "/live")[1]["mix"] == {"sizes": {"16px:2": 1, "32px:5": 1}}
 
 
 def test_figures_and_page(served: Running) -> None:

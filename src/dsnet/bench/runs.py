@@ -20,7 +20,7 @@ from dsnet.latency import threads_text
 from dsnet.latency.files import BenchConfig, bench_budgets
 from dsnet.latency.measure import TRIED, Operating, budgets_of, measure, noise, uniform_paths
 from dsnet.latency.timing import Call, machine, summary
-from dsnet.manifest import Policy
+from dsnet.manifest import Manifest, Policy
 from dsnet.models import DynamicRunner, eager, route
 from dsnet.models.devices import torch_threads
 from dsnet.results import (
@@ -152,8 +152,7 @@ def bench_runs(
         points = []
         for run in runs:
             manifest = run.artefacts.manifest
-            if manifest.router is None or not manifest.router.budgets:
-                raise ValueError(f"{run.name} has no calibrated router; train it with `dsnet train --stage gate`")
+            check_routed(run.name, manifest)
             dynamic = None if run.evaluation is None else run.evaluation.dynamic
             if others and (dynamic is None or dynamic.capped):
                 run = replace(run, traces=traces_of(run, root))
@@ -164,6 +163,12 @@ def bench_runs(
     equal = equal_accuracy(rows) if others else ()
     model = first.artefacts.manifest.model
     return RoutedTimes(model, len(images), rounds, tuple(rows), machine(), equal, metric, tuple(fixed))
+
+
+def check_routed(name: str, manifest: Manifest) -> None:
+    """Refuse a run whose router has no budgets to be measured at."""
+    if manifest.router is None or not manifest.router.budgets:
+        raise ValueError(f"{name} has no calibrated router; train it with `dsnet train --stage gate`")
 
 
 def traces_of(run: Benched, root: str | None) -> Traces:

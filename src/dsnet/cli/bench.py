@@ -198,8 +198,10 @@ def elsewhere(args: Namespace, config: BenchConfig) -> BenchConfig:
 
 
 def check_routers(args: Namespace, config: BenchConfig, net: Any) -> None:
-    """Refuse --routers where it would have no effect."""
+    """Refuse --routers where it would have no effect, and runs that have no router, before anything is measured."""
+    from dsnet.bench.runs import check_routed
     from dsnet.models import list_models
+    from dsnet.runs.folder import RunFolder
 
     why = {
         f"{args.model} is a new network": args.model in list_models(),
@@ -210,6 +212,8 @@ def check_routers(args: Namespace, config: BenchConfig, net: Any) -> None:
     }
     if wrong := [reason for reason, holds in why.items() if holds]:
         raise ValueError(f"--routers compares routers of runs, but {wrong[0]}; leave it out")
+    for name in [args.model, *args.routers]:
+        check_routed(name, RunFolder.of(Path(name)).load().manifest())
 
 
 def without_places(words: list[str]) -> list[str]:

@@ -19,7 +19,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dsnet.routing.parts import as_array
 from dsnet.serve import predict, protocol
 from dsnet.serve.engine import Engine, Served
 from dsnet.serve.limits import Body, Limits, Refusal, check_headers, check_token
@@ -157,7 +156,7 @@ async def disconnected(request: Request) -> None:
 
 
 @contextlib.contextmanager
-def counted(state: State, model: str) -> Any:
+def counted(state: State, model: Model) -> Any:
     """Count a request by its status. Yields a list for the time of its beginning and for what was served."""
     if state.draining:
         raise Refusal(503, "the server is about to end; ask another one", {"Retry-After": "1", "Connection": "close"})
@@ -181,8 +180,8 @@ def counted(state: State, model: str) -> Any:
         state.engine.answering -= 1
         began, served = (*told, None, None)[:2]
         seconds = 0.0 if began is None else state.engine.clock() - began
-        share, paths = (0.0, []) if served is None else (served.share, as_array(served.routed.paths).tolist())
-        state.engine.metrics.answered(model, status, seconds, share, paths)
+        share, paths = (0.0, []) if served is None else (served.share, model.names_of(served.routed))
+        state.engine.metrics.answered(model.name, status, seconds, share, paths)
 
 
 # Open Inference Protocol
@@ -222,7 +221,7 @@ async def about_model(state: State, request: Request) -> Response:
 
 async def infer(state: State, request: Request) -> Response:
     model, engine = named(state, request), state.engine
-    with counted(state, model.name) as told:
+    with counted(state, model) as told:
         async with Body(request, state.limits, state.held) as body:
             told.append(began := engine.clock())
             length = request.headers.get(protocol.LENGTH)
@@ -260,7 +259,7 @@ async def squeezed(request: Request, body: bytes, headers: dict[str, str]) -> Re
 async def predicted(state: State, request: Request) -> Response:
     query = dict(request.query_params)
     model, engine = state.model(query.pop("model", next(iter(state.engine.models)))), state.engine
-    with counted(state, model.name) as told:
+    with counted(state, model) as told:
         async with Body(request, state.limits, state.held) as body:
             told.append(began := engine.clock())
             kind = request.headers.get("content-type", "")

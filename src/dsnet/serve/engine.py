@@ -220,7 +220,7 @@ class Engine:
         for job, result in zip(batch.jobs, worked.results, strict=True):
             settle(job.payload.future, result)
         if good:
-            paths = [tuple(path) for routed in good for path in as_array(routed.paths).tolist()]
+            paths = [name for routed in good for name in model.names_of(routed)]
             madds = sum(int(as_array(routed.madds).sum()) for routed in good)
             self.metrics.ran(model.name, len(paths), batch.begun, madds, paths)
 

@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_late
 from prometheus_client import Counter as Count
 
 from dsnet.serve.scheduler import Scheduler
-from dsnet.space import WidthPath, path_name
 
 WINDOW = 10.0  # seconds that the page looks back
 KEPT = 20_000  # requests within the window that are kept
@@ -75,28 +74,25 @@ class Metrics:
         slower = Gauge("dsnet_slowdown", "Time of batches as a multiple of the measured time", registry=registry)
         slower.set_function(lambda: scheduler.pace(clock()))
 
-    def ran(self, model: str, images: int, begun: float, madds: int, paths: Sequence[WidthPath]) -> None:
-        """Count a batch."""
+    def ran(self, model: str, images: int, begun: float, madds: int, paths: Sequence[str]) -> None:
+        """Count a batch. paths: The names of its images' paths."""
         self.busy.append((self.clock(), self.clock() - begun))
         labelled(self.images, model).inc(images)
         labelled(self.batches, model).observe(images)
         labelled(self.madds, model).inc(madds)
-        for path, count in Counter(map(path_name, paths)).items():
+        for path, count in Counter(paths).items():
             known = (model, path) in self.paths or len(self.paths) < PATHS
             if known:
                 self.paths.add((model, path))
             labelled(self.taken, model, path if known else "other").inc(count)
 
-    def answered(
-        self, model: str, status: int, seconds: float, share: float = 0.0, paths: Sequence[WidthPath] = ()
-    ) -> None:
-        """Count a request."""
+    def answered(self, model: str, status: int, seconds: float, share: float = 0.0, paths: Sequence[str] = ()) -> None:
+        """Count a request. paths: The names of its images' paths."""
         labelled(self.requests, model, str(status)).inc()
         if status < 300:
             labelled(self.seconds, model).observe(seconds)
             labelled(self.shares, model).observe(share)
-        names = tuple(map(path_name, paths))
-        self.recent.append(Answered(self.clock(), model, seconds, len(names), share, names, status))
+        self.recent.append(Answered(self.clock(), model, seconds, len(paths), share, tuple(paths), status))
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

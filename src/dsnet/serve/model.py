@@ -17,6 +17,7 @@ from dsnet.opening import open_runner
 from dsnet.pictures import batch_of
 from dsnet.prediction.answers import finds_boxes
 from dsnet.routing.budgets import check_size, parse_budget
+from dsnet.routing.parts import Routed, as_array
 from dsnet.runtime.bundle import BUNDLE, BundleRunner
 from dsnet.serve.ladder import NO_CAPS, Level, batch_gain, frontier, place_of, routed_level, time_of, timed_levels
 from dsnet.serve.scheduler import Setting, ordered
@@ -74,6 +75,10 @@ class Model:
     @property
     def detects(self) -> bool:
         return finds_boxes(self.manifest)
+
+    def names_of(self, routed: Routed) -> list[str]:
+        """The name of every image's path, as users write it."""
+        return [self.manifest.name_of(tuple(path)) for path in as_array(routed.paths).tolist()]
 
     def _setting(self, level: Level) -> Setting:
         place = place_of(level.ms, self.levels)
