@@ -29,8 +29,8 @@ import torch
 from turns import in_turns
 
 from dsnet.cli import main as dsnet
-from dsnet.export.dynamic import export_onnx
 from dsnet.export.int8 import quantisation
+from dsnet.export.onnx import export_onnx
 from dsnet.latency.timing import Call, machine
 from dsnet.manifest import Policy
 from dsnet.models import Supernet, create_model, eager, model_spec, register

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from dsnet.bench.timing import interleaved
-from dsnet.export import dynamic, layers
-from dsnet.export.dynamic import export_onnx
+from dsnet.export import layers, whole
+from dsnet.export.onnx import export_onnx
 from dsnet.export.writer import Graph
 from dsnet.latency.timing import machine
 from dsnet.models import create_model
@@ -122,7 +122,7 @@ def main() -> None:
                 expected = net(x, path).numpy()
             for name, form in FORMS.items():
                 layers.group_norm = form  # type: ignore[assignment]
-                dynamic.OPSET, dynamic.IR_VERSION = (21, 10) if form is native else (18, 8)
+                whole.OPSET, whole.IR_VERSION = (21, 10) if form is native else (18, 8)
                 file = export_onnx(net, Path(folder) / f"{len(calls)}.onnx", path=path)
                 session = open_session(file, 1)
                 calls["onnxruntime", path, name] = partial(session.run, ["logits"], image)

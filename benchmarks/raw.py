@@ -32,8 +32,8 @@ from onnx import helper
 from PIL import Image
 
 import dsnet
-from dsnet.export.dynamic import finish
 from dsnet.export.raw import write_image
+from dsnet.export.whole import finish
 from dsnet.export.writer import FLOAT, Graph, Model
 from dsnet.images import read_image
 from dsnet.manifest import Manifest

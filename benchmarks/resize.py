@@ -21,8 +21,8 @@ from onnx import helper
 from turns import write_page
 
 import dsnet
-from dsnet.export.dynamic import finish
 from dsnet.export.layers import resized
+from dsnet.export.whole import finish
 from dsnet.export.writer import FLOAT, Graph, Model
 from dsnet.latency.timing import interleaved, machine, ratio
 from dsnet.nn.resize import Blocks, Dense, Resize, blocks, resizing

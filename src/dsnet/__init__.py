@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from dsnet.api import Run, evaluate, predict, train
     from dsnet.data.own import Datasets
     from dsnet.export.bundle import export_bundle
-    from dsnet.export.dynamic import export_onnx
     from dsnet.export.int8 import quantisation
+    from dsnet.export.onnx import export_onnx
     from dsnet.hub import from_pretrained, push_to_hub, save_pretrained
     from dsnet.models import DynamicRunner, count, extract, list_models, route
     from dsnet.opening import open_runner
@@ -31,7 +31,7 @@ _ROOMS = {
     "create_model": "dsnet.slimming.create",
     "evaluate": "dsnet.api",
     "export_bundle": "dsnet.export.bundle",
-    "export_onnx": "dsnet.export.dynamic",
+    "export_onnx": "dsnet.export.onnx",
     "extract": "dsnet.models",
     "from_pretrained": "dsnet.hub",
     "list_models": "dsnet.models",

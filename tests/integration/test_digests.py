@@ -20,8 +20,8 @@ import dsnet
 from dsnet.cli import main
 from dsnet.errors import CheckpointError
 from dsnet.export.bundle import export_bundle
-from dsnet.export.dynamic import export_onnx
 from dsnet.export.int8 import quantisation
+from dsnet.export.onnx import export_onnx
 from dsnet.manifest import Policy
 from dsnet.models.narrow import narrowed
 from dsnet.routers import RouterSpec

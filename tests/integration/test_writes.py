@@ -26,7 +26,7 @@ from dsnet.card import Card
 from dsnet.checkpoint import read_model
 from dsnet.errors import CheckpointError
 from dsnet.export.bundle import export_bundle
-from dsnet.export.dynamic import export_onnx
+from dsnet.export.onnx import export_onnx
 from dsnet.files import contents, locked, write_whole
 from dsnet.models import Supernet
 from dsnet.routers import RouterSpec

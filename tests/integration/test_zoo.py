@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from dsnet.errors import SlimError
-from dsnet.export.dynamic import export_onnx
+from dsnet.export.onnx import export_onnx
 from dsnet.models import Supernet, count, extract
 from dsnet.nn import Gate, SliceBatchNorm2d
 from dsnet.opening import open_runner

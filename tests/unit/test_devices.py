@@ -16,7 +16,7 @@ from dsnet.cli import main
 from dsnet.data.config import DataConfig
 from dsnet.data.labelled import open_dataset
 from dsnet.errors import CheckpointError
-from dsnet.export.dynamic import export_onnx
+from dsnet.export.onnx import export_onnx
 from dsnet.models import create_model
 from dsnet.models.devices import find_device, tuned, unused_gpus, words_for
 from dsnet.runs.train import announce

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dsnet.cost import CostTable
 from dsnet.export.bundle import export_bundle
-from dsnet.export.dynamic import export_onnx
+from dsnet.export.onnx import export_onnx
 from dsnet.files import digest
 from dsnet.manifest import Policy
 from dsnet.models import DynamicRunner, Supernet, count, eager, extract, route

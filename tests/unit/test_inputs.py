@@ -19,7 +19,9 @@ from onnx import TensorProto, helper
 from dsnet import DynamicRunner, export_bundle, export_onnx, open_runner, route
 from dsnet.errors import RoutingError
 from dsnet.export.check import difference
-from dsnet.export.dynamic import DynamicWriter, finish, to_export
+from dsnet.export.dynamic import DynamicWriter
+from dsnet.export.onnx import to_export
+from dsnet.export.whole import finish
 from dsnet.manifest import Policy
 from dsnet.nn import RouterSpec
 from dsnet.pictures import as_batch

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dsnet.errors import RoutingError
-from dsnet.export.dynamic import export_onnx
+from dsnet.export.onnx import export_onnx
 from dsnet.manifest import Policy
 from dsnet.models import DynamicRunner, route
 from dsnet.models.narrow import narrowed

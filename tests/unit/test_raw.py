@@ -19,7 +19,7 @@ from dsnet.card import Preprocessing
 from dsnet.errors import DataError
 from dsnet.export import raw
 from dsnet.export.check import difference
-from dsnet.export.dynamic import finish
+from dsnet.export.whole import finish
 from dsnet.export.writer import FLOAT, Graph, Model
 from dsnet.manifest import Manifest
 from dsnet.pictures import as_batch

@@ -14,8 +14,8 @@ from onnx import helper
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from dsnet.export.dynamic import finish
 from dsnet.export.layers import resized
+from dsnet.export.whole import finish
 from dsnet.export.writer import FLOAT, Graph, Model
 from dsnet.nn.resize import Dense, InBlocks, Resize, resizing
 

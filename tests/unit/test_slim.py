@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dsnet.checkpoint import completed
 from dsnet.errors import SlimError
 from dsnet.export.bundle import export_bundle
-from dsnet.export.dynamic import export_onnx
+from dsnet.export.onnx import export_onnx
 from dsnet.models import DynamicRunner, Supernet, count, eager, extract
 from dsnet.models.parts import without_later
 from dsnet.models.sizes import at_sizes

@@ -13,7 +13,7 @@ import dsnet
 from dsnet.card import Card
 from dsnet.errors import RoutingError
 from dsnet.export.bundle import export_bundle
-from dsnet.export.dynamic import export_onnx
+from dsnet.export.onnx import export_onnx
 from dsnet.manifest import Manifest, Policy, from_metadata, to_metadata
 from dsnet.models import route
 from dsnet.nn import RouterSpec

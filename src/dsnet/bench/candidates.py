@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from dsnet.bench.memory import loaded
 from dsnet.errors import RoutingError
 from dsnet.export.bundle import export_bundle
-from dsnet.export.dynamic import export_onnx
 from dsnet.export.int8 import Int8, quantisation
+from dsnet.export.onnx import export_onnx
 from dsnet.latency.files import AGAIN, IDEALS
 from dsnet.latency.measure import noise
 from dsnet.latency.timing import Call

@@ -61,7 +61,7 @@ def run(args: Namespace) -> None:
     from dsnet.cli.predict import LIMITS
     from dsnet.export.bundle import export_bundle
     from dsnet.export.check import difference
-    from dsnet.export.dynamic import export_onnx
+    from dsnet.export.onnx import export_onnx
     from dsnet.export.triton import for_batches, write_config
     from dsnet.files import size_of
     from dsnet.latency import budget_for
@@ -199,7 +199,7 @@ def quantised_run(args: Namespace, net: Any) -> QuantisedRun:
 
 def policy_of(args: Namespace, net: Any, manifest: Manifest, int8: Int8 | None) -> tuple[Policy, Latency | None]:
     """The default policy of the file, and the latency table that it was made from."""
-    from dsnet.export.dynamic import to_export
+    from dsnet.export.onnx import to_export
     from dsnet.latency import cpu, policy_in, require_any
     from dsnet.manifest import exported
     from dsnet.results import Setting

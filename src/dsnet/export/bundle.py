@@ -16,9 +16,10 @@ import onnx
 from onnx import TensorProto, helper
 
 from dsnet.errors import CheckpointError
-from dsnet.export.dynamic import check_weights, finish, to_export, write_model
 from dsnet.export.int8 import Int8
+from dsnet.export.onnx import check_weights, to_export, write_model
 from dsnet.export.parts import Branch, PartWriter
+from dsnet.export.whole import finish
 from dsnet.export.writer import FLOAT, Graph
 from dsnet.files import contents, file_digest, locked, sync_folder, with_digest, write_whole
 from dsnet.manifest import Manifest, exported, to_metadata

@@ -25,7 +25,7 @@ from dsnet.experiments.catalogue.slim_points import (
     routed,
 )
 from dsnet.experiments.grid import Finished
-from dsnet.export.dynamic import export_onnx
+from dsnet.export.onnx import export_onnx
 from dsnet.latency.timing import Call
 from dsnet.manifest import Manifest, Policy
 from dsnet.routing.budgets import policy_for

@@ -17,7 +17,7 @@ from dsnet.data.dataset import Data
 from dsnet.data.labelled import open_dataset
 from dsnet.experiments.catalogue.alternatives import IMAGES, ROUNDS, file_call, session_call, traced
 from dsnet.experiments.grid import Finished
-from dsnet.export.dynamic import export_onnx
+from dsnet.export.onnx import export_onnx
 from dsnet.latency.timing import Call
 from dsnet.manifest import Policy
 from dsnet.routing.budgets import policy_for
