@@ -37,7 +37,11 @@ def transfer_tables(scale: Scale) -> tuple[Table, ...]:
             Column(equal, dynamic_at(cost)),
         )
         rate = {"optim.lr": 0.1} if scale.name == "cpu" else {}
-        plain = f"{name}: the static network"
+        paper = name == "DS-ResNet"
+        plain, scratch, without, with_ = (
+            f"{name}: {how}"
+            for how in ("the static network", "from scratch", "without gate transfer", "with gate transfer")
+        )
         alone: dict[str, Measure | None] = {
             "slimmest": None,
             trained: widest,
@@ -46,39 +50,31 @@ def transfer_tables(scale: Scale) -> tuple[Table, ...]:
             "middle budget": None,
             equal: widest,
         }
-        recipe = Recipe(static, full, source=Recipe("static" if supernet is MBNET else "static_resnet", full))
-        paper = name == "DS-ResNet"
-        rows = [Row(plain, recipe, {trained: "96.8", "MAdds": "4.1B"} if paper else {}, alone)]
-        claims = []
-        for targets in ("try_best", "correctness"):
-            words, gates = targets.replace("_", " "), one_by_one(scale, targets)
-            source = supernet.gates(gates)
-            first = supernet.gates(one_by_one(scale))  # one fine-tuned supernet serves both
-            target = Recipe(base, SUPERNET, source=first)
-            fresh, kept = target.gates(gates), target.gates(gates, gate_from=source)
-            without, with_ = (f"{name}: {how} gate transfer ({words})" for how in ("without", "with"))
-            figures = {trained: "97.4", "MAdds": "1.7B"}, {trained: "97.8", "MAdds": "1.6B"}
-            shown = paper and words == "try best"
-            if words == "try best":
-                scratch = Recipe(base, {"stage": "both", **gates, **rate})
-                rows.append(Row(f"{name}: from scratch", scratch))
-            rows.append(Row(without, fresh, figures[0] if shown else {}))
-            rows.append(Row(with_, kept, figures[1] if shown else {}))
-            text = f"{name}: with over without gate transfer ({words})"
-            claims.append(Claim(f"{text}, as trained", trained, with_, without, 0.4 if shown else None))
-            claims.append(Claim(f"{text}, at equal MAdds", "over uniform, as trained", with_, without))
-            claims.append(Claim(f"{text}, middle budget", "middle budget", with_, without))
-            if shown:
-                text = f"{name}: with gate transfer over the static network"
-                claims.append(Claim(f"{text}, as trained", trained, with_, plain, 1.0))
-                claims.append(Claim(f"{text}, at equal MAdds", equal, with_, plain))
-        better = f"{name}: without gate transfer (try best)"
-        claims.append(Claim(f"{name}: transfer over scratch, widest", "widest", better, f"{name}: from scratch"))
+        unrouted: dict[str, Measure | None] = {column.name: None for column in columns[2:]}
+        fine_tuned = Recipe(static, full, source=Recipe("static" if supernet is MBNET else "static_resnet", full))
+        gates = one_by_one(scale)
+        source = supernet.gates(gates)
+        target = Recipe(base, SUPERNET, source=source)
+        rows = (
+            Row(plain, fine_tuned, {trained: "96.8", "MAdds": "4.1B"} if paper else {}, alone),
+            Row(scratch, Recipe(base, {**SUPERNET, **rate}), {}, unrouted),
+            Row(without, target.gates(gates), {trained: "97.4", "MAdds": "1.7B"} if paper else {}),
+            Row(with_, target.gates(gates, gate_from=source), {trained: "97.8", "MAdds": "1.6B"} if paper else {}),
+        )
+        text, over = f"{name}: with over without gate transfer", f"{name}: with gate transfer over the static network"
+        claims = (
+            Claim(f"{text}, as trained", trained, with_, without, 0.4 if paper else None),
+            Claim(f"{text}, at equal MAdds", "over uniform, as trained", with_, without),
+            Claim(f"{text}, middle budget", "middle budget", with_, without),
+            Claim(f"{over}, as trained", trained, with_, plain, 1.0 if paper else None),
+            Claim(f"{over}, at equal MAdds", equal, with_, plain),
+            Claim(f"{name}: transfer over scratch, widest", "widest", without, scratch),
+        )
         note = (
             "The static network was trained on the first data and fine-tuned on the second, as the supernets were. At "
             "its MAdds, dynamic accuracies are interpolated between the slimmest path, budgets and the widest path."
         )
-        tables.append(Table(f"Transfer of {name} to other data", columns, tuple(rows), tuple(claims), note))
+        tables.append(Table(f"Transfer of {name} to other data", columns, rows, claims, note))
     return tuple(tables)
 
 
