@@ -380,6 +380,9 @@ def test_measures_read_what_they_say(tmp_path: Path) -> None:
     early = Finished(tmp_path, 0, replace(result, rows=(path_row((-2, -2), 500_000, 0.35), *result.rows)))
     assert measures.dynamic_at(1.5e6)(early) == pytest.approx(0.39)  # between the exit and a budget
     assert measures.dynamic_at(0.5e6)(early) == pytest.approx(0.35)
+    last = measures.at_budget(2, "score")(early)  # exit and width answer together, so the widest path alone is no end
+    assert last != measures.widest(early)
+    assert measures.dynamic_at(4.9e6)(early) == pytest.approx(last)
     windows = (
         budget_row(2e6, 0.5, 0.45, (0.5, 0.5, 0.0), bits=0.9),
         replace(budget_row(4e6, 0.6, 0.59, (0.0, 0.8, 0.2), bits=0.7), lottery=Stat(0.595)),

@@ -132,12 +132,14 @@ def share_at(gate: int, width: int) -> Measure:
 
 def dynamic_at(madds: float) -> Measure:
     """Accuracy at an average cost, interpolated between the slimmest path or the exit, whichever gives more, the
-    budgets and the widest path."""
+    budgets and the end of the router's curve. That is the widest path; but with an exit, images that take it have the
+    combined answer of both, so the last budget's accuracy holds up to there."""
 
     def measure(run: Finished) -> float:
         fixed, points = run.result.uniform, [(row.madds.mean, row.score.mean) for row in dynamic_of(run).rows]
-        points.append((float(fixed[-1].madds), fixed[-1].score.mean))
-        starts = [fixed[0]] if run.result.exit is None else [fixed[0], run.result.exit]
+        leaves = run.result.exit
+        points.append((float(fixed[-1].madds), fixed[-1].score.mean if leaves is None else points[-1][1]))
+        starts = [fixed[0]] if leaves is None else [fixed[0], leaves]
         found = [interpolate([(float(start.madds), start.score.mean), *points], madds) for start in starts]
         return max((value for value in found if not isnan(value)), default=nan)
 

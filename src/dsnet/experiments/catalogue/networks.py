@@ -99,8 +99,9 @@ def against_static(scale: Scale, dynamic: Recipe, static: str, paper: dict[float
         (Column("MAdds", widest_madds, "madds"), Column(TOP1, widest)),
         tuple(rows),
         tuple(claims),
-        "Dynamic accuracies are interpolated between the slimmest path or the exit, whichever gives more, five "
-        "calibrated budgets, and the widest path.",
+        "Dynamic accuracies are interpolated between the slimmest path or the exit, whichever gives more, and five "
+        "calibrated budgets. Beyond the last budget, a router with an exit keeps its accuracy, because it combines the "
+        "answers of exit and width; without one, the widest path is the end.",
     )
 
 
