@@ -167,7 +167,7 @@ def lost(root: Path, steps: int) -> float:
     task = named(config.task)
     with tempfile.TemporaryDirectory() as place:
         data = task.open_data(config)
-        plan = task.plans(config, data, Path(place))[0]
+        plan = task.plans(config, data, Path(place), resume=False)[0]
         loop = make_loop(plan, task.begin(config, data, again=None), data, RunFolder(Path(place), task), config, CPU)
         assert loop is not None
         loop.stage.train()
