@@ -147,8 +147,8 @@ CPU = Scale(
         "temperature": f"On CIFAR-10: 14 epochs. {AS_BEFORE}",
         "alternatives": "On cluttered digits at 32 px, which need no download: every network 800 steps of 64 images "
         "with AdamW, the router 300.",
-        "transfer": "From CIFAR-10 to Fashion-MNIST at 28 px: networks one epoch, gates two. The paper's figures are of "
-        "ImageNet to CIFAR-10. Learning rate 0.05, from scratch 0.1.",
+        "transfer": "From CIFAR-10 to Fashion-MNIST at 28 px: networks one epoch, gates two. The paper's figures are "
+        "of ImageNet to CIFAR-10. Learning rate 0.05, from scratch 0.1.",
         "sizes": "Caltech-101 (100 classes, 4,150 training, 790 calibration and 3,302 test images) at 112 px. The "
         "network has ImageNet weights and learns 6 epochs, in every step at 112 px, one size in between and 48 px. "
         "Static networks learn 11 epochs, which take as long. All layers learn. With sizes and widths, a step trains "
